@@ -1,0 +1,62 @@
+// A checkpoint is a directory: manifest.json, state.h5 and the user's own files.
+#pragma once
+
+#include <muster/config.hpp>
+#include <muster/state.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster {
+
+/// A handle to a directory; copies are cheap.
+class Checkpoint {
+ public:
+  /// An existing directory. It need not have been written by muster.
+  static Checkpoint from_directory(std::filesystem::path path);
+  /// A new temporary directory that holds `entries` in its state.h5, on this rank alone; it is removed with the last
+  /// copy of this handle.
+  static Checkpoint from_dict(const StateEntries& entries);
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  /// The directory, for reading.
+  const std::filesystem::path& as_directory() const noexcept { return path_; }
+  /// A copy of everything under `path`, which is made.
+  void to_directory(const std::filesystem::path& path) const;
+  /// Everything in state.h5 as tensors on the CPU, and the JSON values. Verifies checksums.
+  StateDict to_dict() const;
+  /// Loads the entry of that name ("model") into `entry`; names, shapes and types are compared first, and nothing is
+  /// changed if they differ.
+  void load(const std::string& name, const StateEntry& entry) const;
+
+  /// JSON that travels with the checkpoint; an empty object where there is none.
+  Config get_metadata() const;
+  void set_metadata(const Config& metadata) const;
+
+ private:
+  explicit Checkpoint(std::filesystem::path path, std::shared_ptr<void> owner = {});
+  std::filesystem::path path_;
+  std::shared_ptr<void> owner_;
+};
+
+/// What `muster checkpoint ls` shows of one.
+struct CheckpointInfo {
+  std::filesystem::path path;
+  int index = 0;
+  std::int64_t training_iteration = 0;
+  std::int64_t epoch = 0;
+  int world_size = 0;
+  std::uint64_t bytes = 0;
+  std::string time;       ///< UTC, ISO 8601
+  Config metrics;         ///< those of its report
+  std::string problem;    ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
+};
+
+/// The checkpoints under a run's directory, oldest first.
+std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
+/// One checkpoint with every checksum recomputed.
+CheckpointInfo verify_checkpoint(const std::filesystem::path& checkpoint);
+
+}  // namespace muster

@@ -1,0 +1,71 @@
+// A group of ranks that talk to each other: a value over a duplicated MPI communicator.
+//
+//   const muster::Communicator& world = launch.communicator();
+//   auto halves = world.split(world.rank() % 2);      // collective
+//   double sum = halves.all_reduce(1.0);              // collective
+//
+// Every member function marked collective must be called by all ranks of the communicator, in the same order. A
+// communicator is driven by one thread at a time; threads that talk at once use duplicates. Copies are cheap and speak
+// over the same channel. Nothing is freed before the end of the launch, so a copy may die on one rank alone.
+//
+// No call blocks for good: a wait ends with the result, with the time limit of the launch (Error, ExitCode::retry),
+// or with the error that another rank has raised (RemoteError).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace muster {
+
+namespace comm {
+class Channel;
+}
+
+enum class ReduceOp { sum, product, min, max, bit_and, bit_or, bit_xor };
+
+/// Where the ranks of a communicator are. A node is what shares memory.
+struct Topology {
+  int local_rank = 0;              ///< among the ranks of this communicator on this node
+  int local_size = 1;
+  int node_rank = 0;               ///< nodes are numbered by their lowest rank
+  int num_nodes = 1;
+  std::vector<int> node_of_rank;   ///< [size]
+  std::vector<std::string> hosts;  ///< [size], the host's name of each rank
+};
+
+class Communicator {
+ public:
+  int rank() const noexcept;
+  int size() const noexcept;
+  const Topology& topology() const noexcept;
+
+  /// The same ranks over a channel of its own. Collective.
+  Communicator duplicate() const;
+  /// The ranks that give the same colour (≥ 0), ordered by key, then by rank. Collective.
+  Communicator split(int color, int key = 0) const;
+
+  /// Returns when all ranks have called it. Collective.
+  void barrier() const;
+  /// The root's value on every rank. Collective.
+  std::string broadcast(std::string value, int root = 0) const;
+  /// The value of each rank, in the order of ranks. Collective.
+  std::vector<std::string> all_gather(const std::string& value) const;
+  /// Element-wise over the ranks, in place; all ranks give the same length. Collective.
+  void all_reduce(std::span<double> values, ReduceOp op = ReduceOp::sum) const;
+  void all_reduce(std::span<std::int64_t> values, ReduceOp op = ReduceOp::sum) const;
+  /// The same for one value. Collective.
+  double all_reduce(double value, ReduceOp op = ReduceOp::sum) const;
+  std::int64_t all_reduce(std::int64_t value, ReduceOp op = ReduceOp::sum) const;
+
+  explicit Communicator(std::shared_ptr<comm::Channel> channel);
+  const std::shared_ptr<comm::Channel>& channel() const noexcept { return channel_; }
+
+ private:
+  std::shared_ptr<comm::Channel> channel_;
+};
+
+}  // namespace muster

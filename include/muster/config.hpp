@@ -1,0 +1,67 @@
+// The options of a run: structs with a default for every field, set by designated initialisers.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster {
+
+/// What a training function is given: settable by the program, from a file (--config) and by flag (--set key=value),
+/// saved with the run.
+using Config = nlohmann::json;
+
+struct ScalingConfig {
+  /// Ranks that train; all of the launch unless given. More than there are is an error; what is left over waits in
+  /// fit() and gets the same Result.
+  std::optional<int> num_workers = {};
+  /// Train on cuda:local_rank. An error where there is no GPU.
+  bool use_gpu = false;
+  /// Threads of torch per rank; the launch's choice unless given.
+  std::optional<int> threads_per_worker = {};
+};
+
+enum class ScoreOrder { max, min };
+
+struct CheckpointConfig {
+  /// How many checkpoints stay on disk; all unless given. The newest always stays.
+  std::optional<int> num_to_keep = {};
+  /// The reported metric by which the best are kept; the newest are kept where it is empty.
+  std::string checkpoint_score_attribute = {};
+  ScoreOrder checkpoint_score_order = ScoreOrder::max;
+};
+
+struct FailureConfig {
+  /// Retries of a training function that ended with an error known to all ranks, from the newest checkpoint:
+  /// 0 none, -1 no limit. A rank that is lost or stuck ends the job instead, with ExitCode::retry.
+  int max_failures = 0;
+};
+
+struct RunConfig {
+  /// The run lies under storage_path/name, on a file system that all nodes share. The flags --name and --storage win.
+  std::string name = {};
+  std::filesystem::path storage_path = {};
+  CheckpointConfig checkpoint_config = {};
+  FailureConfig failure_config = {};
+};
+
+struct TorchConfig {
+  /// "auto" (the best there is), "mpi", "gloo" or "nccl". The flag --backend wins.
+  std::string backend = "auto";
+  /// The limit of every collective; the launch's --timeout unless given.
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct DataConfig {
+  /// The datasets that are split among the workers; every other is whole on each.
+  std::vector<std::string> datasets_to_split = {"train"};
+  /// Split them all.
+  bool split_all = false;
+};
+
+}  // namespace muster

@@ -1,0 +1,192 @@
+// Datasets: named columns with one leading dimension, the samples.
+//
+//   muster::Dataset train("train.h5");                         // every column of the file's root group
+//   auto two = muster::Dataset::from_hdf5({"a.h5:/g", "b.h5:/g"}, {.columns = {"x", "y"}});
+//   auto small = muster::Dataset::from_tensors({{"x", x}, {"y", y}});
+//
+// Inside a training function, session.get_dataset_shard("train").iter_torch_batches({…}) gives this rank's batches.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace muster {
+
+namespace data {
+class Source;
+class BatchStream;
+struct ShardState;
+}  // namespace data
+
+class Preprocessor;
+
+/// One column: `shape` is that of a sample, without the leading dimension.
+struct Column {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<std::int64_t> shape;
+  bool operator==(const Column&) const = default;
+};
+using Schema = std::vector<Column>;
+
+/// An ordered map of columns to tensors of shape [rows, …], as many rows in each.
+class Batch {
+ public:
+  using Item = std::pair<std::string, at::Tensor>;
+
+  Batch() = default;
+  /// `samples`: how many rows count, here and over all ranks of the step; all rows, and as many, unless given.
+  explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
+                 std::optional<std::int64_t> global_samples = {});
+
+  /// The column of that name; an Error that lists the columns if there is none.
+  at::Tensor& operator[](std::string_view name);
+  const at::Tensor& operator[](std::string_view name) const;
+  /// Adds the column or replaces it.
+  void set(std::string name, at::Tensor value);
+  bool contains(std::string_view name) const noexcept;
+
+  /// Samples in this batch: the rows, but 0 in the batch of a rank that is left empty in the last step of an epoch,
+  /// which has one row of somebody else's so that nothing has to be a special case.
+  std::int64_t size() const noexcept { return samples_; }
+  /// Samples in this step over all ranks that share the dataset.
+  std::int64_t global_size() const noexcept { return global_samples_; }
+
+  auto begin() const noexcept { return items_.begin(); }
+  auto end() const noexcept { return items_.end(); }
+  std::size_t num_columns() const noexcept { return items_.size(); }
+
+ private:
+  std::vector<Item> items_;
+  std::int64_t samples_ = 0;
+  std::int64_t global_samples_ = 0;
+};
+
+struct DatasetOptions {
+  /// Chooses and orders; every dataset of the group with the same first dimension unless given, in the order of names.
+  std::vector<std::string> columns = {};
+};
+
+/// A handle to a dataset; copies are cheap and share it. HDF5 files are opened when they are first asked for something,
+/// and checked whole then: errors are muster::Error with ExitCode::data.
+class Dataset {
+ public:
+  /// "FILE.h5" or "FILE.h5:/group".
+  Dataset(const char* path);
+  Dataset(const std::string& path);
+  Dataset(const std::filesystem::path& path);
+
+  /// Several files are one dataset, in that order; their columns must agree.
+  static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
+  /// In memory. All tensors have the same first dimension.
+  static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
+
+  /// Samples.
+  std::int64_t count() const;
+  /// Columns in order.
+  Schema schema() const;
+  /// The samples of those indices (0 ≤ i < count(), any order, repeats allowed), in that order.
+  Batch read(std::span<const std::int64_t> samples) const;
+  /// Every batch goes through `preprocessor` (already fitted) after it was read.
+  Dataset transform(std::shared_ptr<const Preprocessor> preprocessor) const;
+
+  const std::shared_ptr<data::Source>& source() const noexcept { return source_; }
+
+ private:
+  explicit Dataset(std::shared_ptr<data::Source> source);
+  std::shared_ptr<data::Source> source_;
+};
+
+struct BatchOptions {
+  /// Samples per worker and step.
+  std::int64_t batch_size = 256;
+  /// Samples per step over all workers, in place of batch_size: the same at any number of workers.
+  std::optional<std::int64_t> global_batch_size = {};
+  /// A permutation of the whole dataset, another one in each epoch, drawn from the run's seed.
+  bool shuffle = false;
+  /// Leaves out the last step of an epoch if it is not full.
+  bool drop_last = false;
+  /// Batches that are read ahead.
+  int prefetch_batches = 1;
+  /// Shuffles within stretches of so many samples per worker: cheaper for the disk than `shuffle`.
+  std::optional<std::int64_t> local_shuffle_buffer_size = {};
+  /// Seed of the local shuffle; the run's unless given.
+  std::optional<std::uint64_t> local_shuffle_seed = {};
+  /// Converts columns after reading, as in {{"x", at::kFloat}}.
+  std::map<std::string, at::ScalarType> dtypes = {};
+  /// Where the batches go; the session's device unless given.
+  std::optional<at::Device> device = {};
+};
+
+/// One pass over a shard. Owns what it iterates. A single pass: begin() once.
+class BatchRange {
+ public:
+  class iterator {
+   public:
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    using iterator_category = std::input_iterator_tag;
+    Batch& operator*() const;
+    Batch* operator->() const;
+    iterator& operator++();
+    void operator++(int) { ++*this; }
+    friend bool operator==(const iterator& a, std::default_sentinel_t) noexcept { return a.at_end(); }
+
+   private:
+    friend class BatchRange;
+    bool at_end() const noexcept;
+    data::BatchStream* stream_ = nullptr;
+  };
+
+  explicit BatchRange(std::unique_ptr<data::BatchStream> stream);
+  BatchRange(BatchRange&&) noexcept;
+  BatchRange& operator=(BatchRange&&) noexcept;
+  ~BatchRange();
+
+  iterator begin();
+  std::default_sentinel_t end() const noexcept { return {}; }
+  /// Steps of this pass, those before a resumed position left out.
+  std::int64_t num_batches() const noexcept;
+
+ private:
+  std::unique_ptr<data::BatchStream> stream_;
+};
+
+/// What a worker sees of a dataset: its share of each step if the dataset is split, else all of it.
+///
+/// In a split dataset step s takes the next workers × batch_size samples of one order f(seed, epoch), the same on all
+/// ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks run the same number
+/// of steps, and a position is one number. A pass that is cut off by a report and resumed goes on after the last batch
+/// that was in hand, at any number of workers.
+class DatasetShard {
+ public:
+  explicit DatasetShard(std::shared_ptr<data::ShardState> state);
+
+  /// Batches on the session's device, with `dtypes` applied.
+  BatchRange iter_torch_batches(BatchOptions options = {}) const;
+  /// Batches as stored: on the CPU, types kept; `dtypes` and `device` are ignored.
+  BatchRange iter_batches(BatchOptions options = {}) const;
+
+  /// Fixes the epoch that seeds the order; session.epochs() does it, a loop of one's own calls this.
+  void set_epoch(std::int64_t epoch) const;
+
+  /// Samples of the whole dataset.
+  std::int64_t count() const;
+  Schema schema() const;
+
+ private:
+  std::shared_ptr<data::ShardState> state_;
+};
+
+}  // namespace muster

@@ -1,0 +1,50 @@
+// Errors: what was being done, the fact, the remedy, and the code that the process ends with.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace muster {
+
+/// How a process ends. Launch::run turns an Error into its code, any other exception into `user_error`.
+enum class ExitCode : int {
+  done = 0,
+  user_error = 1,        ///< an exception of the user's own code
+  usage = 64,            ///< flags, --set, --workers, the run's name, its directory in use
+  data = 65,             ///< data, configuration file, checkpoint, model; a GPU that is wanted and missing
+  missing_package = 69,  ///< a package is missing
+  retry = 75,            ///< a lost rank, a time-out, a disk full or not writable: trying again may help
+  stopped = 85,          ///< stopped on request, state saved
+  interrupted = 130,     ///< Ctrl-C
+};
+
+/// An error that muster found. what() reads "DOING: FACT. REMEDY".
+class Error : public std::runtime_error {
+ public:
+  /// `doing` as in "opening train.h5", `fact` as in "there is no such file", `remedy` as a sentence without its stop;
+  /// an empty remedy is left out.
+  Error(ExitCode code, std::string_view doing, std::string_view fact, std::string_view remedy = {});
+
+  ExitCode code() const noexcept { return code_; }
+
+ protected:
+  Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code) {}
+
+ private:
+  ExitCode code_;
+};
+
+/// What happened on another rank, raised here so that this rank leaves its work too. what() names rank and host.
+class RemoteError : public Error {
+ public:
+  RemoteError(ExitCode code, int rank, const std::string& text) : Error(code, text), rank_(rank) {}
+
+  /// The rank of the launch on which it happened.
+  int rank() const noexcept { return rank_; }
+
+ private:
+  int rank_;
+};
+
+}  // namespace muster

@@ -1,0 +1,101 @@
+// The scope object of main: while it lives, MPI is alive.
+//
+//   int main(int argc, char** argv) {
+//     muster::Launch launch(argc, argv);
+//     int width = 64;
+//     launch.app().add_option("--width", width);          // needs <CLI/CLI.hpp>
+//     return launch.run([&] { return muster::TorchTrainer(launch, train, {…}).fit(); });
+//   }
+#pragma once
+
+#include <muster/communicator.hpp>
+#include <muster/config.hpp>
+#include <muster/result.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace CLI {
+class App;
+}
+
+namespace muster {
+
+enum class Progress { automatic, bar, plain, none };
+enum class Resume { automatic, never, must, path };
+
+/// The flags that every program has, as resolved: flag, then environment (MUSTER_NAME for --name, …), else empty, so
+/// that what the program sets holds.
+struct LaunchFlags {
+  std::optional<std::filesystem::path> storage;
+  std::optional<std::string> name;
+  std::optional<std::filesystem::path> config_file;
+  std::vector<std::string> set;  ///< "key.path=VALUE"
+  Resume resume = Resume::automatic;
+  std::filesystem::path resume_path;  ///< with Resume::path
+  std::uint64_t seed = 0;
+  std::optional<int> workers;
+  std::optional<int> threads;
+  std::optional<std::string> backend;
+  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<std::chrono::seconds> time_limit;
+  Progress progress = Progress::automatic;
+};
+
+/// Not movable: it lives in main, before and after everything else of muster.
+class Launch {
+ public:
+  /// Initialises MPI at THREAD_MULTIPLE unless it is. `version` is what --version prints after the program's name.
+  /// Ends the process with ExitCode::usage where the launcher started N worlds of one rank instead of one of N.
+  Launch(int argc, char** argv, std::string version = {});
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+  ~Launch();
+
+  /// Takes the program's own options, before run().
+  CLI::App& app();
+
+  /// Parses the command line, calls `body` on every rank and returns the exit code for main, the same on all ranks:
+  /// 0, that of Result::error, that of an Error, or 1 for any other exception. An error is printed once. `body` returns
+  /// a Result, an int or nothing. Called once.
+  template <class Body>
+  int run(Body&& body) {
+    return run_body([&]() -> int {
+      using Returned = std::invoke_result_t<Body>;
+      if constexpr (std::is_same_v<Returned, Result>)
+        return finish(std::forward<Body>(body)());
+      else if constexpr (std::is_void_v<Returned>)
+        return std::forward<Body>(body)(), 0;
+      else
+        return static_cast<int>(std::forward<Body>(body)());
+    });
+  }
+
+  /// All ranks.
+  const Communicator& communicator() const noexcept;
+  int rank() const noexcept { return communicator().rank(); }
+  int size() const noexcept { return communicator().size(); }
+
+  /// Inside run().
+  const LaunchFlags& flags() const noexcept;
+  /// The program's name without its folder.
+  const std::string& program() const noexcept;
+  /// Threads of torch that a rank should use: --threads, OMP_NUM_THREADS, or its share of the CPUs that it may run on.
+  int threads_per_rank() const noexcept;
+
+ private:
+  int run_body(const std::function<int()>& body);
+  int finish(const Result& result);
+
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace muster

@@ -1,0 +1,65 @@
+// Metrics: what session.report takes, and running means for a training loop.
+#pragma once
+
+#include <muster/config.hpp>
+
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace at {
+class Tensor;
+}
+
+namespace muster {
+
+/// A mean over samples. The mean over ranks is weighted by the samples too, so uneven shards do not falsify it.
+class Mean {
+ public:
+  /// `value` is itself a mean over `samples` samples; with 0 samples it is ignored.
+  void add(double value, std::int64_t samples = 1) noexcept {
+    if (samples <= 0) return;
+    sum_ += value * static_cast<double>(samples);
+    samples_ += samples;
+  }
+  /// A tensor of one element; waits for its value.
+  void add(const at::Tensor& value, std::int64_t samples = 1);
+
+  /// NaN before the first sample.
+  double value() const noexcept { return samples_ > 0 ? sum_ / static_cast<double>(samples_) : std::nan(""); }
+  std::int64_t samples() const noexcept { return samples_; }
+  void reset() noexcept { *this = {}; }
+
+ private:
+  double sum_ = 0;
+  std::int64_t samples_ = 0;
+};
+
+/// One reported value: a number, a Mean, a tensor of one element, or any JSON (rank 0's is kept).
+class Metric {
+ public:
+  template <std::integral T>
+  Metric(T value) : value_(value) {}
+  template <std::floating_point T>
+  Metric(T value) : value_(static_cast<double>(value)) {}
+  Metric(const Mean& mean) : value_(mean.value()), weight_(mean.samples()) {}
+  Metric(const at::Tensor& value);
+  Metric(const char* text) : value_(text) {}
+  Metric(Config value) : value_(std::move(value)) {}
+  /// A mean over so many samples.
+  Metric(double value, std::int64_t samples) : value_(value), weight_(samples) {}
+
+  const Config& value() const noexcept { return value_; }
+  /// Samples behind the value; -1 where the user gave none.
+  std::int64_t weight() const noexcept { return weight_; }
+
+ private:
+  Config value_;
+  std::int64_t weight_ = -1;
+};
+
+using Metrics = std::map<std::string, Metric>;
+
+}  // namespace muster

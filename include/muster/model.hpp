@@ -1,0 +1,35 @@
+// Data parallelism: options of session.prepare_model, and the scopes that belong to it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace muster {
+
+enum class Parallel {
+  data,  ///< the same weights on all ranks, gradients averaged in backward()
+  none,  ///< only moved to the device
+};
+
+struct ModelOptions {
+  Parallel parallel = Parallel::data;
+  /// Gradients travel in buckets of this many bytes, in the order in which backward() makes them.
+  std::size_t bucket_bytes = std::size_t{25} << 20;
+  /// The first bucket, which is ready early.
+  std::size_t first_bucket_bytes = std::size_t{1} << 20;
+};
+
+/// While it lives, backward() adds up gradients on this rank alone; the first backward() after it averages the sum.
+/// On every rank alike.
+class NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<int> depth) : depth_(std::move(depth)) { ++*depth_; }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+  ~NoSync() { --*depth_; }
+
+ private:
+  std::shared_ptr<int> depth_;
+};
+
+}  // namespace muster

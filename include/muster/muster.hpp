@@ -1,0 +1,19 @@
+// Everything of muster but mpi.hpp, which needs MPI, and data_loader.hpp, which needs all of torch/data.
+#pragma once
+
+#include <muster/checkpoint.hpp>
+#include <muster/communicator.hpp>
+#include <muster/config.hpp>
+#include <muster/convert.hpp>
+#include <muster/dataset.hpp>
+#include <muster/error.hpp>
+#include <muster/launch.hpp>
+#include <muster/metrics.hpp>
+#include <muster/model.hpp>
+#include <muster/preprocessor.hpp>
+#include <muster/process_group.hpp>
+#include <muster/result.hpp>
+#include <muster/session.hpp>
+#include <muster/state.hpp>
+#include <muster/trainer.hpp>
+#include <muster/version.hpp>

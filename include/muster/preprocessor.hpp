@@ -1,0 +1,43 @@
+// Preprocessors: fitted once on the training set, applied to every dataset, saved with the checkpoint.
+//
+//   trainer options: .preprocessor = muster::chain({muster::standard_scaler({"x"}), muster::label_encoder("y")})
+#pragma once
+
+#include <muster/communicator.hpp>
+#include <muster/config.hpp>
+#include <muster/dataset.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster {
+
+/// A transformation of batches with a fitted state. Users derive their own.
+class Preprocessor {
+ public:
+  virtual ~Preprocessor() = default;
+  /// Learns from the dataset; each rank reads its share and the results are joined. Collective.
+  virtual void fit(const Dataset& dataset, const Communicator& communicator) = 0;
+  /// Called on any thread, on any rank; must not change the preprocessor.
+  virtual void transform(Batch& batch) const = 0;
+  /// The fitted state as JSON, and back.
+  virtual Config state() const = 0;
+  virtual void load_state(const Config& state) = 0;
+};
+
+using PreprocessorPtr = std::shared_ptr<Preprocessor>;
+
+/// (x − mean) / deviation per feature (the last dimension of a sample; one feature for scalars), population deviation,
+/// 1 where that is 0. The moments are joined by the parallel formula of Chan, Golub and LeVeque (1979).
+PreprocessorPtr standard_scaler(std::vector<std::string> columns);
+/// (x − min) / (max − min) per feature; 0 where max = min.
+PreprocessorPtr min_max_scaler(std::vector<std::string> columns);
+/// Integers to 0 … k−1 in ascending order of the values seen; a value not seen in fit is an Error.
+PreprocessorPtr label_encoder(std::string column);
+/// Integer columns to float vectors [k] with a single 1; a value not seen in fit becomes all zeros.
+PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
+/// One after the other; each is fitted on what the ones before it give.
+PreprocessorPtr chain(std::vector<PreprocessorPtr> steps);
+
+}  // namespace muster

@@ -1,0 +1,31 @@
+// What a training run ends with.
+#pragma once
+
+#include <muster/checkpoint.hpp>
+#include <muster/config.hpp>
+#include <muster/error.hpp>
+
+#include <filesystem>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace muster {
+
+/// The same on every rank.
+struct Result {
+  /// Those of the last report, as in the last line of result.json; null if there was none.
+  Config metrics;
+  /// The last one committed.
+  std::optional<Checkpoint> checkpoint;
+  /// STORAGE/NAME.
+  std::filesystem::path path;
+  /// Why training ended early.
+  std::optional<Error> error;
+  /// The checkpoints still on disk with their reports' metrics: best first with a score attribute, else newest first.
+  std::vector<std::pair<Checkpoint, Config>> best_checkpoints;
+  /// Every report, oldest first.
+  std::vector<Config> metrics_history;
+};
+
+}  // namespace muster

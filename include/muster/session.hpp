@@ -1,0 +1,182 @@
+// What a training function sees of its run.
+#pragma once
+
+#include <muster/checkpoint.hpp>
+#include <muster/communicator.hpp>
+#include <muster/config.hpp>
+#include <muster/dataset.hpp>
+#include <muster/metrics.hpp>
+#include <muster/model.hpp>
+#include <muster/process_group.hpp>
+#include <muster/state.hpp>
+
+#include <c10/core/Device.h>
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace muster {
+
+class Session;
+
+namespace train {
+struct SessionState;
+}
+
+/// Named objects that are saved and restored together, with the session's epoch, position in the data and random
+/// state. Refers to the session: does not outlive it.
+class State {
+ public:
+  /// Loads the newest checkpoint of this run, or the one the run was told to start from. False on a fresh start.
+  /// Everything is compared first: nothing is changed if a name, a shape or a type differs. Collective.
+  bool restore();
+
+  const StateEntries& entries() const noexcept { return entries_; }
+
+ private:
+  friend class Session;
+  State(train::SessionState& session, StateEntries entries);
+  train::SessionState* session_;
+  StateEntries entries_;
+};
+
+struct ReportOptions {
+  /// Keep the list over the ranks in place of the mean.
+  bool reduce = true;
+};
+
+/// Epochs from where the run stands to `count`; each step tells the session which one it is.
+class Epochs {
+ public:
+  class iterator {
+   public:
+    std::int64_t operator*() const noexcept { return epoch_; }
+    iterator& operator++();
+    bool operator!=(const iterator& other) const noexcept { return epoch_ < other.epoch_; }
+
+   private:
+    friend class Epochs;
+    iterator(train::SessionState* session, std::int64_t epoch) : session_(session), epoch_(epoch) {}
+    train::SessionState* session_;
+    std::int64_t epoch_;
+  };
+  iterator begin() const;
+  iterator end() const;
+
+ private:
+  friend class Session;
+  Epochs(train::SessionState& session, std::int64_t count) : session_(&session), count_(count) {}
+  train::SessionState* session_;
+  std::int64_t count_;
+};
+
+/// While it lives, the module is in evaluation mode and no gradients are recorded. Made by Session::evaluation.
+class Evaluation {
+ public:
+  Evaluation(const Evaluation&) = delete;
+  Evaluation& operator=(const Evaluation&) = delete;
+  ~Evaluation();
+
+ private:
+  friend class Session;
+  explicit Evaluation(std::shared_ptr<torch::nn::Module> module);
+  struct Saved;
+  std::unique_ptr<Saved> saved_;
+};
+
+/// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
+/// all workers alike.
+class Session {
+ public:
+  explicit Session(train::SessionState& state) : state_(&state) {}
+
+  int world_size() const noexcept;
+  int world_rank() const noexcept;
+  int local_rank() const noexcept;
+  int local_world_size() const noexcept;
+  int node_rank() const noexcept;
+  int num_nodes() const noexcept;
+  /// The run's name.
+  const std::string& trial_name() const noexcept;
+  /// The name of the folder that holds the run.
+  std::string experiment_name() const;
+  const Config& metadata() const noexcept;
+  std::uint64_t seed() const noexcept;
+
+  /// cuda:local_rank with use_gpu, else cpu.
+  at::Device get_device() const;
+  /// The workers as a torch process group.
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
+  /// The workers, over a channel for the training function's own use.
+  const Communicator& communicator() const noexcept;
+  /// Collective.
+  void barrier() const;
+  /// The mean over the workers, detached; needed by whoever branches on a loss. Collective.
+  at::Tensor mean(const at::Tensor& value) const;
+
+  /// Moves the module to the device, gives all workers rank 0's weights and buffers, and from then on averages
+  /// gradients inside backward(): weighted by samples while a batch of a split dataset is in hand, equally otherwise.
+  /// The same module comes back. Parameters must have the same names and shapes everywhere. Collective.
+  template <class M>
+    requires std::convertible_to<M*, torch::nn::Module*>
+  std::shared_ptr<M> prepare_model(std::shared_ptr<M> module, const ModelOptions& options = {}) {
+    prepare(module, options);
+    return module;
+  }
+  /// A module holder, as TORCH_MODULE makes them.
+  template <class Holder>
+    requires requires(const Holder& holder) { { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>; }
+  Holder prepare_model(Holder holder, const ModelOptions& options = {}) {
+    prepare(holder.ptr(), options);
+    return holder;
+  }
+  /// Several at once: auto [generator, discriminator] = session.prepare_models(g, d);
+  template <class... Models>
+  std::tuple<Models...> prepare_models(Models... models) {
+    return std::tuple<Models...>{prepare_model(std::move(models))...};
+  }
+
+  /// While the scope lives, backward() adds up gradients locally.
+  NoSync no_sync() const;
+  /// Batch-norm statistics become the mean over the workers, then the module is in evaluation mode while the scope
+  /// lives. Collective.
+  Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
+  template <class Holder>
+    requires requires(const Holder& holder) { { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>; }
+  Evaluation evaluation(const Holder& holder) const {
+    return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
+  }
+
+  /// This worker's view of the dataset of that name.
+  DatasetShard get_dataset_shard(const std::string& name = "train") const;
+
+  /// What report() saves and restore() loads.
+  State state(StateEntries entries) const;
+  /// for (auto epoch : session.epochs(10)), beginning where a restored run stopped.
+  Epochs epochs(std::int64_t count) const;
+
+  /// Reduces the metrics over the workers, writes them to the run's directory, and commits a checkpoint if there is
+  /// something to save. A barrier; an error on one worker is the same error on all, and the checkpoints before it
+  /// stay. Collective.
+  void report(const Metrics& metrics, const ReportOptions& options = {});
+  /// With the state, saved by all workers together.
+  void report(const Metrics& metrics, const State& state, const ReportOptions& options = {});
+  /// With files of the user's own; the directories of several workers are united.
+  void report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options = {});
+  /// With both.
+  void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint, const ReportOptions& options = {});
+
+  /// The newest committed one, or the one the run was told to start from.
+  std::optional<Checkpoint> get_checkpoint() const;
+
+ private:
+  void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
+  train::SessionState* state_;
+};
+
+}  // namespace muster

@@ -1,0 +1,127 @@
+// Trainers: they run a training function on every worker and return a Result.
+#pragma once
+
+#include <muster/config.hpp>
+#include <muster/dataset.hpp>
+#include <muster/launch.hpp>
+#include <muster/preprocessor.hpp>
+#include <muster/result.hpp>
+#include <muster/session.hpp>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+
+namespace muster {
+
+/// Sets up what a framework needs around a training function. Every call is made on every worker, and is collective.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual void on_start(Session&) {}
+  virtual void on_training_start(Session&) {}
+  virtual void on_shutdown(Session&) {}
+};
+
+/// Names the backend of a trainer.
+class BackendConfig {
+ public:
+  virtual ~BackendConfig() = default;
+  virtual std::unique_ptr<Backend> make_backend() const = 0;
+};
+
+/// Sets the threads of torch, and knows the backends of the process group.
+class TorchBackend final : public Backend {
+ public:
+  explicit TorchBackend(TorchConfig config) : config_(std::move(config)) {}
+  void on_start(Session& session) override;
+
+ private:
+  TorchConfig config_;
+};
+
+/// Called on every worker; what it returns is discarded.
+using TrainLoop = std::function<void(Session&, const Config&)>;
+
+struct DataParallelTrainerOptions {
+  Config train_loop_config = Config::object();
+  std::shared_ptr<const BackendConfig> backend_config = {};
+  ScalingConfig scaling_config = {};
+  DataConfig dataset_config = {};
+  RunConfig run_config = {};
+  std::map<std::string, Dataset> datasets = {};
+  /// Fitted on "train" before training, applied to every dataset, saved with the checkpoints.
+  PreprocessorPtr preprocessor = {};
+  /// The user's own JSON, kept with the run and its checkpoints.
+  Config metadata = Config::object();
+  std::optional<Checkpoint> resume_from_checkpoint = {};
+};
+
+/// Runs one function on every worker, each with its share of the data.
+class DataParallelTrainer {
+ public:
+  DataParallelTrainer(Launch& launch, TrainLoop train_loop, DataParallelTrainerOptions options = {});
+  virtual ~DataParallelTrainer() = default;
+
+  /// Trains; collective over all ranks of the launch. An error of training is in the Result; errors before it (bad
+  /// flags, missing data, a directory in use) are thrown, the same on all ranks.
+  Result fit();
+  /// Called by fit() before the workers start, on every rank.
+  virtual void setup() {}
+
+  const DataConfig& get_dataset_config() const noexcept { return options_.dataset_config; }
+
+  /// Whether `path` is a run's directory with at least one checkpoint that can be read.
+  static bool can_restore(const std::filesystem::path& path);
+
+ protected:
+  Launch& launch_;
+  TrainLoop train_loop_;
+  DataParallelTrainerOptions options_;
+};
+
+struct TorchTrainerOptions {
+  Config train_loop_config = Config::object();
+  TorchConfig torch_config = {};
+  ScalingConfig scaling_config = {};
+  DataConfig dataset_config = {};
+  RunConfig run_config = {};
+  std::map<std::string, Dataset> datasets = {};
+  PreprocessorPtr preprocessor = {};
+  Config metadata = Config::object();
+  std::optional<Checkpoint> resume_from_checkpoint = {};
+};
+
+/// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.
+class TorchTrainer : public DataParallelTrainer {
+ public:
+  /// `train_loop` is any callable void(Session&) or void(Session&, const Config&).
+  template <class Function>
+  TorchTrainer(Launch& launch, Function train_loop, TorchTrainerOptions options = {})
+      : TorchTrainer(launch, wrap(std::move(train_loop)), std::move(options), 0) {}
+
+  /// A trainer that continues the run in `path` with the configuration saved there (train_loop_config, scaling, run and
+  /// metadata); what `options` sets wins. Datasets and functions cannot be saved and are given again.
+  template <class Function>
+  static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, Function train_loop,
+                              TorchTrainerOptions options = {}) {
+    return TorchTrainer(launch, wrap(std::move(train_loop)), restored(path, std::move(options)), 0);
+  }
+
+ private:
+  TorchTrainer(Launch& launch, TrainLoop train_loop, TorchTrainerOptions options, int);
+  static TorchTrainerOptions restored(const std::filesystem::path& path, TorchTrainerOptions options);
+
+  template <class Function>
+  static TrainLoop wrap(Function function) {
+    if constexpr (std::is_invocable_v<Function&, Session&, const Config&>)
+      return std::move(function);
+    else
+      return [function = std::move(function)](Session& session, const Config&) mutable { function(session); };
+  }
+};
+
+}  // namespace muster

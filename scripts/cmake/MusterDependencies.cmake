@@ -1,0 +1,42 @@
+# The libraries that muster stands on. What is already there (modules of a cluster, CMAKE_PREFIX_PATH, Torch_DIR,
+# an active virtual environment) is used as it is; after that the environment that scripts/setup makes.
+
+find_package(Threads REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(MPI REQUIRED COMPONENTS C)
+find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(CLI11 REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+
+if(NOT Torch_DIR)
+  # Where a libtorch is when the user named none: the wheel of a virtual environment.
+  file(GLOB muster_torch_hints
+    "$ENV{VIRTUAL_ENV}/lib*/python3*/site-packages/torch/share/cmake/Torch"
+    "${PROJECT_SOURCE_DIR}/build/venv/lib*/python3*/site-packages/torch/share/cmake/Torch")
+endif()
+# The wheel's configuration warns about kineto, which nothing here uses.
+set(muster_warnings_were "${CMAKE_MESSAGE_LOG_LEVEL}")
+set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
+find_package(Torch QUIET)
+if(NOT Torch_FOUND)
+  find_package(Torch QUIET HINTS ${muster_torch_hints})
+endif()
+set(CMAKE_MESSAGE_LOG_LEVEL "${muster_warnings_were}")
+if(NOT Torch_FOUND)
+  message(FATAL_ERROR "muster needs libtorch, and none was found. Run scripts/setup, which brings the CPU build, "
+                      "or name one: -DTorch_DIR=…/share/cmake/Torch or CMAKE_PREFIX_PATH.")
+endif()
+message(STATUS "libtorch: ${TORCH_INSTALL_PREFIX}")
+
+# MPI and HDF5 as one target each. HDF5's header includes mpi.h where HDF5 is the parallel build; the C++ bindings
+# of MPI are long removed and must not be dragged in.
+add_library(muster_mpi INTERFACE)
+target_link_libraries(muster_mpi INTERFACE MPI::MPI_C)
+target_compile_definitions(muster_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+add_library(muster_hdf5 INTERFACE)
+target_include_directories(muster_hdf5 SYSTEM INTERFACE ${HDF5_INCLUDE_DIRS})
+target_link_libraries(muster_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
+if(HDF5_IS_PARALLEL)
+  target_link_libraries(muster_hdf5 INTERFACE muster_mpi)
+endif()

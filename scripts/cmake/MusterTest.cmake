@@ -1,0 +1,41 @@
+# How tests are declared. Every test has a label and a time limit; one with ranks says how many.
+
+# MPI must neither mind root nor want a core per rank, and ranks must not be pinned onto one core.
+set(MUSTER_MPI_ENVIRONMENT
+  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+  OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1)
+
+function(_muster_test_target NAME MAIN)
+  cmake_parse_arguments(PARSE_ARGV 2 test "" "" "SOURCES;LINKS")
+  add_executable(${NAME} ${test_SOURCES})
+  target_include_directories(${NAME} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/tests")
+  target_compile_options(${NAME} PRIVATE -Wall -Wextra)
+  target_link_libraries(${NAME} PRIVATE muster ${MAIN} ${test_LINKS})
+  set_target_properties(${NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+endfunction()
+
+# muster_unit_test(NAME SOURCES file… [LINKS target…] [TIMEOUT seconds]): GoogleTest in one process, without MPI.
+function(muster_unit_test NAME)
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LINKS")
+  if(NOT test_TIMEOUT)
+    set(test_TIMEOUT 60)
+  endif()
+  _muster_test_target(${NAME} muster_test_main SOURCES ${test_SOURCES} LINKS ${test_LINKS})
+  add_test(NAME unit.${NAME} COMMAND ${NAME})
+  set_tests_properties(unit.${NAME} PROPERTIES LABELS unit TIMEOUT ${test_TIMEOUT} ENVIRONMENT OMP_NUM_THREADS=1)
+endfunction()
+
+# muster_mpi_test(NAME SOURCES file… RANKS n… [LINKS target…] [TIMEOUT seconds]): GoogleTest under mpirun, once for each
+# number of ranks. The program's main gives test::world().
+function(muster_mpi_test NAME)
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LINKS;RANKS")
+  if(NOT test_TIMEOUT)
+    set(test_TIMEOUT 120)
+  endif()
+  _muster_test_target(${NAME} muster_mpi_test_main SOURCES ${test_SOURCES} LINKS ${test_LINKS})
+  foreach(ranks IN LISTS test_RANKS)
+    add_test(NAME mpi.${NAME}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${NAME}>)
+    set_tests_properties(mpi.${NAME}.${ranks} PROPERTIES
+      LABELS mpi TIMEOUT ${test_TIMEOUT} PROCESSORS ${ranks} ENVIRONMENT "${MUSTER_MPI_ENVIRONMENT}")
+  endforeach()
+endfunction()

@@ -1,0 +1,179 @@
+#include "base/file.hpp"
+
+#include "muster/error.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace muster {
+namespace {
+
+[[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
+  const char* remedy = "";
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT: remedy = "Free some space there, or choose another --storage"; break;
+    case EACCES:
+    case EPERM:
+    case EROFS: remedy = "Check the permissions, or choose another path"; break;
+    case ENOENT: remedy = "Check the path"; break;
+    default: break;
+  }
+  throw Error(code, std::string(doing) + " " + path.string(), std::strerror(error), remedy);
+}
+
+int open_checked(const std::filesystem::path& path, int flags, ExitCode code, const char* doing) {
+  int descriptor;
+  do descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  while (descriptor < 0 && errno == EINTR);
+  if (descriptor < 0) fail(code, doing, path, errno);
+  return descriptor;
+}
+
+void write_all(int descriptor, const std::filesystem::path& path, std::span<const std::byte> from,
+               const std::uint64_t* offset) {
+  std::uint64_t at = offset ? *offset : 0;
+  while (!from.empty()) {
+    const auto wrote = offset ? ::pwrite(descriptor, from.data(), from.size(), static_cast<off_t>(at))
+                              : ::write(descriptor, from.data(), from.size());
+    if (wrote < 0) {
+      if (errno == EINTR) continue;
+      fail(ExitCode::retry, "writing", path, errno);
+    }
+    if (wrote == 0) fail(ExitCode::retry, "writing", path, ENOSPC);
+    from = from.subspan(static_cast<std::size_t>(wrote));
+    at += static_cast<std::uint64_t>(wrote);
+  }
+}
+
+}  // namespace
+
+File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
+  switch (mode) {
+    case Mode::read: descriptor_ = open_checked(path, O_RDONLY, ExitCode::data, "opening"); break;
+    case Mode::write: descriptor_ = open_checked(path, O_RDWR, ExitCode::retry, "opening"); break;
+    case Mode::create: descriptor_ = open_checked(path, O_RDWR | O_CREAT | O_EXCL, ExitCode::retry, "creating"); break;
+    case Mode::append: descriptor_ = open_checked(path, O_WRONLY | O_CREAT | O_APPEND, ExitCode::retry, "opening"); break;
+  }
+}
+
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+File& File::operator=(File&& other) noexcept {
+  if (this != &other) {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    path_ = std::move(other.path_);
+    descriptor_ = std::exchange(other.descriptor_, -1);
+  }
+  return *this;
+}
+
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+std::uint64_t File::size() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) fail(ExitCode::data, "reading the size of", path_, errno);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void File::read_at(std::span<std::byte> into, std::uint64_t offset) const {
+  while (!into.empty()) {
+    const auto got = ::pread(descriptor_, into.data(), into.size(), static_cast<off_t>(offset));
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      fail(ExitCode::data, "reading", path_, errno);
+    }
+    if (got == 0)
+      throw Error(ExitCode::data, "reading " + path_.string(), "the file is truncated: it ends at byte " + std::to_string(offset),
+                  "Make or copy it anew");
+    into = into.subspan(static_cast<std::size_t>(got));
+    offset += static_cast<std::uint64_t>(got);
+  }
+}
+
+void File::write_at(std::span<const std::byte> from, std::uint64_t offset) {
+  write_all(descriptor_, path_, from, &offset);
+}
+
+void File::append(std::string_view text) {
+  write_all(descriptor_, path_, std::as_bytes(std::span(text)), nullptr);
+}
+
+void File::truncate(std::uint64_t size) {
+  int status;
+  do status = ::ftruncate(descriptor_, static_cast<off_t>(size));
+  while (status != 0 && errno == EINTR);
+  if (status != 0) fail(ExitCode::retry, "truncating", path_, errno);
+}
+
+void File::sync() {
+  if (::fsync(descriptor_) != 0) fail(ExitCode::retry, "syncing", path_, errno);
+}
+
+void File::close() {
+  // Linux frees the descriptor even when close fails, so it is never closed twice.
+  if (const int descriptor = std::exchange(descriptor_, -1); descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR)
+    fail(ExitCode::retry, "closing", path_, errno);
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  const File file(path, File::Mode::read);
+  std::string content(file.size(), '\0');
+  file.read_at(std::as_writable_bytes(std::span(content)), 0);
+  return content;
+}
+
+void write_file(const std::filesystem::path& path, std::string_view content) {
+  static std::atomic<int> count{0};
+  auto temporary = path;
+  temporary += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
+  try {
+    File file(temporary, File::Mode::create);
+    file.append(content);
+    file.sync();
+    file.close();
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail(ExitCode::retry, "writing", path, errno);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  sync_directory(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
+}
+
+void sync_directory(const std::filesystem::path& path) {
+  const int descriptor = open_checked(path, O_RDONLY | O_DIRECTORY, ExitCode::retry, "opening");
+  const int status = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  // Some file systems cannot sync a folder and say EINVAL; their renames are durable by other means.
+  if (status != 0 && error != EINVAL) fail(ExitCode::retry, "syncing", path, error);
+}
+
+void make_directories(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) fail(ExitCode::retry, "making the folder", path, error.value());
+}
+
+void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
+  int status = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
+  if (status != 0 && (errno == EINVAL || errno == ENOSYS)) {
+    // A file system without that flag: the callers are alone in their folder, so look, then rename.
+    struct stat there {};
+    if (::lstat(to.c_str(), &there) == 0) fail(ExitCode::retry, "renaming to", to, EEXIST);
+    status = ::rename(from.c_str(), to.c_str());
+  }
+  if (status != 0) fail(ExitCode::retry, "renaming to", to, errno);
+}
+
+}  // namespace muster

@@ -1,0 +1,62 @@
+// Files: every call checked, writes that are on the disk when they return. Errors are muster::Error: a missing or
+// unreadable file is ExitCode::data, a failed write is ExitCode::retry, and both name the path and the system's word.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace muster {
+
+/// An open file descriptor. Move-only; the destructor closes and ignores errors, so a writer calls close() itself.
+class File {
+ public:
+  enum class Mode {
+    read,
+    write,   ///< an existing file, read and write
+    create,  ///< a new file, read and write; an error if it exists
+    append,  ///< made if missing; every write goes to the end
+  };
+
+  File(const std::filesystem::path& path, Mode mode);
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File();
+
+  /// Bytes in the file now.
+  std::uint64_t size() const;
+  /// Reads exactly `into.size()` bytes from `offset`; a file that ends before is an Error ("truncated").
+  void read_at(std::span<std::byte> into, std::uint64_t offset) const;
+  /// Writes all of `from` at `offset` (in Mode::append: at the end).
+  void write_at(std::span<const std::byte> from, std::uint64_t offset);
+  void append(std::string_view text);
+  void truncate(std::uint64_t size);
+  /// Until it is on the disk. After an error the file's content is unknown: discard it, never try again.
+  void sync();
+  void close();
+
+  int descriptor() const noexcept { return descriptor_; }
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
+/// The whole file as text.
+std::string read_file(const std::filesystem::path& path);
+/// Replaces `path` by `content`, durably: after a crash the old or the new file is there, whole.
+void write_file(const std::filesystem::path& path, std::string_view content);
+/// The entries of the folder itself on the disk (after a create, rename or unlink in it).
+void sync_directory(const std::filesystem::path& path);
+/// Makes the folder and its parents, mode 0777 less the umask.
+void make_directories(const std::filesystem::path& path);
+/// rename(2) that refuses to replace; an Error if `to` exists.
+void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
+
+}  // namespace muster

@@ -1,0 +1,76 @@
+#include "base/log.hpp"
+
+#include "muster/error.hpp"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <array>
+#include <memory>
+
+namespace muster::log {
+namespace {
+
+constexpr std::array<std::string_view, 6> names{"trace", "debug", "info", "warn", "error", "off"};
+constexpr std::array<spdlog::level::level_enum, 6> levels{spdlog::level::trace, spdlog::level::debug,
+                                                          spdlog::level::info,  spdlog::level::warn,
+                                                          spdlog::level::err,   spdlog::level::off};
+
+spdlog::level::level_enum native(Level level) { return levels[static_cast<std::size_t>(level)]; }
+
+struct Sinks {
+  std::shared_ptr<spdlog::sinks::sink> terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+  std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("muster", terminal);
+  int rank = 0;
+  Level level = Level::info;
+
+  Sinks() {
+    terminal->set_pattern("%^muster:%$ %v");
+    logger->flush_on(spdlog::level::warn);
+  }
+};
+
+// The process has one terminal, so there is one of these.
+Sinks& sinks() {
+  static Sinks instance;
+  return instance;
+}
+
+}  // namespace
+
+Level level_from_name(std::string_view name) {
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (names[i] == name) return static_cast<Level>(i);
+  throw Error(ExitCode::usage, "reading --log-level", "\"" + std::string(name) + "\" is not a level",
+              "Choose one of trace, debug, info, warn, error, off");
+}
+
+void start(int rank, Level level) {
+  sinks().rank = rank;
+  sinks().level = level;
+  sinks().terminal->set_level(rank == 0 ? native(level) : spdlog::level::off);
+  sinks().logger->set_level(native(level));
+}
+
+void write_to(const std::filesystem::path& path) {
+  auto& logger = *sinks().logger;
+  logger.sinks().resize(1);
+  if (path.empty()) return;
+  auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
+  file->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+  logger.sinks().push_back(std::move(file));
+}
+
+void debug(const std::string& text) { sinks().logger->debug("{}", text); }
+void info(const std::string& text) { sinks().logger->info("{}", text); }
+void warn(const std::string& text) { sinks().logger->warn("warning: {}", text); }
+void error(const std::string& text) { sinks().logger->error("error: {}", text); }
+void flush() noexcept {
+  try {
+    sinks().logger->flush();
+  } catch (...) {
+  }
+}
+
+}  // namespace muster::log

@@ -1,0 +1,30 @@
+// Logging by rank: rank 0 speaks on the terminal, every rank keeps a file. Nothing here knows MPI or torch.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace muster::log {
+
+enum class Level { trace, debug, info, warn, error, off };
+
+/// The level of that name ("trace" … "off"); an Error with ExitCode::usage for any other.
+Level level_from_name(std::string_view name);
+
+/// Who is speaking and from which level on. Until it is called, this process is rank 0 and the level is info.
+void start(int rank, Level level);
+
+/// Also writes everything to `path` from now on (the folder must exist); an empty path ends that.
+void write_to(const std::filesystem::path& path);
+
+// The terminal (stderr) shows what rank 0 says, and errors and warnings of any rank only in its file.
+void debug(const std::string& text);
+void info(const std::string& text);
+void warn(const std::string& text);
+void error(const std::string& text);
+
+/// Pushes out what is still buffered.
+void flush() noexcept;
+
+}  // namespace muster::log

@@ -1,0 +1,62 @@
+// The checkpoints of a run: committed by all ranks together, found again, pruned.
+#pragma once
+
+#include "muster/checkpoint.hpp"
+#include "muster/communicator.hpp"
+#include "muster/config.hpp"
+#include "muster/state.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace muster::checkpoint {
+
+/// What one checkpoint is made of.
+struct Contents {
+  StateDict state;                                 ///< the same names and shapes on all ranks, equal values
+  std::string random_state;                        ///< this rank's, bytes; as long on every rank
+  std::optional<std::filesystem::path> directory;  ///< the user's files on this rank
+  Config progress = Config::object();              ///< training_iteration, epoch, position, seed … as the session wants
+  Config metrics = Config::object();               ///< of the report; the score is looked up here
+  Config metadata = Config::object();
+};
+
+/// What a checkpoint gives back.
+struct Restored {
+  StateDict state;                          ///< on the CPU
+  std::optional<std::string> random_state;  ///< this rank's; none at another world size
+  Config progress;
+  Config metrics;
+  int world_size = 1;
+};
+
+/// All member functions are collective over the communicator and end alike on every rank.
+class Store {
+ public:
+  /// `run` exists. Removes what an interrupted save left behind.
+  Store(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
+
+  /// The newest whole one. Walks back over damaged ones: each is renamed to ….damaged with a warning that says what is
+  /// wrong. None at all is nullopt; some, all of them damaged, is an Error (ExitCode::data).
+  std::optional<Checkpoint> newest();
+
+  /// Writes, agrees, publishes, prunes. If any rank fails, all raise the same Error, nothing is published and what was
+  /// there before stays.
+  Checkpoint commit(const Contents& contents);
+
+  /// Verified and read.
+  Restored read(const Checkpoint& checkpoint) const;
+
+  /// All on disk, oldest first.
+  std::vector<CheckpointInfo> list() const;
+
+ private:
+  Communicator communicator_;
+  std::filesystem::path run_;
+  CheckpointConfig config_;
+  int next_index_ = 0;
+};
+
+}  // namespace muster::checkpoint

@@ -1,0 +1,170 @@
+#include "comm/agreement.hpp"
+
+#include "comm/channel.hpp"
+#include "comm/mpi_call.hpp"
+#include "comm/wait.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+namespace muster::comm {
+namespace {
+
+constexpr int notice_tag = 1;
+// A notice fits into what MPI sends without the receiver's help.
+constexpr std::size_t longest_notice = 3000;
+
+std::string pack(const Outcome& outcome, std::size_t longest) {
+  std::string bytes(2, '\0');
+  bytes[0] = static_cast<char>(outcome.kind);
+  bytes[1] = static_cast<char>(outcome.code);
+  return bytes.append(outcome.text, 0, longest);
+}
+
+Outcome unpack(std::string_view bytes) {
+  return {static_cast<Outcome::Kind>(bytes[0]), static_cast<ExitCode>(static_cast<unsigned char>(bytes[1])),
+          std::string(bytes.substr(2))};
+}
+
+}  // namespace
+
+Alarm::Alarm(MPI_Comm comm) : comm_(comm) {
+  muster::comm::check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+  muster::comm::check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  heard_.assign(static_cast<std::size_t>(size_), false);
+}
+
+void Alarm::raise(const Outcome& mine) {
+  const std::lock_guard lock(mutex_);
+  if (!sends_.empty() || size_ == 1) return;
+  sent_ = pack(mine, longest_notice);
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    sends_.push_back(MPI_REQUEST_NULL);
+    muster::comm::check(MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, notice_tag, comm_, &sends_.back()),
+                        "MPI_Isend");
+  }
+}
+
+void Alarm::take(const MPI_Status& status) {
+  std::string bytes(longest_notice + 2, '\0');
+  MPI_Status received;
+  muster::comm::check(MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
+                      "MPI_Recv");
+  int length = 0;
+  muster::comm::check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
+  bytes.resize(static_cast<std::size_t>(length));
+  heard_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
+  if (sounding_) return;
+  const auto outcome = unpack(bytes);
+  cause_rank_ = received.MPI_SOURCE;
+  cause_code_ = outcome.code;
+  cause_ = outcome.text;
+  sounding_ = true;
+}
+
+void Alarm::check() {
+  if (size_ == 1) return;
+  if (!sounding_) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;
+    int flag = 0;
+    MPI_Status status;
+    muster::comm::check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, comm_, &flag, &status), "MPI_Iprobe");
+    if (!flag) return;
+    take(status);
+  }
+  throw RemoteError(cause_code_, cause_rank_, "rank " + std::to_string(cause_rank_) + " failed: " + cause_);
+}
+
+void Alarm::clear(const std::vector<bool>& raised) {
+  const std::lock_guard lock(mutex_);
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || !raised[static_cast<std::size_t>(r)] || heard_[static_cast<std::size_t>(r)]) continue;
+    MPI_Status status;
+    muster::comm::check(MPI_Probe(r, notice_tag, comm_, &status), "MPI_Probe");
+    take(status);
+  }
+  // They complete: every other rank takes in this notice in its own clear().
+  if (!sends_.empty())
+    muster::comm::check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
+  sends_.clear();
+  heard_.assign(heard_.size(), false);
+  sounding_ = false;
+}
+
+void raise_alarm(const Communicator& communicator, const Outcome& mine) {
+  communicator.channel()->world->alarm.raise(mine);
+}
+
+std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit) {
+  if (mine.kind == Outcome::Kind::failed) raise_alarm(world, mine);
+  auto& shared = *world.channel()->world;
+  const MPI_Comm comm = shared.agreement;
+  const auto n = static_cast<std::size_t>(world.size());
+  const auto rank = static_cast<std::size_t>(world.rank());
+  constexpr std::size_t longest = 8 * 1024;
+
+  // Everything that MPI may touch after a time-out lives here.
+  struct Memory {
+    std::string mine;
+    std::vector<std::string> theirs;
+    std::vector<MPI_Request> receives, sends;
+    std::vector<int> lengths;
+  };
+  auto memory = std::make_unique<Memory>();
+  memory->mine = pack(mine, longest - 2);
+  memory->theirs.resize(n);
+  memory->receives.assign(n, MPI_REQUEST_NULL);
+  memory->sends.assign(n, MPI_REQUEST_NULL);
+  memory->lengths.assign(n, -1);
+  for (std::size_t r = 0; r < n; ++r) {
+    if (r == rank) continue;
+    memory->theirs[r].resize(longest);
+    check(MPI_Irecv(memory->theirs[r].data(), static_cast<int>(longest), MPI_BYTE, static_cast<int>(r), 0, comm, &memory->receives[r]),
+          "MPI_Irecv");
+  }
+  for (std::size_t r = 0; r < n; ++r)
+    if (r != rank)
+      check(MPI_Isend(memory->mine.data(), static_cast<int>(memory->mine.size()), MPI_BYTE, static_cast<int>(r), 0, comm,
+                      &memory->sends[r]),
+            "MPI_Isend");
+
+  const auto all_heard = [&] {
+    bool all = true;
+    for (std::size_t r = 0; r < n; ++r) {
+      if (r == rank || memory->lengths[r] >= 0) continue;
+      int flag = 0;
+      MPI_Status status;
+      check(MPI_Test(&memory->receives[r], &flag, &status), "MPI_Test");
+      if (flag) check(MPI_Get_count(&status, MPI_BYTE, &memory->lengths[r]), "MPI_Get_count");
+      all = all && flag;
+    }
+    int sent = 0;
+    check(MPI_Testall(static_cast<int>(n), memory->sends.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
+    return all && sent;
+  };
+  if (!wait_until(all_heard, limit)) {
+    std::string missing;
+    for (std::size_t r = 0; r < n; ++r)
+      if (r != rank && memory->lengths[r] < 0)
+        missing += (missing.empty() ? "" : ", ") + std::to_string(r) + " (" + shared.hosts[r] + ")";
+    memory.release();
+    throw Error(ExitCode::retry, "waiting for all ranks to agree",
+                "no word within " + std::to_string(limit.count() / 1000) + " s from rank " + missing,
+                "It is stuck or lost; start the job again");
+  }
+
+  std::vector<Outcome> outcomes(n);
+  std::vector<bool> raised(n);
+  for (std::size_t r = 0; r < n; ++r) {
+    outcomes[r] = r == rank ? mine : unpack(std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r])));
+    raised[r] = outcomes[r].kind == Outcome::Kind::failed;
+  }
+  shared.alarm.clear(raised);
+  return outcomes;
+}
+
+}  // namespace muster::comm

@@ -1,0 +1,40 @@
+// How one rank's error surfaces on all: the rank raises an alarm, which every wait of every other rank sees and throws
+// as RemoteError; then all ranks meet in agree() and know what happened to each.
+//
+//   Outcome mine;
+//   try { attempt(); } catch (…) { mine = …; }
+//   auto outcomes = agree(world, mine, limit);         // collective over the world; the alarm is silent again
+//
+// After an attempt that failed, collectives may have been left half done: communicators that were used in it must not
+// be used again. The world itself serves only for agree() and to make fresh duplicates.
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "muster/error.hpp"
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace muster::comm {
+
+/// How an attempt ended on one rank.
+struct Outcome {
+  enum class Kind {
+    done,
+    failed,  ///< the cause is here
+    left,    ///< it left because of another rank's alarm
+  };
+  Kind kind = Kind::done;
+  ExitCode code = ExitCode::done;
+  std::string text;
+};
+
+/// Tells all other ranks of the world that this one has failed. Returns at once; the second call in an attempt does
+/// nothing. agree() calls it where nobody has.
+void raise_alarm(const Communicator& communicator, const Outcome& mine);
+
+/// The outcome of every rank. Past the limit an Error with ExitCode::retry names the ranks that did not come.
+std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
+
+}  // namespace muster::comm

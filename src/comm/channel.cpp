@@ -1,0 +1,73 @@
+#include "comm/channel.hpp"
+
+#include "comm/mpi_call.hpp"
+#include "comm/topology.hpp"
+#include "muster/mpi.hpp"
+
+#include <array>
+
+namespace muster::comm {
+
+MPI_Comm duplicate(MPI_Comm comm) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
+  check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return copy;
+}
+
+Channel::Channel(MPI_Comm collective_comm, MPI_Comm point_to_point_comm, std::shared_ptr<World> the_world,
+                 std::vector<int> ranks)
+    : collective(collective_comm),
+      point_to_point(point_to_point_comm),
+      world(std::move(the_world)),
+      world_ranks(std::move(ranks)) {
+  check(MPI_Comm_rank(collective, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(collective, &size), "MPI_Comm_size");
+  std::vector<int> nodes;
+  std::vector<std::string> hosts;
+  for (const int r : world_ranks) {
+    nodes.push_back(world->node_of_rank[static_cast<std::size_t>(r)]);
+    hosts.push_back(world->hosts[static_cast<std::size_t>(r)]);
+  }
+  topology = make_topology(nodes, std::move(hosts), rank);
+}
+
+Communicator make_world(MPI_Comm comm) {
+  const MPI_Comm collective = duplicate(comm);
+  auto world = std::make_shared<World>(duplicate(comm), duplicate(comm));
+  int rank = 0, size = 1;
+  check(MPI_Comm_rank(collective, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(collective, &size), "MPI_Comm_size");
+
+  // The lowest rank of a node stands for it.
+  MPI_Comm node = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(collective, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  int lowest = rank;
+  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
+  check(MPI_Comm_free(&node), "MPI_Comm_free");
+
+  std::array<char, MPI_MAX_PROCESSOR_NAME> host{};
+  int length = 0;
+  check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
+  const auto n = static_cast<std::size_t>(size);
+  std::vector<char> hosts(n * host.size());
+  world->node_of_rank.resize(n);
+  check(MPI_Allgather(&lowest, 1, MPI_INT, world->node_of_rank.data(), 1, MPI_INT, collective), "MPI_Allgather");
+  check(MPI_Allgather(host.data(), static_cast<int>(host.size()), MPI_CHAR, hosts.data(), static_cast<int>(host.size()),
+                      MPI_CHAR, collective),
+        "MPI_Allgather");
+  std::vector<int> ranks(n);
+  for (std::size_t r = 0; r < n; ++r) {
+    world->hosts.emplace_back(hosts.data() + r * host.size());
+    ranks[r] = static_cast<int>(r);
+  }
+  return Communicator(std::make_shared<Channel>(collective, duplicate(comm), std::move(world), std::move(ranks)));
+}
+
+}  // namespace muster::comm
+
+namespace muster {
+
+Communicator from_mpi(MPI_Comm comm) { return comm::make_world(comm); }
+
+}  // namespace muster

@@ -1,0 +1,76 @@
+// What a Communicator stands on: one MPI communicator, and the world that all channels of a launch share.
+#pragma once
+
+#include "comm/agreement.hpp"
+#include "muster/communicator.hpp"
+
+#include <mpi.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace muster::comm {
+
+/// Error notices between all ranks of a launch, over a communicator of their own.
+class Alarm {
+ public:
+  explicit Alarm(MPI_Comm comm);
+
+  /// Sends the notice to all other ranks, once per attempt.
+  void raise(const Outcome& mine);
+  /// Throws the notice of another rank as RemoteError, again and again until clear().
+  void check();
+  /// Takes in the notices of the ranks that raised (`raised[rank]`), and is silent again.
+  void clear(const std::vector<bool>& raised);
+
+ private:
+  void take(const MPI_Status& status);
+
+  MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::mutex mutex_;
+  std::string sent_;                // stays until the sends are through
+  std::vector<MPI_Request> sends_;  // of this attempt
+  std::vector<bool> heard_;         // [rank], in this attempt
+  std::atomic<bool> sounding_{false};
+  int cause_rank_ = -1;
+  ExitCode cause_code_ = ExitCode::done;
+  std::string cause_;
+};
+
+struct World {
+  World(MPI_Comm alarm_comm, MPI_Comm agreement_comm) : alarm(alarm_comm), agreement(agreement_comm) {}
+
+  Alarm alarm;
+  MPI_Comm agreement;                   // used by agree() alone
+  std::vector<std::string> hosts;       // [world rank]
+  std::vector<int> node_of_rank;        // [world rank], numbered by lowest rank
+  std::atomic<std::int64_t> limit_ms{1'800'000};
+};
+
+class Channel {
+ public:
+  /// Takes `collective` and `point_to_point`, duplicates that nobody else uses. Collective: learns who is where.
+  Channel(MPI_Comm collective, MPI_Comm point_to_point, std::shared_ptr<World> world, std::vector<int> world_ranks);
+
+  const MPI_Comm collective;
+  const MPI_Comm point_to_point;
+  const std::shared_ptr<World> world;
+  const std::vector<int> world_ranks;  // [rank]: rank in the world
+  int rank = 0;
+  int size = 1;
+  Topology topology;
+};
+
+/// A duplicate with MPI_ERRORS_RETURN. Collective.
+MPI_Comm duplicate(MPI_Comm comm);
+
+/// A world of its own over `comm`. Collective.
+Communicator make_world(MPI_Comm comm);
+
+}  // namespace muster::comm

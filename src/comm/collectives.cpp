@@ -1,0 +1,210 @@
+#include "comm/collectives.hpp"
+
+#include "comm/channel.hpp"
+#include "comm/mpi_call.hpp"
+#include "comm/reduction.hpp"
+#include "comm/wait.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace muster::comm {
+
+struct Request::State {
+  std::shared_ptr<Channel> channel;
+  std::string doing;
+  std::vector<MPI_Request> pending;
+  std::vector<std::shared_ptr<void>> kept;
+  int source = -1;
+
+  bool test() {
+    int flag = 1;
+    if (pending.size() == 1) {
+      MPI_Status status;
+      check(MPI_Test(pending.data(), &flag, &status), "MPI_Test");
+      if (flag && status.MPI_SOURCE >= 0) source = status.MPI_SOURCE;
+    } else if (!pending.empty()) {
+      check(MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, MPI_STATUSES_IGNORE), "MPI_Testall");
+    }
+    if (flag) {
+      pending.clear();
+      kept.clear();
+    }
+    return flag != 0;
+  }
+
+  ~State() {
+    if (pending.empty()) return;
+    // MPI may still read or write there, so this memory is given up for good.
+    new std::vector<std::shared_ptr<void>>(std::move(kept));
+  }
+};
+
+Request::Request() noexcept = default;
+Request::Request(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
+Request::Request(Request&&) noexcept = default;
+Request& Request::operator=(Request&&) noexcept = default;
+Request::~Request() = default;
+
+bool Request::done() {
+  if (!state_ || state_->pending.empty() || state_->test()) return true;
+  state_->channel->world->alarm.check();
+  return false;
+}
+
+void Request::wait(std::optional<std::chrono::milliseconds> limit) {
+  if (!state_) return;
+  const auto& world = *state_->channel->world;
+  const auto longest = limit.value_or(std::chrono::milliseconds(world.limit_ms.load()));
+  if (!wait_until([&] { return done(); }, longest))
+    throw Error(ExitCode::retry, state_->doing,
+                "not finished within " + std::to_string(longest.count() / 1000.0).substr(0, 6) + " s on rank " +
+                    std::to_string(state_->channel->rank) + " of " + std::to_string(state_->channel->size),
+                "A rank is stuck, lost or in another collective; --timeout sets the limit");
+}
+
+int Request::source() const noexcept { return state_ ? state_->source : -1; }
+
+void Request::keep(std::shared_ptr<void> owner) {
+  if (state_ && !state_->pending.empty()) state_->kept.push_back(std::move(owner));
+}
+
+Collectives::Collectives(Communicator communicator, std::size_t chunk)
+    : communicator_(std::move(communicator)), chunk_(std::min(chunk, default_chunk)) {}
+
+namespace {
+
+/// Calls body(first, count) for each chunk; an empty range has one, so that every rank takes part.
+template <class Body>
+void each_chunk(std::size_t count, std::size_t chunk, Body&& body) {
+  std::size_t first = 0;
+  do {
+    const auto part = std::min(chunk, count - first);
+    body(first, static_cast<int>(part));
+    first += part;
+  } while (first < count);
+}
+
+std::unique_ptr<Request::State> start(const Communicator& communicator, std::string doing) {
+  auto state = std::make_unique<Request::State>();
+  state->channel = communicator.channel();
+  state->doing = std::move(doing);
+  return state;
+}
+
+std::string describe(const char* what, std::size_t count) {
+  return std::string("waiting for ") + what + " of " + std::to_string(count) + " elements";
+}
+
+std::byte* at(void* data, std::size_t element, Dtype type) { return static_cast<std::byte*>(data) + element * size_of(type); }
+
+void start_sends(Request::State& state, MPI_Comm comm, const void* data, std::size_t count, Dtype type, int to, int tag,
+                 std::size_t chunk) {
+  each_chunk(count, chunk, [&](std::size_t first, int part) {
+    state.pending.push_back(MPI_REQUEST_NULL);
+    check(MPI_Isend(at(const_cast<void*>(data), first, type), part, mpi_type(type), to, tag, comm, &state.pending.back()),
+          "MPI_Isend");
+  });
+}
+
+void start_receives(Request::State& state, MPI_Comm comm, void* data, std::size_t count, Dtype type, int from, int tag,
+                    std::size_t chunk) {
+  each_chunk(count, chunk, [&](std::size_t first, int part) {
+    state.pending.push_back(MPI_REQUEST_NULL);
+    check(MPI_Irecv(at(data, first, type), part, mpi_type(type), from, tag, comm, &state.pending.back()), "MPI_Irecv");
+  });
+}
+
+}  // namespace
+
+Request Collectives::barrier() {
+  auto state = start(communicator_, "waiting for a barrier");
+  state->pending.push_back(MPI_REQUEST_NULL);
+  check(MPI_Ibarrier(state->channel->collective, &state->pending.back()), "MPI_Ibarrier");
+  return Request(std::move(state));
+}
+
+Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int root) {
+  auto state = start(communicator_, describe("a broadcast", count));
+  each_chunk(count, chunk_, [&](std::size_t first, int part) {
+    state->pending.push_back(MPI_REQUEST_NULL);
+    check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective, &state->pending.back()),
+          "MPI_Ibcast");
+  });
+  return Request(std::move(state));
+}
+
+Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, ReduceOp op) {
+  auto state = start(communicator_, describe("an all-reduce", count));
+  const MPI_Op native = mpi_op(op, type);
+  each_chunk(count, chunk_, [&](std::size_t first, int part) {
+    state->pending.push_back(MPI_REQUEST_NULL);
+    check(MPI_Iallreduce(MPI_IN_PLACE, at(data, first, type), part, mpi_type(type), native, state->channel->collective,
+                         &state->pending.back()),
+          "MPI_Iallreduce");
+  });
+  return Request(std::move(state));
+}
+
+Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp op, int root) {
+  auto state = start(communicator_, describe("a reduction", count));
+  const MPI_Op native = mpi_op(op, type);
+  const bool here = state->channel->rank == root;
+  each_chunk(count, chunk_, [&](std::size_t first, int part) {
+    state->pending.push_back(MPI_REQUEST_NULL);
+    check(MPI_Ireduce(here ? MPI_IN_PLACE : at(data, first, type), here ? at(data, first, type) : nullptr, part,
+                      mpi_type(type), native, root, state->channel->collective, &state->pending.back()),
+          "MPI_Ireduce");
+  });
+  return Request(std::move(state));
+}
+
+Request Collectives::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives, Dtype type) {
+  std::size_t total = 0;
+  for (const auto& piece : receives) total += piece.count;
+  auto state = start(communicator_, describe("an exchange", total));
+  const int rank = state->channel->rank;
+  std::vector<const Piece*> from_self, to_self;
+  for (const auto& piece : receives) {
+    if (piece.rank == rank)
+      to_self.push_back(&piece);
+    else
+      start_receives(*state, state->channel->collective, piece.data, piece.count, type, piece.rank, 0, chunk_);
+  }
+  for (const auto& piece : sends) {
+    if (piece.rank == rank)
+      from_self.push_back(&piece);
+    else
+      start_sends(*state, state->channel->collective, piece.data, piece.count, type, piece.rank, 0, chunk_);
+  }
+  for (std::size_t i = 0; i < std::min(from_self.size(), to_self.size()); ++i) {
+    const auto bytes = std::min(from_self[i]->count, to_self[i]->count) * size_of(type);
+    if (bytes != 0) std::memmove(to_self[i]->data, from_self[i]->data, bytes);
+  }
+  return Request(std::move(state));
+}
+
+Request Collectives::send(const void* data, std::size_t count, Dtype type, int to, int tag) {
+  auto state = start(communicator_, describe("a send", count) + " to rank " + std::to_string(to));
+  start_sends(*state, state->channel->point_to_point, data, count, type, to, tag, chunk_);
+  return Request(std::move(state));
+}
+
+Request Collectives::receive(void* data, std::size_t count, Dtype type, int from, int tag) {
+  auto state = start(communicator_, describe("a receive", count) + " from rank " + std::to_string(from));
+  start_receives(*state, state->channel->point_to_point, data, count, type, from, tag, chunk_);
+  state->source = from;
+  return Request(std::move(state));
+}
+
+Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int tag) {
+  if (count > chunk_)
+    throw Error(ExitCode::usage, "receiving from any rank", std::to_string(count) + " elements are more than one message holds",
+                "Receive from a named rank");
+  auto state = start(communicator_, describe("a receive", count) + " from any rank");
+  start_receives(*state, state->channel->point_to_point, data, count, type, MPI_ANY_SOURCE, tag, chunk_);
+  return Request(std::move(state));
+}
+
+}  // namespace muster::comm

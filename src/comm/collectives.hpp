@@ -1,0 +1,90 @@
+// Collectives on raw memory. Knows no torch and shows no MPI: memory, type, count, operation.
+//
+// Every call starts the operation and returns a Request. Calls on one communicator must come in the same order on all
+// of its ranks. Counts are in elements and may exceed 2^31: what MPI's int cannot hold goes in chunks.
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "muster/error.hpp"
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace muster::comm {
+
+enum class Dtype { u8, i8, i16, i32, i64, f16, bf16, f32, f64, c64, c128, boolean };
+
+/// Bytes of one element.
+std::size_t size_of(Dtype type) noexcept;
+
+/// An operation under way. Move-only. It makes progress only inside done() and wait().
+///
+/// Destroying one that has not finished leaves it to itself: what it holds by keep() is then never freed, since MPI
+/// may still write there.
+class Request {
+ public:
+  struct State;
+
+  Request() noexcept;  ///< finished
+  explicit Request(std::unique_ptr<State> state) noexcept;
+  Request(Request&&) noexcept;
+  Request& operator=(Request&&) noexcept;
+  ~Request();
+
+  /// Whether it has finished; makes progress, never blocks. Throws what another rank has raised.
+  bool done();
+  /// Until it has finished. Without a limit the launch's limit holds; past it an Error with ExitCode::retry.
+  void wait(std::optional<std::chrono::milliseconds> limit = {});
+  /// The rank that a receive() from any rank heard; -1 before it has finished.
+  int source() const noexcept;
+  /// Holds `owner` until it has finished.
+  void keep(std::shared_ptr<void> owner);
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+/// Memory of one rank's part in an exchange.
+struct Piece {
+  void* data = nullptr;
+  std::size_t count = 0;  ///< elements
+  int rank = 0;           ///< the other side
+};
+
+/// Elements in one MPI call at the most.
+inline constexpr std::size_t default_chunk = std::size_t{1} << 30;
+
+/// The collectives of one communicator; a cheap value.
+class Collectives {
+ public:
+  /// `chunk`: elements in one MPI call at the most; tests make it small.
+  explicit Collectives(Communicator communicator, std::size_t chunk = default_chunk);
+
+  Request barrier();
+  /// `data` of the root, to all.
+  Request broadcast(void* data, std::size_t count, Dtype type, int root);
+  /// In place on every rank. Same bits on every rank. On boolean: sum is or, product is and.
+  Request all_reduce(void* data, std::size_t count, Dtype type, ReduceOp op);
+  /// The result in `data` of the root; the other ranks' data stays as it is.
+  Request reduce(void* data, std::size_t count, Dtype type, ReduceOp op, int root);
+  /// Sends each of `sends` to its rank and fills each of `receives` from its rank; between two ranks the k-th send
+  /// meets the k-th receive, of the same count. Pieces of this rank to itself are copied. What is sent is not written.
+  Request exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives, Dtype type);
+  /// Point to point, in a space of tags (≥ 0) of its own.
+  Request send(const void* data, std::size_t count, Dtype type, int to, int tag);
+  Request receive(void* data, std::size_t count, Dtype type, int from, int tag);
+  /// From whoever sends first with that tag; count within one chunk.
+  Request receive_any(void* data, std::size_t count, Dtype type, int tag);
+
+  const Communicator& communicator() const noexcept { return communicator_; }
+
+ private:
+  Communicator communicator_;
+  std::size_t chunk_;
+};
+
+}  // namespace muster::comm

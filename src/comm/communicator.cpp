@@ -1,0 +1,126 @@
+#include "muster/communicator.hpp"
+
+#include "comm/channel.hpp"
+#include "comm/collectives.hpp"
+#include "comm/mpi_call.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster {
+
+using comm::check;
+using comm::Collectives;
+using comm::Dtype;
+
+Communicator::Communicator(std::shared_ptr<comm::Channel> channel) : channel_(std::move(channel)) {}
+
+int Communicator::rank() const noexcept { return channel_->rank; }
+int Communicator::size() const noexcept { return channel_->size; }
+const Topology& Communicator::topology() const noexcept { return channel_->topology; }
+
+Communicator Communicator::duplicate() const {
+  return Communicator(std::make_shared<comm::Channel>(comm::duplicate(channel_->collective),
+                                                      comm::duplicate(channel_->point_to_point), channel_->world,
+                                                      channel_->world_ranks));
+}
+
+Communicator Communicator::split(int color, int key) const {
+  if (color < 0)
+    throw Error(ExitCode::usage, "splitting a communicator", "the colour " + std::to_string(color) + " is negative",
+                "Give every rank a colour of 0 or more");
+  MPI_Comm part = MPI_COMM_NULL;
+  check(MPI_Comm_split(channel_->collective, color, key, &part), "MPI_Comm_split");
+  check(MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  int size = 0;
+  check(MPI_Comm_size(part, &size), "MPI_Comm_size");
+  const int mine = channel_->world_ranks[static_cast<std::size_t>(rank())];
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  check(MPI_Allgather(&mine, 1, MPI_INT, ranks.data(), 1, MPI_INT, part), "MPI_Allgather");
+  return Communicator(
+      std::make_shared<comm::Channel>(part, comm::duplicate(part), channel_->world, std::move(ranks)));
+}
+
+void Communicator::barrier() const { Collectives(*this).barrier().wait(); }
+
+std::string Communicator::broadcast(std::string value, int root) const {
+  Collectives collectives(*this);
+  // The memory outlives a wait that is left early: MPI may write there later.
+  auto length = std::make_shared<std::int64_t>(static_cast<std::int64_t>(value.size()));
+  auto request = collectives.broadcast(length.get(), 1, Dtype::i64, root);
+  request.keep(length);
+  request.wait();
+  auto bytes = std::make_shared<std::string>(std::move(value));
+  bytes->resize(static_cast<std::size_t>(*length));
+  request = collectives.broadcast(bytes->data(), bytes->size(), Dtype::u8, root);
+  request.keep(bytes);
+  request.wait();
+  return std::move(*bytes);
+}
+
+std::vector<std::string> Communicator::all_gather(const std::string& value) const {
+  struct Memory {
+    std::string mine;
+    std::int64_t length = 0;
+    std::vector<std::int64_t> lengths;
+    std::vector<std::string> values;
+  };
+  Collectives collectives(*this);
+  const auto n = static_cast<std::size_t>(size());
+  auto memory = std::make_shared<Memory>();
+  memory->mine = value;
+  memory->length = static_cast<std::int64_t>(value.size());
+  memory->lengths.resize(n);
+  memory->values.resize(n);
+
+  std::vector<comm::Piece> sends(n), receives(n);
+  for (std::size_t r = 0; r < n; ++r) {
+    sends[r] = {&memory->length, 1, static_cast<int>(r)};
+    receives[r] = {&memory->lengths[r], 1, static_cast<int>(r)};
+  }
+  auto request = collectives.exchange(sends, receives, Dtype::i64);
+  request.keep(memory);
+  request.wait();
+  for (std::size_t r = 0; r < n; ++r) {
+    memory->values[r].resize(static_cast<std::size_t>(memory->lengths[r]));
+    sends[r] = {memory->mine.data(), memory->mine.size(), static_cast<int>(r)};
+    receives[r] = {memory->values[r].data(), memory->values[r].size(), static_cast<int>(r)};
+  }
+  request = collectives.exchange(sends, receives, Dtype::u8);
+  request.keep(memory);
+  request.wait();
+  return std::move(memory->values);
+}
+
+namespace {
+
+template <class T>
+void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtype type, ReduceOp op) {
+  auto memory = std::make_shared<std::vector<T>>(values.begin(), values.end());
+  auto request = Collectives(communicator).all_reduce(memory->data(), memory->size(), type, op);
+  request.keep(memory);
+  request.wait();
+  std::copy(memory->begin(), memory->end(), values.begin());
+}
+
+}  // namespace
+
+void Communicator::all_reduce(std::span<double> values, ReduceOp op) const {
+  reduce_in_place(*this, values, Dtype::f64, op);
+}
+
+void Communicator::all_reduce(std::span<std::int64_t> values, ReduceOp op) const {
+  reduce_in_place(*this, values, Dtype::i64, op);
+}
+
+double Communicator::all_reduce(double value, ReduceOp op) const {
+  all_reduce(std::span(&value, 1), op);
+  return value;
+}
+
+std::int64_t Communicator::all_reduce(std::int64_t value, ReduceOp op) const {
+  all_reduce(std::span(&value, 1), op);
+  return value;
+}
+
+}  // namespace muster

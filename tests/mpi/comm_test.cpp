@@ -1,0 +1,138 @@
+#include "comm/agreement.hpp"
+#include "comm/collectives.hpp"
+#include "comm/environment.hpp"
+#include "support/world.hpp"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace muster::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::world;
+
+TEST(Communicator, GathersInTheOrderOfRanks) {
+  const auto values = world().all_gather(std::string(static_cast<std::size_t>(world().rank()), 'x'));
+  ASSERT_EQ(values.size(), static_cast<std::size_t>(world().size()));
+  for (int r = 0; r < world().size(); ++r) EXPECT_EQ(values[static_cast<std::size_t>(r)].size(), static_cast<std::size_t>(r));
+  EXPECT_EQ(world().broadcast(std::to_string(world().rank()), world().size() - 1), std::to_string(world().size() - 1));
+}
+
+TEST(Communicator, SplitsByColourAndKey) {
+  const auto part = world().split(world().rank() % 2, -world().rank());
+  const int n = world().size(), r = world().rank();
+  EXPECT_EQ(part.size(), r % 2 == 0 ? (n + 1) / 2 : n / 2);
+  EXPECT_EQ(part.rank(), part.size() - 1 - r / 2) << "the key turns the order round";
+  EXPECT_EQ(part.all_reduce(std::int64_t{1}), part.size());
+  EXPECT_EQ(part.topology().local_size, part.size());
+}
+
+TEST(Communicator, DuplicatesDoNotMixMessages) {
+  auto a = world().duplicate(), b = world().duplicate();
+  Collectives on_a(a), on_b(b);
+  std::vector<double> x(1000, 1.0), y(1000, 2.0);
+  auto first = on_a.all_reduce(x.data(), x.size(), Dtype::f64, ReduceOp::sum);
+  auto second = on_b.all_reduce(y.data(), y.size(), Dtype::f64, ReduceOp::sum);
+  second.wait();
+  first.wait();
+  EXPECT_EQ(x[999], world().size());
+  EXPECT_EQ(y[0], 2.0 * world().size());
+}
+
+TEST(Collectives, ChunksGiveTheSameAsOneCall) {
+  for (const std::size_t chunk : {std::size_t{1}, std::size_t{7}, default_chunk}) {
+    Collectives collectives(world(), chunk);
+    std::vector<std::int64_t> values(20);
+    std::iota(values.begin(), values.end(), world().rank());
+    collectives.all_reduce(values.data(), values.size(), Dtype::i64, ReduceOp::max).wait();
+    EXPECT_EQ(values[19], 19 + world().size() - 1) << chunk;
+
+    std::vector<std::int64_t> gathered(20 * static_cast<std::size_t>(world().size()));
+    std::vector<Piece> sends, receives;
+    for (int r = 0; r < world().size(); ++r) {
+      sends.push_back({values.data(), values.size(), r});
+      receives.push_back({gathered.data() + 20 * r, 20, r});
+    }
+    collectives.exchange(sends, receives, Dtype::i64).wait();
+    EXPECT_EQ(gathered.back(), values.back()) << chunk;
+  }
+}
+
+TEST(Collectives, HalvesAreSummedInFloat) {
+  // 1 in bfloat16 is 0x3f80, in half 0x3c00.
+  std::vector<std::uint16_t> bf16(5, 0x3f80), f16(5, 0x3c00);
+  Collectives collectives(world());
+  collectives.all_reduce(bf16.data(), 5, Dtype::bf16, ReduceOp::sum).wait();
+  collectives.all_reduce(f16.data(), 5, Dtype::f16, ReduceOp::sum).wait();
+  const std::vector<std::uint16_t> want_bf16{0, 0x3f80, 0x4000, 0x4040, 0x4080};
+  const std::vector<std::uint16_t> want_f16{0, 0x3c00, 0x4000, 0x4200, 0x4400};
+  const auto n = static_cast<std::size_t>(world().size());
+  EXPECT_EQ(bf16[4], want_bf16.at(n));
+  EXPECT_EQ(f16[4], want_f16.at(n));
+}
+
+TEST(Collectives, RefusesWhatHasNoMeaning) {
+  float value = 0;
+  EXPECT_THROW(Collectives(world()).all_reduce(&value, 1, Dtype::f32, ReduceOp::bit_or), Error);
+}
+
+TEST(Collectives, WaitEndsAtItsLimit) {
+  int value = 0;
+  auto receive = std::make_shared<int>(0);
+  auto request = Collectives(world().duplicate()).receive(receive.get(), 1, Dtype::i32, world().rank(), 7);
+  request.keep(receive);
+  try {
+    request.wait(50ms);
+    FAIL() << "nobody has sent";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::retry);
+    EXPECT_NE(std::string(error.what()).find("receive"), std::string::npos);
+  }
+  EXPECT_EQ(value, 0);
+}
+
+TEST(Agreement, EveryRankHearsEveryOutcome) {
+  const Outcome mine{Outcome::Kind::done, ExitCode::done, "from " + std::to_string(world().rank())};
+  const auto outcomes = agree(world(), mine, 30s);
+  for (int r = 0; r < world().size(); ++r) EXPECT_EQ(outcomes[static_cast<std::size_t>(r)].text, "from " + std::to_string(r));
+}
+
+// One rank raises while the others sit in a collective; twice, so that a stale notice would show.
+TEST(Agreement, AnErrorOnOneRankFreesTheOthers) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const int bad = attempt % world().size();
+    const auto channel = world().duplicate();
+    Outcome mine;
+    if (world().rank() == bad) {
+      mine = {Outcome::Kind::failed, ExitCode::data, "bad sample " + std::to_string(attempt)};
+    } else {
+      try {
+        channel.barrier();
+        FAIL() << "the barrier cannot finish";
+      } catch (const RemoteError& error) {
+        EXPECT_EQ(error.rank(), bad);
+        EXPECT_EQ(error.code(), ExitCode::data);
+        EXPECT_NE(std::string(error.what()).find("bad sample " + std::to_string(attempt)), std::string::npos);
+        EXPECT_THROW(channel.barrier(), RemoteError) << "it stays raised until all have agreed";
+        mine = {Outcome::Kind::left, error.code(), error.what()};
+      }
+    }
+    const auto outcomes = agree(world(), mine, 30s);
+    EXPECT_EQ(outcomes[static_cast<std::size_t>(bad)].kind, Outcome::Kind::failed);
+    EXPECT_EQ(world().duplicate().all_reduce(std::int64_t{1}), world().size()) << "fresh channels work again";
+  }
+}
+
+TEST(Agreement, AllRanksMayFailAtOnce) {
+  const auto outcomes = agree(world(), {Outcome::Kind::failed, ExitCode::user_error, "mine"}, 30s);
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.kind, Outcome::Kind::failed);
+  EXPECT_NO_THROW(world().duplicate().barrier());
+}
+
+}  // namespace
+}  // namespace muster::comm

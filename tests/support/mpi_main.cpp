@@ -1,0 +1,56 @@
+// Runs the tests on every rank. Rank 0 prints as usual, the others only what failed, with their number.
+#include "support/world.hpp"
+
+#include "comm/environment.hpp"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace muster::test {
+namespace {
+
+const comm::Environment* environment = nullptr;
+std::vector<std::filesystem::path> folders;
+
+class FailuresOnly : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (result.failed())
+      std::fprintf(stderr, "rank %d: %s:%d: %s\n", world().rank(), result.file_name(), result.line_number(), result.message());
+  }
+};
+
+}  // namespace
+
+const Communicator& world() { return environment->world(); }
+
+std::filesystem::path shared_folder() {
+  std::string path;
+  if (world().rank() == 0) {
+    path = (std::filesystem::temp_directory_path() / "muster-test-XXXXXX").string();
+    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("no folder for the test at " + path);
+    folders.emplace_back(path);
+  }
+  return world().broadcast(path);
+}
+
+}  // namespace muster::test
+
+int main(int argc, char** argv) {
+  const muster::comm::Environment environment;
+  muster::test::environment = &environment;
+  testing::InitGoogleTest(&argc, argv);
+  if (environment.world().rank() != 0) {
+    auto& listeners = testing::UnitTest::GetInstance()->listeners();
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new muster::test::FailuresOnly);
+  }
+  const int status = RUN_ALL_TESTS();
+  environment.world().barrier();
+  for (const auto& folder : muster::test::folders) std::filesystem::remove_all(folder);
+  return status;
+}

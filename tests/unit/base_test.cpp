@@ -1,0 +1,89 @@
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "muster/error.hpp"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <array>
+#include <filesystem>
+#include <string>
+
+namespace muster {
+namespace {
+
+class FileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string path = (std::filesystem::temp_directory_path() / "muster-file-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(path.data()), nullptr);
+    folder = path;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+
+  std::filesystem::path folder;
+};
+
+std::string message(const std::function<void()>& action, ExitCode expected) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), expected);
+    return error.what();
+  }
+  ADD_FAILURE() << "no Error was thrown";
+  return {};
+}
+
+TEST(Error, SaysWhatFactRemedy) {
+  const Error error(ExitCode::data, "opening a.h5", "there is no such file", "Check the path");
+  EXPECT_STREQ(error.what(), "opening a.h5: there is no such file. Check the path");
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_STREQ(Error(ExitCode::data, "a", "b").what(), "a: b");
+}
+
+TEST(Log, RefusesUnknownLevels) {
+  EXPECT_EQ(log::level_from_name("warn"), log::Level::warn);
+  EXPECT_NE(message([] { log::level_from_name("loud"); }, ExitCode::usage).find("trace, debug"), std::string::npos);
+}
+
+TEST_F(FileTest, WritesAndReadsBack) {
+  write_file(folder / "a", "first");
+  write_file(folder / "a", "second");
+  EXPECT_EQ(read_file(folder / "a"), "second");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1) << "a temporary file was left";
+}
+
+TEST_F(FileTest, NamesMissingAndTruncatedFiles) {
+  EXPECT_NE(message([&] { read_file(folder / "none"); }, ExitCode::data).find("none"), std::string::npos);
+  write_file(folder / "short", "abc");
+  const File file(folder / "short", File::Mode::read);
+  std::array<std::byte, 8> bytes{};
+  EXPECT_NE(message([&] { file.read_at(bytes, 0); }, ExitCode::data).find("truncated"), std::string::npos);
+}
+
+TEST_F(FileTest, RenameNeverReplaces) {
+  write_file(folder / "a", "a");
+  write_file(folder / "b", "b");
+  message([&] { rename_new(folder / "a", folder / "b"); }, ExitCode::retry);
+  EXPECT_EQ(read_file(folder / "b"), "b");
+  rename_new(folder / "a", folder / "c");
+  EXPECT_EQ(read_file(folder / "c"), "a");
+}
+
+TEST_F(FileTest, AppendGoesToTheEnd) {
+  for (const char* text : {"x", "y"}) {
+    File file(folder / "log", File::Mode::append);
+    file.append(text);
+    file.close();
+  }
+  EXPECT_EQ(read_file(folder / "log"), "xy");
+}
+
+TEST(File, FullDiskIsARetryableError) {
+  File full("/dev/full", File::Mode::write);
+  EXPECT_NE(message([&] { full.append("x"); }, ExitCode::retry).find("No space left"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace muster
