@@ -49,9 +49,9 @@ struct CheckpointInfo {
   std::int64_t epoch = 0;
   int world_size = 0;
   std::uint64_t bytes = 0;
-  std::string time;       ///< UTC, ISO 8601
-  Config metrics;         ///< those of its report
-  std::string problem;    ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
+  std::string time;     ///< UTC, ISO 8601
+  Config metrics;       ///< those of its report
+  std::string problem;  ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
 };
 
 /// The checkpoints under a run's directory, oldest first.

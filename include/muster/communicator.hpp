@@ -29,9 +29,9 @@ enum class ReduceOp { sum, product, min, max, bit_and, bit_or, bit_xor };
 
 /// Where the ranks of a communicator are. A node is what shares memory.
 struct Topology {
-  int local_rank = 0;              ///< among the ranks of this communicator on this node
+  int local_rank = 0;  ///< among the ranks of this communicator on this node
   int local_size = 1;
-  int node_rank = 0;               ///< nodes are numbered by their lowest rank
+  int node_rank = 0;  ///< nodes are numbered by their lowest rank
   int num_nodes = 1;
   std::vector<int> node_of_rank;   ///< [size]
   std::vector<std::string> hosts;  ///< [size], the host's name of each rank

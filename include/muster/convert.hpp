@@ -27,8 +27,8 @@ struct ConvertOptions {
   std::optional<std::int64_t> per_class = {};
 };
 
-// Each writes under a temporary name beside `output` and renames at the end, so a failure leaves no half file; the files
-// written come back. Bad input is an Error with ExitCode::data, a full disk one with ExitCode::retry.
+// Each writes under a temporary name beside `output` and renames at the end, so a failure leaves no half file; the
+// files written come back. Bad input is an Error with ExitCode::data, a full disk one with ExitCode::retry.
 
 /// IDX files (the format of MNIST: magic 0 0 TYPE NDIM, sizes and data big-endian), gzipped or not; one column each.
 std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,

@@ -123,14 +123,16 @@ class Session {
   /// gradients inside backward(): weighted by samples while a batch of a split dataset is in hand, equally otherwise.
   /// The same module comes back. Parameters must have the same names and shapes everywhere. Collective.
   template <class M>
-    requires std::convertible_to<M*, torch::nn::Module*>
-  std::shared_ptr<M> prepare_model(std::shared_ptr<M> module, const ModelOptions& options = {}) {
+  requires std::convertible_to<M*, torch::nn::Module*> std::shared_ptr<M> prepare_model(
+      std::shared_ptr<M> module, const ModelOptions& options = {}) {
     prepare(module, options);
     return module;
   }
   /// A module holder, as TORCH_MODULE makes them.
   template <class Holder>
-    requires requires(const Holder& holder) { { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>; }
+  requires requires(const Holder& holder) {
+    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+  }
   Holder prepare_model(Holder holder, const ModelOptions& options = {}) {
     prepare(holder.ptr(), options);
     return holder;
@@ -147,7 +149,9 @@ class Session {
   /// lives. Collective.
   Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
   template <class Holder>
-    requires requires(const Holder& holder) { { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>; }
+  requires requires(const Holder& holder) {
+    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+  }
   Evaluation evaluation(const Holder& holder) const {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
@@ -169,7 +173,8 @@ class Session {
   /// With files of the user's own; the directories of several workers are united.
   void report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options = {});
   /// With both.
-  void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint, const ReportOptions& options = {});
+  void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
+              const ReportOptions& options = {});
 
   /// The newest committed one, or the one the run was told to start from.
   std::optional<Checkpoint> get_checkpoint() const;

@@ -40,11 +40,13 @@ class StateEntry {
  public:
   StateEntry(std::shared_ptr<torch::nn::Module> module);
   template <class M>
-    requires std::convertible_to<M*, torch::nn::Module*>
-  StateEntry(const std::shared_ptr<M>& module) : StateEntry(std::shared_ptr<torch::nn::Module>(module)) {}
+  requires std::convertible_to<M*, torch::nn::Module*> StateEntry(const std::shared_ptr<M>& module)
+      : StateEntry(std::shared_ptr<torch::nn::Module>(module)) {}
   /// A module holder, as TORCH_MODULE makes them.
   template <class Holder>
-    requires requires(const Holder& holder) { { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>; }
+  requires requires(const Holder& holder) {
+    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+  }
   StateEntry(const Holder& holder) : StateEntry(std::shared_ptr<torch::nn::Module>(holder.ptr())) {}
   /// SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS.
   StateEntry(torch::optim::Optimizer& optimizer);

@@ -19,12 +19,19 @@ namespace {
   const char* remedy = "";
   switch (error) {
     case ENOSPC:
-    case EDQUOT: remedy = "Free some space there, or choose another --storage"; break;
+    case EDQUOT:
+      remedy = "Free some space there, or choose another --storage";
+      break;
     case EACCES:
     case EPERM:
-    case EROFS: remedy = "Check the permissions, or choose another path"; break;
-    case ENOENT: remedy = "Check the path"; break;
-    default: break;
+    case EROFS:
+      remedy = "Check the permissions, or choose another path";
+      break;
+    case ENOENT:
+      remedy = "Check the path";
+      break;
+    default:
+      break;
   }
   throw Error(code, std::string(doing) + " " + path.string(), std::strerror(error), remedy);
 }
@@ -57,15 +64,22 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
 
 File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
   switch (mode) {
-    case Mode::read: descriptor_ = open_checked(path, O_RDONLY, ExitCode::data, "opening"); break;
-    case Mode::write: descriptor_ = open_checked(path, O_RDWR, ExitCode::retry, "opening"); break;
-    case Mode::create: descriptor_ = open_checked(path, O_RDWR | O_CREAT | O_EXCL, ExitCode::retry, "creating"); break;
-    case Mode::append: descriptor_ = open_checked(path, O_WRONLY | O_CREAT | O_APPEND, ExitCode::retry, "opening"); break;
+    case Mode::read:
+      descriptor_ = open_checked(path, O_RDONLY, ExitCode::data, "opening");
+      break;
+    case Mode::write:
+      descriptor_ = open_checked(path, O_RDWR, ExitCode::retry, "opening");
+      break;
+    case Mode::create:
+      descriptor_ = open_checked(path, O_RDWR | O_CREAT | O_EXCL, ExitCode::retry, "creating");
+      break;
+    case Mode::append:
+      descriptor_ = open_checked(path, O_WRONLY | O_CREAT | O_APPEND, ExitCode::retry, "opening");
+      break;
   }
 }
 
-File::File(File&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 File& File::operator=(File&& other) noexcept {
   if (this != &other) {
@@ -94,8 +108,8 @@ void File::read_at(std::span<std::byte> into, std::uint64_t offset) const {
       fail(ExitCode::data, "reading", path_, errno);
     }
     if (got == 0)
-      throw Error(ExitCode::data, "reading " + path_.string(), "the file is truncated: it ends at byte " + std::to_string(offset),
-                  "Make or copy it anew");
+      throw Error(ExitCode::data, "reading " + path_.string(),
+                  "the file is truncated: it ends at byte " + std::to_string(offset), "Make or copy it anew");
     into = into.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
   }
@@ -105,9 +119,7 @@ void File::write_at(std::span<const std::byte> from, std::uint64_t offset) {
   write_all(descriptor_, path_, from, &offset);
 }
 
-void File::append(std::string_view text) {
-  write_all(descriptor_, path_, std::as_bytes(std::span(text)), nullptr);
-}
+void File::append(std::string_view text) { write_all(descriptor_, path_, std::as_bytes(std::span(text)), nullptr); }
 
 void File::truncate(std::uint64_t size) {
   int status;
@@ -122,7 +134,8 @@ void File::sync() {
 
 void File::close() {
   // Linux frees the descriptor even when close fails, so it is never closed twice.
-  if (const int descriptor = std::exchange(descriptor_, -1); descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR)
+  if (const int descriptor = std::exchange(descriptor_, -1);
+      descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR)
     fail(ExitCode::retry, "closing", path_, errno);
 }
 

@@ -43,16 +43,18 @@ void Alarm::raise(const Outcome& mine) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     sends_.push_back(MPI_REQUEST_NULL);
-    muster::comm::check(MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, notice_tag, comm_, &sends_.back()),
-                        "MPI_Isend");
+    muster::comm::check(
+        MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, notice_tag, comm_, &sends_.back()),
+        "MPI_Isend");
   }
 }
 
 void Alarm::take(const MPI_Status& status) {
   std::string bytes(longest_notice + 2, '\0');
   MPI_Status received;
-  muster::comm::check(MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
-                      "MPI_Recv");
+  muster::comm::check(
+      MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
+      "MPI_Recv");
   int length = 0;
   muster::comm::check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
   bytes.resize(static_cast<std::size_t>(length));
@@ -89,7 +91,8 @@ void Alarm::clear(const std::vector<bool>& raised) {
   }
   // They complete: every other rank takes in this notice in its own clear().
   if (!sends_.empty())
-    muster::comm::check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
+    muster::comm::check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE),
+                        "MPI_Waitall");
   sends_.clear();
   heard_.assign(heard_.size(), false);
   sounding_ = false;
@@ -123,13 +126,14 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   for (std::size_t r = 0; r < n; ++r) {
     if (r == rank) continue;
     memory->theirs[r].resize(longest);
-    check(MPI_Irecv(memory->theirs[r].data(), static_cast<int>(longest), MPI_BYTE, static_cast<int>(r), 0, comm, &memory->receives[r]),
+    check(MPI_Irecv(memory->theirs[r].data(), static_cast<int>(longest), MPI_BYTE, static_cast<int>(r), 0, comm,
+                    &memory->receives[r]),
           "MPI_Irecv");
   }
   for (std::size_t r = 0; r < n; ++r)
     if (r != rank)
-      check(MPI_Isend(memory->mine.data(), static_cast<int>(memory->mine.size()), MPI_BYTE, static_cast<int>(r), 0, comm,
-                      &memory->sends[r]),
+      check(MPI_Isend(memory->mine.data(), static_cast<int>(memory->mine.size()), MPI_BYTE, static_cast<int>(r), 0,
+                      comm, &memory->sends[r]),
             "MPI_Isend");
 
   const auto all_heard = [&] {
@@ -160,7 +164,9 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   std::vector<Outcome> outcomes(n);
   std::vector<bool> raised(n);
   for (std::size_t r = 0; r < n; ++r) {
-    outcomes[r] = r == rank ? mine : unpack(std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r])));
+    outcomes[r] =
+        r == rank ? mine
+                  : unpack(std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r])));
     raised[r] = outcomes[r].kind == Outcome::Kind::failed;
   }
   shared.alarm.clear(raised);

@@ -47,9 +47,9 @@ struct World {
   World(MPI_Comm alarm_comm, MPI_Comm agreement_comm) : alarm(alarm_comm), agreement(agreement_comm) {}
 
   Alarm alarm;
-  MPI_Comm agreement;                   // used by agree() alone
-  std::vector<std::string> hosts;       // [world rank]
-  std::vector<int> node_of_rank;        // [world rank], numbered by lowest rank
+  MPI_Comm agreement;              // used by agree() alone
+  std::vector<std::string> hosts;  // [world rank]
+  std::vector<int> node_of_rank;   // [world rank], numbered by lowest rank
   std::atomic<std::int64_t> limit_ms{1'800'000};
 };
 

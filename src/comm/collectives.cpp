@@ -97,14 +97,17 @@ std::string describe(const char* what, std::size_t count) {
   return std::string("waiting for ") + what + " of " + std::to_string(count) + " elements";
 }
 
-std::byte* at(void* data, std::size_t element, Dtype type) { return static_cast<std::byte*>(data) + element * size_of(type); }
+std::byte* at(void* data, std::size_t element, Dtype type) {
+  return static_cast<std::byte*>(data) + element * size_of(type);
+}
 
 void start_sends(Request::State& state, MPI_Comm comm, const void* data, std::size_t count, Dtype type, int to, int tag,
                  std::size_t chunk) {
   each_chunk(count, chunk, [&](std::size_t first, int part) {
     state.pending.push_back(MPI_REQUEST_NULL);
-    check(MPI_Isend(at(const_cast<void*>(data), first, type), part, mpi_type(type), to, tag, comm, &state.pending.back()),
-          "MPI_Isend");
+    check(
+        MPI_Isend(at(const_cast<void*>(data), first, type), part, mpi_type(type), to, tag, comm, &state.pending.back()),
+        "MPI_Isend");
   });
 }
 
@@ -129,7 +132,8 @@ Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int ro
   auto state = start(communicator_, describe("a broadcast", count));
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);
-    check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective, &state->pending.back()),
+    check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective,
+                     &state->pending.back()),
           "MPI_Ibcast");
   });
   return Request(std::move(state));
@@ -200,8 +204,8 @@ Request Collectives::receive(void* data, std::size_t count, Dtype type, int from
 
 Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int tag) {
   if (count > chunk_)
-    throw Error(ExitCode::usage, "receiving from any rank", std::to_string(count) + " elements are more than one message holds",
-                "Receive from a named rank");
+    throw Error(ExitCode::usage, "receiving from any rank",
+                std::to_string(count) + " elements are more than one message holds", "Receive from a named rank");
   auto state = start(communicator_, describe("a receive", count) + " from any rank");
   start_receives(*state, state->channel->point_to_point, data, count, type, MPI_ANY_SOURCE, tag, chunk_);
   return Request(std::move(state));

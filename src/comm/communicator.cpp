@@ -37,8 +37,7 @@ Communicator Communicator::split(int color, int key) const {
   const int mine = channel_->world_ranks[static_cast<std::size_t>(rank())];
   std::vector<int> ranks(static_cast<std::size_t>(size));
   check(MPI_Allgather(&mine, 1, MPI_INT, ranks.data(), 1, MPI_INT, part), "MPI_Allgather");
-  return Communicator(
-      std::make_shared<comm::Channel>(part, comm::duplicate(part), channel_->world, std::move(ranks)));
+  return Communicator(std::make_shared<comm::Channel>(part, comm::duplicate(part), channel_->world, std::move(ranks)));
 }
 
 void Communicator::barrier() const { Collectives(*this).barrier().wait(); }

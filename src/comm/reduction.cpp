@@ -32,10 +32,14 @@ std::uint16_t narrow(float value, std::integral_constant<Dtype, Dtype::f16>) {
 
 float combine(float a, float b, ReduceOp op) {
   switch (op) {
-    case ReduceOp::sum: return a + b;
-    case ReduceOp::product: return a * b;
-    case ReduceOp::min: return std::isnan(a) || a < b ? a : b;
-    default: return std::isnan(a) || a > b ? a : b;
+    case ReduceOp::sum:
+      return a + b;
+    case ReduceOp::product:
+      return a * b;
+    case ReduceOp::min:
+      return std::isnan(a) || a < b ? a : b;
+    default:
+      return std::isnan(a) || a > b ? a : b;
   }
 }
 
@@ -61,11 +65,16 @@ MPI_Op half_op() {
 template <Dtype type>
 MPI_Op half_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::sum: return half_op<type, ReduceOp::sum>();
-    case ReduceOp::product: return half_op<type, ReduceOp::product>();
-    case ReduceOp::min: return half_op<type, ReduceOp::min>();
-    case ReduceOp::max: return half_op<type, ReduceOp::max>();
-    default: return MPI_OP_NULL;
+    case ReduceOp::sum:
+      return half_op<type, ReduceOp::sum>();
+    case ReduceOp::product:
+      return half_op<type, ReduceOp::product>();
+    case ReduceOp::min:
+      return half_op<type, ReduceOp::min>();
+    case ReduceOp::max:
+      return half_op<type, ReduceOp::max>();
+    default:
+      return MPI_OP_NULL;
   }
 }
 
@@ -78,21 +87,31 @@ MPI_Op boolean_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::max:
-    case ReduceOp::bit_or: return MPI_LOR;
-    case ReduceOp::bit_xor: return MPI_LXOR;
-    default: return MPI_LAND;
+    case ReduceOp::bit_or:
+      return MPI_LOR;
+    case ReduceOp::bit_xor:
+      return MPI_LXOR;
+    default:
+      return MPI_LAND;
   }
 }
 
 MPI_Op native_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::sum: return MPI_SUM;
-    case ReduceOp::product: return MPI_PROD;
-    case ReduceOp::min: return MPI_MIN;
-    case ReduceOp::max: return MPI_MAX;
-    case ReduceOp::bit_and: return MPI_BAND;
-    case ReduceOp::bit_or: return MPI_BOR;
-    default: return MPI_BXOR;
+    case ReduceOp::sum:
+      return MPI_SUM;
+    case ReduceOp::product:
+      return MPI_PROD;
+    case ReduceOp::min:
+      return MPI_MIN;
+    case ReduceOp::max:
+      return MPI_MAX;
+    case ReduceOp::bit_and:
+      return MPI_BAND;
+    case ReduceOp::bit_or:
+      return MPI_BOR;
+    default:
+      return MPI_BXOR;
   }
 }
 
@@ -102,31 +121,47 @@ std::size_t size_of(Dtype type) noexcept {
   switch (type) {
     case Dtype::u8:
     case Dtype::i8:
-    case Dtype::boolean: return 1;
+    case Dtype::boolean:
+      return 1;
     case Dtype::i16:
     case Dtype::f16:
-    case Dtype::bf16: return 2;
+    case Dtype::bf16:
+      return 2;
     case Dtype::i32:
-    case Dtype::f32: return 4;
-    case Dtype::c128: return 16;
-    default: return 8;
+    case Dtype::f32:
+      return 4;
+    case Dtype::c128:
+      return 16;
+    default:
+      return 8;
   }
 }
 
 MPI_Datatype mpi_type(Dtype type) {
   switch (type) {
-    case Dtype::u8: return MPI_UINT8_T;
-    case Dtype::i8: return MPI_INT8_T;
-    case Dtype::i16: return MPI_INT16_T;
-    case Dtype::i32: return MPI_INT32_T;
-    case Dtype::i64: return MPI_INT64_T;
+    case Dtype::u8:
+      return MPI_UINT8_T;
+    case Dtype::i8:
+      return MPI_INT8_T;
+    case Dtype::i16:
+      return MPI_INT16_T;
+    case Dtype::i32:
+      return MPI_INT32_T;
+    case Dtype::i64:
+      return MPI_INT64_T;
     case Dtype::f16:
-    case Dtype::bf16: return MPI_UINT16_T;
-    case Dtype::f32: return MPI_FLOAT;
-    case Dtype::f64: return MPI_DOUBLE;
-    case Dtype::c64: return MPI_C_FLOAT_COMPLEX;
-    case Dtype::c128: return MPI_C_DOUBLE_COMPLEX;
-    case Dtype::boolean: return MPI_C_BOOL;
+    case Dtype::bf16:
+      return MPI_UINT16_T;
+    case Dtype::f32:
+      return MPI_FLOAT;
+    case Dtype::f64:
+      return MPI_DOUBLE;
+    case Dtype::c64:
+      return MPI_C_FLOAT_COMPLEX;
+    case Dtype::c128:
+      return MPI_C_DOUBLE_COMPLEX;
+    case Dtype::boolean:
+      return MPI_C_BOOL;
   }
   return MPI_DATATYPE_NULL;
 }

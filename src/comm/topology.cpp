@@ -6,8 +6,8 @@
 namespace muster::comm {
 
 Topology make_topology(const std::vector<int>& nodes, std::vector<std::string> hosts, int rank) {
-  Topology topology{.local_rank = 0, .local_size = 0, .node_rank = 0, .num_nodes = 0, .node_of_rank = {},
-                    .hosts = std::move(hosts)};
+  Topology topology{
+      .local_rank = 0, .local_size = 0, .node_rank = 0, .num_nodes = 0, .node_of_rank = {}, .hosts = std::move(hosts)};
   std::map<int, int> number;
   for (const int node : nodes)
     topology.node_of_rank.push_back(number.try_emplace(node, static_cast<int>(number.size())).first->second);

@@ -20,7 +20,8 @@ std::vector<std::filesystem::path> folders;
 class FailuresOnly : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (result.failed())
-      std::fprintf(stderr, "rank %d: %s:%d: %s\n", world().rank(), result.file_name(), result.line_number(), result.message());
+      std::fprintf(stderr, "rank %d: %s:%d: %s\n", world().rank(), result.file_name(), result.line_number(),
+                   result.message());
   }
 };
 
