@@ -9,9 +9,11 @@
 #include "muster/version.hpp"
 
 #include <malloc.h>
+#include <signal.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -33,6 +35,16 @@ void prepare_malloc() {
   ::mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
   ::mallopt(M_TOP_PAD, 64 << 20);
 #endif
+}
+
+volatile std::sig_atomic_t stop_signal = 0;
+
+void heed_stop_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_signal = 1; };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &action, nullptr);
+  ::sigaction(SIGUSR2, &action, nullptr);
 }
 
 void refuse_separate_worlds(const std::optional<launch::Mismatch>& mismatch) {
@@ -69,6 +81,7 @@ struct Launch::State {
   Parsing parsing;
   LaunchFlags flags;
   int threads = 1;
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<comm::Environment> environment;
 };
 
@@ -172,6 +185,7 @@ void Launch::State::choose_threads() {
 Launch::Launch(int argc, char** argv, std::string version)
     : state_(std::make_unique<State>(argc, argv, std::move(version))) {
   prepare_malloc();
+  heed_stop_signals();
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
   refuse_separate_worlds(launch::srun_without_pmix(environment));
   state_->environment.emplace();
@@ -188,10 +202,23 @@ const LaunchFlags& Launch::flags() const noexcept { return state_->flags; }
 const std::string& Launch::program() const noexcept { return state_->program; }
 int Launch::threads_per_rank() const noexcept { return state_->threads; }
 
+bool Launch::stop_requested() const noexcept {
+  const auto& limit = state_->flags.time_limit;
+  return stop_signal != 0 || (limit && std::chrono::steady_clock::now() - state_->begin >= *limit);
+}
+
 int Launch::finish(const Result& result) {
   if (!result.error) return 0;
   log::error(result.error->what());
   return static_cast<int>(result.error->code());
+}
+
+void Launch::give_up(const Error& error) {
+  // Rank 0 may be the one that does not answer, so whoever knows says it.
+  std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank(),
+               communicator().topology().hosts[static_cast<std::size_t>(rank())].c_str(), error.what());
+  log::flush();
+  comm::abort(static_cast<int>(error.code()));
 }
 
 int Launch::run_body(const std::function<int()>& body) {
@@ -204,6 +231,8 @@ int Launch::run_body(const std::function<int()>& body) {
     state_->resolve();
     state_->choose_threads();
     status = body();
+  } catch (const comm::Lost& error) {
+    give_up(error);
   } catch (const RemoteError& error) {
     mine = {Outcome::Kind::left, error.code(), error.what()};
   } catch (const Error& error) {
@@ -227,13 +256,8 @@ int Launch::run_body(const std::function<int()>& body) {
       return static_cast<int>(outcomes[r].code);
     }
     return status;
-  } catch (const Error& error) {
-    // Some rank does not answer: whoever knows more says it, then all processes end.
-    std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank(),
-                 communicator().topology().hosts[static_cast<std::size_t>(rank())].c_str(),
-                 mine.kind == Outcome::Kind::done ? error.what() : mine.text.c_str());
-    log::flush();
-    comm::abort(static_cast<int>(mine.kind == Outcome::Kind::done ? error.code() : mine.code));
+  } catch (const comm::Lost& error) {
+    give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : error);
   }
 }
 
