@@ -257,7 +257,7 @@ int Launch::run_body(const std::function<int()>& body) {
     }
     return status;
   } catch (const comm::Lost& error) {
-    give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : error);
+    give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));
   }
 }
 
