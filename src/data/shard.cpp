@@ -109,6 +109,7 @@ Pass ShardState::begin_pass(const BatchOptions& options) {
 void ShardState::take(const Pass& pass, const Batch& batch) {
   if (split && weight) *weight = {batch.size(), batch.global_size()};
   if (under_way && pass.ticket == ticket) consumed += batch.global_size();
+  if (split && on_step) on_step(batch.global_size());
 }
 
 void ShardState::end_pass(const Pass& pass) {

@@ -9,6 +9,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -42,6 +43,8 @@ struct ShardState {
   std::uint64_t seed = 0;
   at::Device device = at::kCPU;
   std::shared_ptr<StepWeight> weight = std::make_shared<StepWeight>();
+  /// Told of each batch of a split dataset as it is handed out: the step's samples over all ranks.
+  std::function<void(std::int64_t)> on_step = {};
 
   /// Makes `value` the epoch; forgets the position in another one.
   void begin_epoch(std::int64_t value);

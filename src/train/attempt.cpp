@@ -7,8 +7,8 @@
 
 namespace muster::train {
 
-std::optional<Error> attempt(const Communicator& world, std::chrono::milliseconds patience, std::chrono::milliseconds grace,
-                             const std::function<void()>& work) {
+std::optional<Error> attempt(const Communicator& world, std::chrono::milliseconds patience,
+                             std::chrono::milliseconds grace, const std::function<void()>& work) {
   using comm::Outcome;
   Outcome mine;
   try {
@@ -32,16 +32,19 @@ std::optional<Error> attempt(const Communicator& world, std::chrono::millisecond
     if (mine.kind != Outcome::Kind::failed) throw;
     throw comm::Lost(mine.code, mine.text + " (then: " + lost.what() + ")");
   }
-  const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.kind == Outcome::Kind::failed; });
+  const auto failed =
+      std::find_if(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.kind == Outcome::Kind::failed; });
   if (failed == outcomes.end()) return std::nullopt;
   const bool alike = std::all_of(outcomes.begin(), outcomes.end(), [&](const Outcome& o) {
     return o.kind == Outcome::Kind::done || o.text == failed->text;
   });
-  if (alike && std::count_if(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.kind == Outcome::Kind::failed; }) > 1)
+  if (alike && std::count_if(outcomes.begin(), outcomes.end(),
+                             [](const Outcome& o) { return o.kind == Outcome::Kind::failed; }) > 1)
     return Error(failed->code, failed->text);
   const auto rank = static_cast<std::size_t>(failed - outcomes.begin());
   if (outcomes.size() == 1) return Error(failed->code, failed->text);
-  return Error(failed->code, "rank " + std::to_string(rank) + " (" + world.topology().hosts[rank] + "): " + failed->text);
+  return Error(failed->code,
+               "rank " + std::to_string(rank) + " (" + world.topology().hosts[rank] + "): " + failed->text);
 }
 
 }  // namespace muster::train

@@ -18,7 +18,7 @@ struct Part {
   bool saves_files = false;
   bool stop = false;
   ExitCode code = ExitCode::done;
-  std::string error;
+  std::string error = {};
 
   std::string pack() const {
     const auto bytes = Config::to_cbor({metrics, saves_state, saves_files, stop, static_cast<int>(code), error});
@@ -34,8 +34,10 @@ struct Part {
 void throw_first(const std::vector<Part>& parts, const Topology& topology) {
   for (std::size_t r = 0; r < parts.size(); ++r) {
     if (parts[r].code == ExitCode::done) continue;
-    const bool alike = std::all_of(parts.begin(), parts.end(), [&](const Part& p) { return p.error == parts[r].error; });
-    throw Error(parts[r].code, (alike ? "" : "rank " + std::to_string(r) + " (" + topology.hosts[r] + "): ") + parts[r].error);
+    const bool alike =
+        std::all_of(parts.begin(), parts.end(), [&](const Part& p) { return p.error == parts[r].error; });
+    throw Error(parts[r].code,
+                (alike ? "" : "rank " + std::to_string(r) + " (" + topology.hosts[r] + "): ") + parts[r].error);
   }
 }
 
@@ -79,7 +81,8 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
   for (const auto& bytes : control.all_gather(mine.pack())) parts.push_back(Part::unpack(bytes));
   throw_first(parts, control.topology());
   const bool saves_state = any(parts, &Part::saves_state);
-  if (saves_state != mine.saves_state || (saves_state && !std::all_of(parts.begin(), parts.end(), [](const Part& p) { return p.saves_state; })))
+  if (saves_state != mine.saves_state ||
+      (saves_state && !std::all_of(parts.begin(), parts.end(), [](const Part& p) { return p.saves_state; })))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
 
@@ -105,13 +108,18 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
   samples_since_report = 0;
   last_report = Clock::now();
   if (saves && any(parts, &Part::stop))
-    throw Error(ExitCode::stopped, "training", "stopped on request, state saved in " + newest->path().filename().string(),
+    throw Error(ExitCode::stopped, "training",
+                "stopped on request, state saved in " + newest->path().filename().string(),
                 "Start it again with --name " + run.name() + " to go on");
 }
 
 Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, const Config& row) {
-  checkpoint::Contents contents{.state = {}, .random_state = generator_state(device), .directory = {},
-                                .progress = save_progress(), .metrics = row, .metadata = metadata};
+  checkpoint::Contents contents{.state = {},
+                                .random_state = generator_state(device),
+                                .directory = {},
+                                .progress = save_progress(),
+                                .metrics = row,
+                                .metadata = metadata};
   if (entries != nullptr) contents.state = checkpoint::collect(*entries);
   if (files) contents.directory = files->path();
   newest = store.commit(contents);

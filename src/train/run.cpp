@@ -33,14 +33,16 @@ std::string default_name(const std::string& program, const std::filesystem::path
 void check_storage(const std::filesystem::path& storage) {
   const auto text = storage.string();
   if (text.find("://") != std::string::npos)
-    throw Error(ExitCode::usage, "opening the storage " + text, "it is a URL", "Name a folder on a file system that all nodes share");
+    throw Error(ExitCode::usage, "opening the storage " + text, "it is a URL",
+                "Name a folder on a file system that all nodes share");
 }
 
 }  // namespace
 
 void check_run_name(const std::string& name) {
-  const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' &&
-                     std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
+  const bool plain =
+      !name.empty() && name.size() <= 200 && name.front() != '.' &&
+      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
   if (!plain)
     throw Error(ExitCode::usage, "reading the run's name \"" + name + "\"",
                 "it is not the name of a folder: no '/', no leading '.', no control characters, 1 to 200 bytes",
@@ -58,7 +60,8 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
     check_run_name(name_);
     path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
     if (std::filesystem::is_symlink(path_))
-      throw Error(ExitCode::usage, "opening the run " + path_.string(), "it is a symbolic link", "Name the folder itself");
+      throw Error(ExitCode::usage, "opening the run " + path_.string(), "it is a symbolic link",
+                  "Name the folder itself");
     make_directories(path_ / "logs");
     take();
     if (std::filesystem::exists(path_ / "params.json")) {
@@ -99,7 +102,8 @@ void Run::take() {
     return;
   }
   if (errno != EAGAIN && errno != EACCES) {
-    log::warn("the file system under " + path_.string() + " keeps no locks: nothing stops a second job from using this run");
+    log::warn("the file system under " + path_.string() +
+              " keeps no locks: nothing stops a second job from using this run");
     return;
   }
   throw Error(ExitCode::usage, "opening the run " + path_.string(),
@@ -126,9 +130,10 @@ void Run::check_shared(const Communicator& world) const {
   if (root_) std::filesystem::remove(file);
   for (std::size_t r = 0; r < all.size(); ++r)
     if (all[r] != token)
-      throw Error(ExitCode::usage, "opening the run " + path_.string(),
-                  "the host " + world.topology().hosts[r] + " does not see the same folder as " + world.topology().hosts[0],
-                  "Choose a --storage on a file system that all nodes share");
+      throw Error(
+          ExitCode::usage, "opening the run " + path_.string(),
+          "the host " + world.topology().hosts[r] + " does not see the same folder as " + world.topology().hosts[0],
+          "Choose a --storage on a file system that all nodes share");
 }
 
 void Run::write_params(const Config& params) const {

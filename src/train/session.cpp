@@ -81,7 +81,8 @@ void Session::barrier() const { state_->workers.barrier(); }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
   if (!state_->group)
-    throw Error(ExitCode::user_error, "taking the process group", "this trainer's backend made none", "Use TorchTrainer");
+    throw Error(ExitCode::user_error, "taking the process group", "this trainer's backend made none",
+                "Use TorchTrainer");
   return state_->group;
 }
 
@@ -92,9 +93,10 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
+  static_cast<void>(process_group());  // refuses where the backend made none
   state_->models.push_back(model::DataParallel::prepare(module,
-                                                        {.group = process_group(),
-                                                         .communicator = state_->workers,
+                                                        {.communicator = state_->workers,
+                                                         .new_group = state_->new_group,
                                                          .weight = state_->weight,
                                                          .no_sync_depth = state_->no_sync_depth,
                                                          .device = state_->device},
@@ -126,7 +128,8 @@ void Session::report(const Metrics& metrics, const State& state, const ReportOpt
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
   state_->report(metrics, nullptr, checkpoint, options);
 }
-void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint, const ReportOptions& options) {
+void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
+                     const ReportOptions& options) {
   state_->report(metrics, &state.entries(), checkpoint, options);
 }
 

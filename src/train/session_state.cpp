@@ -19,7 +19,8 @@ std::shared_ptr<data::ShardState> SessionState::shard(const std::string& name) {
   if (dataset == datasets.end()) {
     std::string names;
     for (const auto& [known, unused] : datasets) names += (names.empty() ? "" : ", ") + known;
-    throw Error(ExitCode::user_error, "taking the shard of the dataset \"" + name + "\"", "the trainer was given no such dataset",
+    throw Error(ExitCode::user_error, "taking the shard of the dataset \"" + name + "\"",
+                "the trainer was given no such dataset",
                 names.empty() ? "Give it one in the option datasets" : "It has " + names);
   }
   const auto& split = data_config.datasets_to_split;

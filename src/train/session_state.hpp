@@ -4,6 +4,8 @@
 #include "checkpoint/store.hpp"
 #include "data/shard.hpp"
 #include "model/data_parallel.hpp"
+#include "muster/launch.hpp"
+#include "muster/preprocessor.hpp"
 #include "muster/session.hpp"
 #include "observe/history.hpp"
 #include "observe/progress.hpp"
@@ -12,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,20 +35,21 @@ struct SessionState {
   RunConfig config;
   Config metadata;
   at::Device device = at::kCPU;
-  PreprocessorPtr preprocessor;
+  PreprocessorPtr preprocessor = {};
   std::map<std::string, Dataset> datasets;
   DataConfig data_config;
 
   checkpoint::Store store;
-  std::optional<Checkpoint> start;               // what the run goes on from
-  std::optional<checkpoint::Restored> restored;  // its content, read when it is first needed
-  std::optional<Checkpoint> newest;              // committed in this attempt, else `start`
+  std::optional<Checkpoint> start = {};               // what the run goes on from
+  std::optional<checkpoint::Restored> restored = {};  // its content, read when it is first needed
+  std::optional<Checkpoint> newest = {};              // committed in this attempt, else `start`
 
-  c10::intrusive_ptr<c10d::ProcessGroup> group;  // set by TorchBackend
-  std::vector<std::shared_ptr<model::DataParallel>> models;
+  std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group = {};  // set by TorchBackend
+  c10::intrusive_ptr<c10d::ProcessGroup> group = {};                       // the training function's own
+  std::vector<std::shared_ptr<model::DataParallel>> models = {};
   std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  std::map<std::string, std::shared_ptr<data::ShardState>> shards;
+  std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
 
   // Where training stands.
   std::int64_t epoch = 0;
@@ -59,8 +63,8 @@ struct SessionState {
   bool restore_called = false;
 
   // On the first worker.
-  std::optional<observe::History> history;
-  std::optional<observe::ProgressLine> progress;
+  std::optional<observe::History> history = {};
+  std::optional<observe::ProgressLine> progress = {};
 
   bool root() const noexcept { return workers.rank() == 0; }
 

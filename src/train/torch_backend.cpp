@@ -17,8 +17,11 @@ void TorchBackend::on_start(Session& session) {
   if (backend != "auto" && backend != "mpi")
     throw Error(ExitCode::usage, "starting the process group", "there is no backend \"" + backend + "\"",
                 "Use auto or mpi");
-  at::set_num_threads(flags.threads.value_or(state.scaling.threads_per_worker.value_or(state.launch.threads_per_rank())));
-  state.group = make_process_group(state.workers, {.timeout = flags.timeout ? flags.timeout : config_.timeout});
+  at::set_num_threads(
+      flags.threads.value_or(state.scaling.threads_per_worker.value_or(state.launch.threads_per_rank())));
+  const ProcessGroupOptions options{.timeout = flags.timeout ? flags.timeout : config_.timeout};
+  state.new_group = [workers = state.workers, options] { return make_process_group(workers, options); };
+  state.group = state.new_group();
 }
 
 }  // namespace muster

@@ -10,7 +10,7 @@
 #include "train/run.hpp"
 #include "train/session_state.hpp"
 
-#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
 #include <limits>
@@ -41,22 +41,24 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling) {
   const auto& flags = launch.flags();
   const int workers = flags.workers.value_or(scaling.num_workers.value_or(launch.size()));
   if (workers < 1)
-    throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers", "Ask for 1 or more");
+    throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
+                "Ask for 1 or more");
   if (workers > launch.size())
     throw Error(ExitCode::usage, "choosing the workers",
-                std::to_string(workers) + " workers were asked for and the launch has " + std::to_string(launch.size()) +
-                    (launch.size() == 1 ? " rank" : " ranks"),
+                std::to_string(workers) + " workers were asked for and the launch has " +
+                    std::to_string(launch.size()) + (launch.size() == 1 ? " rank" : " ranks"),
                 "Start it with mpirun -n " + std::to_string(workers) + ", or ask for fewer with --workers");
   return workers;
 }
 
 at::Device choose_device(const ScalingConfig& scaling, const Communicator& workers) {
   if (!scaling.use_gpu) return at::kCPU;
-  if (!at::hasCUDA() || at::globalContext().getNumGPUs() == 0)
-    throw Error(ExitCode::data, "choosing the device", "use_gpu is set and host " +
-                    workers.topology().hosts[static_cast<std::size_t>(workers.rank())] + " has no GPU that this libtorch can use",
+  const int gpus = at::detail::getCUDAHooks().deviceCount();
+  if (gpus < 1)
+    throw Error(ExitCode::data, "choosing the device",
+                "use_gpu is set and host " + workers.topology().hosts[static_cast<std::size_t>(workers.rank())] +
+                    " has no GPU that this libtorch can use",
                 "Set use_gpu to false, or run where there is a GPU with a CUDA build of libtorch");
-  const auto gpus = static_cast<int>(at::globalContext().getNumGPUs());
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(workers.topology().local_rank % gpus));
 }
 
@@ -100,7 +102,8 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
   return Checkpoint::from_directory(comm::root_decides(communicator, [&] {
     if (std::filesystem::exists(path / "manifest.json")) return path.string();
     const auto all = list_checkpoints(path);
-    const auto newest = std::find_if(all.rbegin(), all.rend(), [](const CheckpointInfo& info) { return info.problem.empty(); });
+    const auto newest =
+        std::find_if(all.rbegin(), all.rend(), [](const CheckpointInfo& info) { return info.problem.empty(); });
     if (newest == all.rend())
       throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
                   "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
@@ -113,7 +116,8 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
   const auto& flags = session.launch.flags();
   const auto path = std::filesystem::absolute(flags.resume_path).lexically_normal();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
-  if (flags.resume == Resume::path && path.parent_path() == session.run.path()) return checkpoint_at(path, session.control);
+  if (flags.resume == Resume::path && path.parent_path() == session.run.path())
+    return checkpoint_at(path, session.control);
   if (auto newest = session.store.newest()) return newest;
   if (flags.resume == Resume::path) return checkpoint_at(path, session.control);
   if (flags.resume == Resume::must && !given)
@@ -137,8 +141,9 @@ void take_up(SessionState& session) {
   if (row.is_object()) row["checkpoint_dir_name"] = session.start->path().filename().string();
   if (!first) return;
   session.history.emplace(session.run.path(), session.training_iteration, row);
-  log::info("resuming from " + session.start->path().string() + " (report " + std::to_string(session.training_iteration) +
-            ", epoch " + std::to_string(progress.value("epoch", std::int64_t{0}) + 1) +
+  log::info("resuming from " + session.start->path().string() + " (report " +
+            std::to_string(session.training_iteration) + ", epoch " +
+            std::to_string(progress.value("epoch", std::int64_t{0}) + 1) +
             (progress.value("epoch_complete", true) ? " done)" : " in progress)"));
 }
 
@@ -151,7 +156,8 @@ void preprocess(SessionState& session) {
   } else if (const auto train = session.datasets.find("train"); train != session.datasets.end()) {
     session.preprocessor->fit(train->second, session.control);
   } else {
-    throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"", "Give the trainer one");
+    throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"",
+                "Give the trainer one");
   }
   for (auto& [name, dataset] : session.datasets) dataset = dataset.transform(session.preprocessor);
 }
@@ -181,7 +187,8 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
   std::reverse(all.begin(), all.end());
   if (config.checkpoint_score_attribute.empty()) return all;
   const auto score = [&](const CheckpointInfo& info) {
-    const auto value = info.metrics.is_object() ? info.metrics.value(config.checkpoint_score_attribute, Config()) : Config();
+    const auto value =
+        info.metrics.is_object() ? info.metrics.value(config.checkpoint_score_attribute, Config()) : Config();
     if (!value.is_number()) return -std::numeric_limits<double>::infinity();
     return config.checkpoint_score_order == ScoreOrder::max ? value.get<double>() : -value.get<double>();
   };
@@ -208,7 +215,8 @@ Result read_result(const Communicator& world, const Run& run, const CheckpointCo
   if (!result.metrics_history.empty()) result.metrics = result.metrics_history.back();
   for (const auto& entry : content[1])
     result.best_checkpoints.emplace_back(Checkpoint::from_directory(entry[0].get<std::string>()), entry[1]);
-  if (const auto newest = content[2].get<std::string>(); !newest.empty()) result.checkpoint = Checkpoint::from_directory(newest);
+  if (const auto newest = content[2].get<std::string>(); !newest.empty())
+    result.checkpoint = Checkpoint::from_directory(newest);
   return result;
 }
 
@@ -227,9 +235,8 @@ Result DataParallelTrainer::fit() {
   const auto& flags = launch_.flags();
   const auto patience = comm::time_limit(world);
   const int workers = count_workers(launch_, options_.scaling_config);
-  options_.train_loop_config = Config::parse(comm::root_decides(world, [&] {
-    return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump();
-  }));
+  options_.train_loop_config = Config::parse(comm::root_decides(
+      world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
   const auto throw_if = [](const std::optional<Error>& error) {
     if (error) throw *error;
@@ -241,8 +248,8 @@ Result DataParallelTrainer::fit() {
     device = choose_device(options_.scaling_config, world);
     for (const auto& [name, dataset] : options_.datasets) static_cast<void>(dataset.count());
     if (world.rank() == 0 && flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
-      throw Error(ExitCode::usage, "starting the run " + run.path().string(), "--resume never is set and it has checkpoints",
-                  "Choose another --name, or remove that folder");
+      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
+                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
   }));
 
   Config params = describe(launch_, options_, run, workers);
@@ -252,9 +259,10 @@ Result DataParallelTrainer::fit() {
   }
   comm::root_decides(world, [&] { return run.write_params(params), std::string(); });
   if (world.rank() == 0)
-    log::info("run " + run.path().string() + ": " + std::to_string(workers) + (workers == 1 ? " worker on " : " workers on ") +
-              std::to_string(world.topology().num_nodes) + (world.topology().num_nodes == 1 ? " node, " : " nodes, ") +
-              std::to_string(launch_.threads_per_rank()) + (launch_.threads_per_rank() == 1 ? " thread each" : " threads each"));
+    log::info("run " + run.path().string() + ": " + std::to_string(workers) +
+              (workers == 1 ? " worker on " : " workers on ") + std::to_string(world.topology().num_nodes) +
+              (world.topology().num_nodes == 1 ? " node, " : " nodes, ") + std::to_string(launch_.threads_per_rank()) +
+              (launch_.threads_per_rank() == 1 ? " thread each" : " threads each"));
 
   const int max_failures = options_.run_config.failure_config.max_failures;
   std::optional<Error> error;
@@ -264,28 +272,30 @@ Result DataParallelTrainer::fit() {
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto part = world.split(works ? 0 : 1);
     const auto control = part.duplicate();
-    error = train::attempt(world, works ? patience : spare_patience, last ? std::chrono::milliseconds(last_grace) : patience, [&] {
-      if (!works) return;
-      SessionState session{.launch = launch_,
-                           .run = run,
-                           .workers = part,
-                           .control = control,
-                           .scaling = options_.scaling_config,
-                           .config = options_.run_config,
-                           .metadata = options_.metadata,
-                           .device = device,
-                           .preprocessor = options_.preprocessor,
-                           .datasets = options_.datasets,
-                           .data_config = options_.dataset_config,
-                           .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
-      train_once(session, options_, train_loop_);
-    });
+    error = train::attempt(
+        world, works ? patience : spare_patience, last ? std::chrono::milliseconds(last_grace) : patience, [&] {
+          if (!works) return;
+          SessionState session{.launch = launch_,
+                               .run = run,
+                               .workers = part,
+                               .control = control,
+                               .scaling = options_.scaling_config,
+                               .config = options_.run_config,
+                               .metadata = options_.metadata,
+                               .device = device,
+                               .preprocessor = options_.preprocessor,
+                               .datasets = options_.datasets,
+                               .data_config = options_.dataset_config,
+                               .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
+          train_once(session, options_, train_loop_);
+        });
     if (!error) break;
-    if (error->code() != ExitCode::stopped) comm::root_decides(world, [&] { return run.write_error(error->what()), std::string(); });
+    if (error->code() != ExitCode::stopped)
+      comm::root_decides(world, [&] { return run.write_error(error->what()), std::string(); });
     if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) break;
     if (world.rank() == 0)
-      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " + std::to_string(failures + 1) +
-                (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
+                std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
   }
   if (!error) {
     params["finished"] = true;
@@ -329,7 +339,8 @@ TorchTrainerOptions TorchTrainer::restored(const std::filesystem::path& path, To
       kept.checkpoint_score_order = saved.at("checkpoint_score_order") == "max" ? ScoreOrder::max : ScoreOrder::min;
     }
   } catch (const Config::exception& error) {
-    throw Error(ExitCode::data, doing, std::string("its params.json lacks something: ") + error.what(), "Restore it from a copy");
+    throw Error(ExitCode::data, doing, std::string("its params.json lacks something: ") + error.what(),
+                "Restore it from a copy");
   }
   options.run_config.name = run.filename();
   options.run_config.storage_path = run.parent_path();
