@@ -76,6 +76,10 @@ class Batch {
 struct DatasetOptions {
   /// Chooses and orders; every dataset of the group with the same first dimension unless given, in the order of names.
   std::vector<std::string> columns = {};
+  /// Chunked, compressed or byte-swapped columns are read once, whole, and kept in memory by every rank that reads
+  /// them, as long as they take no more than this together; those beyond are read from the file batch by batch, which
+  /// is far slower in a random order. Contiguous columns need neither: they are read where they lie.
+  std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
 /// A handle to a dataset; copies are cheap and share it. HDF5 files are opened when they are first asked for something,
