@@ -2,7 +2,6 @@
 #include "group_tensors.hpp"
 
 #include <functional>
-#include <numeric>
 
 namespace muster {
 namespace {
@@ -17,6 +16,8 @@ const std::vector<at::ScalarType> fractional{at::kHalf,   at::kBFloat16,     at:
 const std::vector<at::ScalarType> moved{at::kBool,     at::kByte,       at::kShort,         at::kLong,
                                         at::kBFloat16, at::kFloat,      at::kComplexDouble, at::kFloat8_e4m3fn,
                                         at::kUInt16,   at::kComplexHalf};
+
+const std::vector<at::ScalarType> some_reducible{at::kByte, at::kLong, at::kBFloat16, at::kFloat, at::kComplexDouble};
 
 std::vector<at::ScalarType> all_reducible() {
   auto types = whole;
@@ -50,7 +51,7 @@ bool applies(const ReduceOp& op, at::ScalarType type) {
   }
 }
 
-const std::vector<ReduceOp> operations() {
+std::vector<ReduceOp> operations() {
   return {ReduceOp::SUM,  ReduceOp::AVG, ReduceOp::PRODUCT, ReduceOp::MIN,     ReduceOp::MAX,
           ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR,    premultiplied(0.5)};
 }
@@ -124,7 +125,7 @@ TEST(Group, ReducesSeveralTensorsOfSeveralTypes) {
 }
 
 TEST(Group, ReducesOntoOne) {
-  each_case(all_reducible(), [](at::ScalarType type, std::int64_t n, Lay lay, std::size_t chunk) {
+  each_case(some_reducible, [](at::ScalarType type, std::int64_t n, Lay lay, std::size_t chunk) {
     for (const auto& op : {ReduceOp(ReduceOp::SUM), ReduceOp(ReduceOp::AVG), premultiplied(0.5)}) {
       if (!applies(op, type)) continue;
       const int root = size() - 1;
@@ -138,7 +139,7 @@ TEST(Group, ReducesOntoOne) {
 }
 
 TEST(Group, ReducesAndScatters) {
-  each_case(all_reducible(), [](at::ScalarType type, std::int64_t n, Lay lay, std::size_t chunk) {
+  each_case(some_reducible, [](at::ScalarType type, std::int64_t n, Lay lay, std::size_t chunk) {
     for (const auto& op : {ReduceOp(ReduceOp::SUM), ReduceOp(ReduceOp::AVG), premultiplied(0.5)}) {
       if (!applies(op, type)) continue;
       const auto want = reduced(op, type, [&](int r) { return values(r + rank(), n, type); });
