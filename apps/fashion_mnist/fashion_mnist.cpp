@@ -7,9 +7,9 @@
 // Start it again with the same --name and it goes on from its newest checkpoint.
 #include "models.hpp"
 
+#include <torch/torch.h>
 #include <CLI/CLI.hpp>
 #include <muster/muster.hpp>
-#include <torch/torch.h>
 
 namespace {
 
@@ -63,8 +63,8 @@ void train(muster::Session& session, const muster::Config& config) {
     }
 
     // 6. Metrics over all ranks, and a checkpoint that all ranks write together.
-    session.report(
-        {{"loss", loss}, {"accuracy", accuracy}, {"val_loss", val_loss}, {"val_accuracy", val_accuracy}}, state);
+    session.report({{"loss", loss}, {"accuracy", accuracy}, {"val_loss", val_loss}, {"val_accuracy", val_accuracy}},
+                   state);
   }
 }
 
@@ -85,18 +85,18 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"resnet18", "cnn", "mlp", "mlp50"}));
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   return launch.run([&] {
-    return muster::TorchTrainer(
-               launch, train,
-               {
-                   .train_loop_config = {{"model", model},
-                                         {"epochs", epochs},
-                                         {"lr", 1e-3},
-                                         {"batch_size", 64},
-                                         {"checkpoint_steps", 0}},
-                   .dataset_config = {.split_all = true},
-                   .run_config = {.checkpoint_config = {.num_to_keep = 2, .checkpoint_score_attribute = "val_accuracy"}},
-                   .datasets = {{"train", train_set}, {"test", test_set}},
-               })
+    return muster::TorchTrainer(launch, train,
+                                {
+                                    .train_loop_config = {{"model", model},
+                                                          {"epochs", epochs},
+                                                          {"lr", 1e-3},
+                                                          {"batch_size", 64},
+                                                          {"checkpoint_steps", 0}},
+                                    .dataset_config = {.split_all = true},
+                                    .run_config = {.checkpoint_config = {.num_to_keep = 2,
+                                                                         .checkpoint_score_attribute = "val_accuracy"}},
+                                    .datasets = {{"train", train_set}, {"test", test_set}},
+                                })
         .fit();
   });
 }

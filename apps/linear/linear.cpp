@@ -1,8 +1,8 @@
 // Fits y = 2x + 1 to 200 samples in memory; the loss ends at 0.09 or less.
 //
 //   mpirun -n 3 linear
-#include <muster/muster.hpp>
 #include <torch/torch.h>
+#include <muster/muster.hpp>
 
 void train(muster::Session& session, const muster::Config& config) {
   auto net = session.prepare_model(
@@ -30,10 +30,13 @@ int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   return launch.run([&] {
     auto x = torch::arange(200, torch::kFloat).unsqueeze(1) / 200;
-    return muster::TorchTrainer(launch, train, {
-        .train_loop_config = {{"lr", 0.01}, {"epochs", 200}},
-        .run_config = {.checkpoint_config = {.num_to_keep = 1}},
-        .datasets = {{"train", muster::Dataset::from_tensors({{"x", x}, {"y", 2 * x + 1}})}},
-    }).fit();
+    return muster::TorchTrainer(
+               launch, train,
+               {
+                   .train_loop_config = {{"lr", 0.01}, {"epochs", 200}},
+                   .run_config = {.checkpoint_config = {.num_to_keep = 1}},
+                   .datasets = {{"train", muster::Dataset::from_tensors({{"x", x}, {"y", 2 * x + 1}})}},
+               })
+        .fit();
   });
 }
