@@ -11,6 +11,10 @@
 
 namespace muster {
 
+namespace checkpoint {
+class Store;
+}
+
 /// A handle to a directory; copies are cheap.
 class Checkpoint {
  public:
@@ -36,6 +40,7 @@ class Checkpoint {
   void set_metadata(const Config& metadata) const;
 
  private:
+  friend class checkpoint::Store;
   explicit Checkpoint(std::filesystem::path path, std::shared_ptr<void> owner = {});
   std::filesystem::path path_;
   std::shared_ptr<void> owner_;
@@ -49,9 +54,9 @@ struct CheckpointInfo {
   std::int64_t epoch = 0;
   int world_size = 0;
   std::uint64_t bytes = 0;
-  std::string time;     ///< UTC, ISO 8601
-  Config metrics;       ///< those of its report
-  std::string problem;  ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
+  std::string time = {};     ///< UTC, ISO 8601
+  Config metrics = {};       ///< those of its report
+  std::string problem = {};  ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
 };
 
 /// The checkpoints under a run's directory, oldest first.

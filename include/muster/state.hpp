@@ -31,7 +31,7 @@ namespace muster {
 /// Tensors by path ("layer1.0.weight", "momentum_buffer/fc.bias") and JSON: the state of one object, or of a whole
 /// checkpoint, whose paths then begin with the entry's name ("model/layer1.0.weight").
 struct StateDict {
-  std::map<std::string, at::Tensor> tensors;
+  std::map<std::string, at::Tensor> tensors = {};
   Config values = Config::object();
 };
 

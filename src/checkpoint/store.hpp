@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace muster::checkpoint {
 
@@ -53,6 +54,8 @@ class Store {
   std::vector<CheckpointInfo> list() const;
 
  private:
+  void prune() const noexcept;
+
   Communicator communicator_;
   std::filesystem::path run_;
   CheckpointConfig config_;

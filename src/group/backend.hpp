@@ -21,7 +21,7 @@ namespace muster::group {
 /// Any dense tensor on the CPU will do: one that is not contiguous is copied in and back. Inputs are not written; the
 /// tensor of reduce() is written on the root alone. Tensors of a list may differ in size from rank to rank where c10d
 /// has a list of them (allgather, gather, scatter, reduce_scatter, alltoall). Half and bfloat16 are reduced in float.
-/// What cannot be done is an Error (ExitCode::usage), raised before anything is sent.
+/// What cannot be done is an Error (ExitCode::usage), raised where it is started.
 class Backend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;

@@ -51,7 +51,7 @@ class Gradients : public testing::Test {
     weight().global = 0;
     for (int r = 0; r < size(); ++r) weight().global += samples[static_cast<std::size_t>(r)];
   }
-  double share() { return weight().share(size()); }
+  double share() { return weight().relative(size()) / size(); }
   data::StepWeight& weight() { return *prepare_.weight; }
   void zero_grad() { net_->zero_grad(); }
   std::vector<at::Tensor> parameters() { return net_->parameters(); }

@@ -1,0 +1,137 @@
+#include "muster/checkpoint.hpp"
+
+#include "base/file.hpp"
+#include "checkpoint/components.hpp"
+#include "checkpoint/files.hpp"
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/names.hpp"
+#include "checkpoint/state_file.hpp"
+#include "muster/error.hpp"
+
+#include <stdlib.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace checkpoint;
+
+constexpr const char* metadata_name = "metadata.json";
+
+bool has_manifest(const fs::path& path) { return fs::exists(fs::symlink_status(path / manifest_name)); }
+
+/// The manifest's part of what is shown.
+CheckpointInfo info_of(const fs::path& path, const Manifest& manifest) {
+  CheckpointInfo info{.path = path,
+                      .index = manifest.index,
+                      .world_size = manifest.world_size,
+                      .time = manifest.time,
+                      .metrics = manifest.metrics};
+  const auto number = [&](const char* key) {
+    const auto at = manifest.progress.find(key);
+    return at != manifest.progress.end() && at->is_number_integer() ? at->get<std::int64_t>() : 0;
+  };
+  info.training_iteration = number("training_iteration");
+  info.epoch = number("epoch");
+  for (const auto& file : manifest.files) info.bytes += file.bytes;
+  return info;
+}
+
+CheckpointInfo look_at(const fs::path& path, bool checksums) {
+  CheckpointInfo info{.path = path};
+  try {
+    const auto manifest = read_manifest(path);
+    info = info_of(path, manifest);
+    checksums ? verify(path, manifest, Part{}) : verify_sizes(path, manifest);
+  } catch (const Error& error) {
+    info.problem = error.what();
+  }
+  return info;
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(fs::path path, std::shared_ptr<void> owner) : path_(std::move(path)), owner_(std::move(owner)) {}
+
+Checkpoint Checkpoint::from_directory(fs::path path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error))
+    throw Error(ExitCode::data, "opening the checkpoint " + path.string(), "there is no such directory",
+                "Check the path");
+  return Checkpoint(std::move(path));
+}
+
+Checkpoint Checkpoint::from_dict(const StateEntries& entries) {
+  const auto state = collect(entries);
+  check_storable(state.tensors);
+  auto name = (fs::temp_directory_path() / "muster-checkpoint-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw Error(ExitCode::retry, "making the folder " + name, std::strerror(errno),
+                "Set TMPDIR to a folder with space");
+  const fs::path path = name;
+  Checkpoint made(path, std::shared_ptr<void>(nullptr, [path](void*) { discard(path); }));
+  const auto layout = lay_out(path / state_name, state.tensors);
+  FileEntry file{.name = state_name,
+                 .bytes = layout.bytes,
+                 .piece_bytes = piece_bytes_for(layout.bytes),
+                 .crc32 = write_part(path / state_name, layout, state.tensors, Part{})};
+  write_manifest(path, {.time = time_now(), .values = state.values, .tensors = layout.tensors, .files = {file}});
+  return made;
+}
+
+void Checkpoint::to_directory(const fs::path& path) const {
+  make_directories(path);
+  for (const auto& name : list_files(path_)) copy_file(path_, name, path);
+  sync_folders(path);
+}
+
+StateDict Checkpoint::to_dict() const {
+  const auto manifest = read_manifest(path_);
+  verify_sizes(path_, manifest);
+  StateDict state{.tensors = read_tensors(path_ / state_name, manifest, Part{}), .values = manifest.values};
+  state.tensors.erase(random_name);
+  return state;
+}
+
+void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
+  restore({{name, entry}}, only(to_dict(), name));
+}
+
+Config Checkpoint::get_metadata() const {
+  if (has_manifest(path_)) return read_manifest(path_).metadata;
+  const auto beside = path_ / metadata_name;
+  if (!fs::exists(beside)) return Config::object();
+  auto metadata = Config::parse(read_file(beside), nullptr, /*allow_exceptions=*/false);
+  if (metadata.is_discarded())
+    throw Error(ExitCode::data, "reading " + beside.string(), "it is not JSON", "Set the metadata anew");
+  return metadata;
+}
+
+void Checkpoint::set_metadata(const Config& metadata) const {
+  if (has_manifest(path_)) {
+    auto manifest = read_manifest(path_);
+    manifest.metadata = metadata;
+    write_file(path_ / manifest_name, to_text(manifest));
+  } else {
+    write_file(path_ / metadata_name, metadata.dump(2) + "\n");
+  }
+}
+
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
+  std::vector<CheckpointInfo> infos;
+  for (const auto& [index, path] : find_checkpoints(run).published) {
+    infos.push_back(look_at(path, false));
+    infos.back().index = index;
+  }
+  return infos;
+}
+
+CheckpointInfo verify_checkpoint(const fs::path& path) {
+  Checkpoint::from_directory(path);
+  return look_at(path, true);
+}
+
+}  // namespace muster

@@ -1,0 +1,32 @@
+// The names of checkpoints in a run's directory:
+//   checkpoint_000003             published, whole unless the disk has damaged it
+//   checkpoint_000003.damaged     found damaged; kept for whoever wants to look (.damaged.1 … where that name is taken)
+//   .checkpoint_000003.saving     a save under way, or interrupted
+//   .checkpoint_000003.pruning    a removal under way, or interrupted
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace muster::checkpoint {
+
+std::string published_name(int index);
+std::string saving_name(int index);
+std::string pruning_name(int index);
+
+/// What stands in a run's directory. Symbolic links and names of any other form are not ours and not here.
+struct Found {
+  std::map<int, std::filesystem::path> published;  ///< by index
+  std::vector<std::filesystem::path> damaged;
+  std::vector<std::filesystem::path> leftovers;  ///< of interrupted saves and removals
+  int next_index = 0;                            ///< above all of them
+};
+
+Found find_checkpoints(const std::filesystem::path& run);
+
+/// Renames it so that readers ignore it; gives the new name.
+std::filesystem::path set_aside(const std::filesystem::path& checkpoint);
+
+}  // namespace muster::checkpoint

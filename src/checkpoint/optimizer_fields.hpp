@@ -1,0 +1,111 @@
+// What the optimizers of torch keep, by name: the options of a group and the state of a parameter. One place to look
+// when an optimizer gains a field.
+//
+//   visit_fields(options, [](const char* name, auto& value) { … });   // const or not, as `options` is
+#pragma once
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <concepts>
+#include <string_view>
+#include <type_traits>
+
+namespace muster::checkpoint {
+
+/// T or const T.
+template <class T, class... Of>
+concept Either = (std::same_as<std::remove_const_t<T>, Of> || ...);
+
+void visit_fields(Either<torch::optim::SGDOptions> auto& options, auto&& field) {
+  field("lr", options.lr());
+  field("momentum", options.momentum());
+  field("dampening", options.dampening());
+  field("weight_decay", options.weight_decay());
+  field("nesterov", options.nesterov());
+}
+void visit_fields(Either<torch::optim::SGDParamState> auto& state, auto&& field) {
+  field("momentum_buffer", state.momentum_buffer());
+}
+
+void visit_fields(Either<torch::optim::AdamOptions, torch::optim::AdamWOptions> auto& options, auto&& field) {
+  field("lr", options.lr());
+  field("betas", options.betas());
+  field("eps", options.eps());
+  field("weight_decay", options.weight_decay());
+  field("amsgrad", options.amsgrad());
+}
+void visit_fields(Either<torch::optim::AdamParamState, torch::optim::AdamWParamState> auto& state, auto&& field) {
+  field("step", state.step());
+  field("exp_avg", state.exp_avg());
+  field("exp_avg_sq", state.exp_avg_sq());
+  field("max_exp_avg_sq", state.max_exp_avg_sq());
+}
+
+void visit_fields(Either<torch::optim::AdagradOptions> auto& options, auto&& field) {
+  field("lr", options.lr());
+  field("lr_decay", options.lr_decay());
+  field("weight_decay", options.weight_decay());
+  field("initial_accumulator_value", options.initial_accumulator_value());
+  field("eps", options.eps());
+}
+void visit_fields(Either<torch::optim::AdagradParamState> auto& state, auto&& field) {
+  field("step", state.step());
+  field("sum", state.sum());
+}
+
+void visit_fields(Either<torch::optim::RMSpropOptions> auto& options, auto&& field) {
+  field("lr", options.lr());
+  field("alpha", options.alpha());
+  field("eps", options.eps());
+  field("weight_decay", options.weight_decay());
+  field("momentum", options.momentum());
+  field("centered", options.centered());
+}
+void visit_fields(Either<torch::optim::RMSpropParamState> auto& state, auto&& field) {
+  field("step", state.step());
+  field("square_avg", state.square_avg());
+  field("momentum_buffer", state.momentum_buffer());
+  field("grad_avg", state.grad_avg());
+}
+
+void visit_fields(Either<torch::optim::LBFGSOptions> auto& options, auto&& field) {
+  field("lr", options.lr());
+  field("max_iter", options.max_iter());
+  field("max_eval", options.max_eval());
+  field("tolerance_grad", options.tolerance_grad());
+  field("tolerance_change", options.tolerance_change());
+  field("history_size", options.history_size());
+  field("line_search_fn", options.line_search_fn());
+}
+/// Kept under the first parameter, for all of them: the vectors are as long as all parameters together.
+void visit_fields(Either<torch::optim::LBFGSParamState> auto& state, auto&& field) {
+  field("func_evals", state.func_evals());
+  field("n_iter", state.n_iter());
+  field("t", state.t());
+  field("prev_loss", state.prev_loss());
+  field("d", state.d());
+  field("H_diag", state.H_diag());
+  field("prev_flat_grad", state.prev_flat_grad());
+  field("old_dirs", state.old_dirs());
+  field("old_stps", state.old_stps());
+  field("ro", state.ro());
+  field("al", state.al());
+}
+
+/// The shape of a state's tensor: the parameter's, or in LBFGS one number or a vector of all parameters.
+enum class FieldShape { parameter, scalar, all_parameters };
+
+template <class State>
+FieldShape shape_of_field(std::string_view field) {
+  if constexpr (std::same_as<State, torch::optim::LBFGSParamState>)
+    return field == "H_diag" || field == "ro" || field == "al" ? FieldShape::scalar : FieldShape::all_parameters;
+  else
+    return FieldShape::parameter;
+}
+
+}  // namespace muster::checkpoint

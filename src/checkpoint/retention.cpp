@@ -1,0 +1,33 @@
+#include "checkpoint/retention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace muster::checkpoint {
+
+std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config) {
+  const auto keep = static_cast<std::size_t>(config.num_to_keep.value_or(std::numeric_limits<int>::max()));
+  if (checkpoints.size() <= keep) return {};
+  const int newest = std::ranges::max(checkpoints, {}, &Scored::index).index;
+  const double sign = config.checkpoint_score_order == ScoreOrder::max ? 1 : -1;
+  std::ranges::sort(checkpoints, std::greater{}, [&](const Scored& checkpoint) {
+    const double score = checkpoint.score.value_or(std::numeric_limits<double>::quiet_NaN());
+    const bool counts = !config.checkpoint_score_attribute.empty() && !std::isnan(score);
+    return std::tuple(counts, counts ? sign * score : 0, checkpoint.index);
+  });
+  std::vector<int> gone;
+  for (auto at = checkpoints.begin() + static_cast<std::ptrdiff_t>(keep); at != checkpoints.end(); ++at)
+    if (at->index != newest) gone.push_back(at->index);
+  std::ranges::sort(gone);
+  return gone;
+}
+
+std::optional<double> score_of(const Config& metrics, const std::string& attribute) {
+  const auto at = metrics.is_object() ? metrics.find(attribute) : metrics.end();
+  if (!metrics.is_object() || at == metrics.end() || !at->is_number()) return {};
+  return at->get<double>();
+}
+
+}  // namespace muster::checkpoint

@@ -1,0 +1,23 @@
+// Which checkpoints stay.
+#pragma once
+
+#include "muster/config.hpp"
+
+#include <optional>
+#include <vector>
+
+namespace muster::checkpoint {
+
+struct Scored {
+  int index = 0;
+  std::optional<double> score;  ///< none, or NaN, is worse than any
+};
+
+/// The indices that may go, oldest first: all but the num_to_keep best, or newest where there is no score attribute.
+/// The newest always stays, beside the best if it is not one of them. Of equal scores the newer is the better.
+std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config);
+
+/// The score in the metrics of a report.
+std::optional<double> score_of(const Config& metrics, const std::string& attribute);
+
+}  // namespace muster::checkpoint

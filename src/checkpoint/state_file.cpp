@@ -1,0 +1,241 @@
+#include "checkpoint/state_file.hpp"
+
+#include "base/file.hpp"
+#include "data/hdf5.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+namespace muster::checkpoint {
+namespace {
+
+const std::string making = "making state.h5";
+
+/// Two tensors with the same key are the same numbers in the same memory.
+using MemoryKey = std::tuple<const void*, at::ScalarType, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+
+MemoryKey memory_key(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()};
+}
+
+void make_dataset(hid_t file, const std::string& name, const at::Tensor& tensor, hid_t links) {
+  const auto type = hdf5::type_of(tensor.scalar_type());
+  const std::vector<hsize_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  const auto check = [](hid_t id) { return hdf5::check(id, making, ExitCode::retry); };
+  const hdf5::Handle space(
+      check(sizes.empty() ? H5Screate(H5S_SCALAR)
+                          : H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr)),
+      H5Sclose);
+  const hdf5::Handle creation(check(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
+  check(H5Pset_layout(creation.get(), H5D_CONTIGUOUS));
+  check(H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY));
+  check(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER));
+  hdf5::Handle dataset(
+      check(H5Dcreate2(file, name.c_str(), type.get(), space.get(), links, creation.get(), H5P_DEFAULT)), H5Dclose);
+  dataset.close(making);
+}
+
+hdf5::Handle link_properties() {
+  hdf5::Handle links(hdf5::check(H5Pcreate(H5P_LINK_CREATE), making, ExitCode::retry), H5Pclose);
+  hdf5::check(H5Pset_create_intermediate_group(links.get(), 1), making, ExitCode::retry);
+  hdf5::check(H5Pset_char_encoding(links.get(), H5T_CSET_UTF8), making, ExitCode::retry);
+  return links;
+}
+
+/// Reading the offsets from the closed file shows that its structure has arrived.
+void find_offsets(const std::filesystem::path& path, Layout& layout) {
+  const auto file = hdf5::open_file(path);
+  for (auto& tensor : layout.tensors) {
+    const auto dataset = hdf5::open_dataset(file.get(), tensor.name, tensor.name);
+    if (tensor.bytes == 0 || !tensor.same_as.empty()) continue;
+    const auto offset = H5Dget_offset(dataset.get());
+    if (offset == HADDR_UNDEF) throw Error(ExitCode::retry, making, "HDF5 gave " + tensor.name + " no place");
+    tensor.offset = offset;
+  }
+  layout.bytes = File(path, File::Mode::read).size();
+}
+
+/// The tensors with bytes, in the order of the file.
+std::vector<const TensorEntry*> by_offset(const std::vector<TensorEntry>& tensors) {
+  std::vector<const TensorEntry*> sorted;
+  for (const auto& tensor : tensors)
+    if (tensor.bytes > 0) sorted.push_back(&tensor);
+  std::ranges::sort(sorted, {}, &TensorEntry::offset);
+  return sorted;
+}
+
+/// Calls segment(range, tensor) for each stretch of `range` in order: the tensor that lies there, or none.
+void each_segment(const std::vector<const TensorEntry*>& sorted, Range range, auto&& segment) {
+  auto at = std::ranges::upper_bound(sorted, range.begin, {},
+                                     [](const TensorEntry* tensor) { return tensor->offset + tensor->bytes; });
+  for (auto position = range.begin; position < range.end;) {
+    if (at == sorted.end() || (*at)->offset >= range.end) {
+      segment(Range{position, range.end}, static_cast<const TensorEntry*>(nullptr));
+      return;
+    }
+    if (position < (*at)->offset) segment(Range{position, (*at)->offset}, static_cast<const TensorEntry*>(nullptr));
+    position = std::max(position, (*at)->offset);
+    const auto end = std::min(range.end, (*at)->offset + (*at)->bytes);
+    segment(Range{position, end}, *at);
+    position = end;
+    ++at;
+  }
+}
+
+/// The bytes of a tensor in memory, row by row.
+class Bytes {
+ public:
+  explicit Bytes(const at::Tensor& tensor) : tensor_(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()) {}
+  std::span<const std::byte> part(std::uint64_t begin, std::uint64_t end) const {
+    return {static_cast<const std::byte*>(tensor_.const_data_ptr()) + begin, end - begin};
+  }
+
+ private:
+  at::Tensor tensor_;
+};
+
+void check_layout(const Layout& layout, const Tensors& tensors) {
+  const auto fail = [](const std::string& name, const std::string& fact) {
+    throw Error(ExitCode::usage, "saving " + name, fact, "All ranks must save the same names, shapes and types");
+  };
+  auto here = tensors.begin();
+  for (const auto& entry : layout.tensors) {
+    if (here == tensors.end() || here->first != entry.name) fail(entry.name, "this rank does not have it, rank 0 does");
+    const auto& tensor = here->second;
+    if (tensor.scalar_type() != entry.type || tensor.sizes().vec() != entry.shape)
+      fail(entry.name, "its shape or type is not that of rank 0");
+    ++here;
+  }
+  if (here != tensors.end()) fail(here->first, "this rank has it, rank 0 does not");
+}
+
+}  // namespace
+
+Config to_json(const Layout& layout) {
+  auto tensors = Config::array();
+  for (const auto& tensor : layout.tensors) tensors.push_back(to_json(tensor));
+  return {{"tensors", std::move(tensors)}, {"bytes", layout.bytes}};
+}
+
+Layout layout_from_json(const Config& json) {
+  Layout layout{.tensors = {}, .bytes = json.at("bytes").get<std::uint64_t>()};
+  for (const auto& tensor : json.at("tensors")) layout.tensors.push_back(tensor_from_json(tensor));
+  return layout;
+}
+
+void check_storable(const Tensors& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    const auto fail = [&](const std::string& fact) {
+      throw Error(ExitCode::usage, "saving " + name, fact, "Save it in another form");
+    };
+    if (tensor.layout() != at::kStrided || tensor.is_meta() || tensor.is_quantized())
+      fail("it is not a tensor of plain values in memory");
+    if (tensor.dim() > H5S_MAX_RANK) fail("it has more than 32 dimensions");
+    for (std::size_t begin = 0, end = 0; begin <= name.size(); begin = end + 1) {
+      end = std::min(name.find('/', begin), name.size());
+      const auto part = name.substr(begin, end - begin);
+      if (part.empty() || part == "." || part == ".." || part.find('\0') != std::string::npos)
+        fail("its name has an empty part, or one that means a folder");
+      if (end < name.size() && tensors.contains(name.substr(0, end)))
+        fail("\"" + name.substr(0, end) + "\" is a tensor, so it cannot be a group too");
+    }
+  }
+}
+
+Layout lay_out(const std::filesystem::path& path, const Tensors& tensors) {
+  const hdf5::Lock lock;
+  auto file = hdf5::create_file(path);
+  const auto links = link_properties();
+  Layout layout;
+  std::map<MemoryKey, std::string> first_name;
+  for (const auto& [name, tensor] : tensors) {
+    TensorEntry entry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()};
+    const auto [first, is_new] = first_name.try_emplace(memory_key(tensor), name);
+    if (is_new || tensor.numel() == 0) {
+      entry.bytes = tensor.nbytes();
+      make_dataset(file.get(), name, tensor, links.get());
+    } else {
+      entry.same_as = first->second;
+      hdf5::check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), name.c_str(), links.get(), H5P_DEFAULT),
+                  making, ExitCode::retry);
+    }
+    layout.tensors.push_back(std::move(entry));
+  }
+  file.close(making);
+  find_offsets(path, layout);
+  return layout;
+}
+
+std::vector<std::uint32_t> write_part(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
+                                      Part part) {
+  check_layout(layout, tensors);
+  const auto sorted = by_offset(layout.tensors);
+  const auto piece_bytes = piece_bytes_for(layout.bytes);
+  const auto pieces = share(piece_count(layout.bytes, piece_bytes), part);
+  File file(path, File::Mode::write);
+  std::vector<std::uint32_t> checksums;
+  std::vector<std::byte> gap;
+  const TensorEntry* current = nullptr;
+  std::unique_ptr<const Bytes> bytes;
+  for (auto piece = pieces.begin; piece < pieces.end; ++piece) {
+    std::uint32_t checksum = 0;
+    each_segment(sorted, piece_range(layout.bytes, piece_bytes, piece), [&](Range range, const TensorEntry* tensor) {
+      if (tensor == nullptr) {
+        gap.resize(range.end - range.begin);
+        file.read_at(gap, range.begin);
+        checksum = crc32(gap, checksum);
+        return;
+      }
+      if (current != tensor) bytes = std::make_unique<const Bytes>(tensors.at(tensor->name));
+      current = tensor;
+      const auto values = bytes->part(range.begin - tensor->offset, range.end - tensor->offset);
+      checksum = crc32(values, checksum);
+      file.write_at(values, range.begin);
+    });
+    checksums.push_back(checksum);
+  }
+  file.sync();
+  file.close();
+  return checksums;
+}
+
+Tensors read_tensors(const std::filesystem::path& path, const Manifest& manifest, Part verify) {
+  const auto& entry = manifest.state_file();
+  const File file(path, File::Mode::read);
+  if (file.size() != entry.bytes)
+    throw Error(
+        ExitCode::data, "reading " + path.string(),
+        "it has " + std::to_string(file.size()) + " bytes, and the manifest says " + std::to_string(entry.bytes),
+        "Use another checkpoint");
+  Tensors tensors;
+  for (const auto& tensor : manifest.tensors)
+    tensors.emplace(tensor.name, tensor.same_as.empty() ? at::empty(tensor.shape, at::TensorOptions(tensor.type))
+                                                        : tensors.at(tensor.same_as));
+
+  const auto sorted = by_offset(manifest.tensors);
+  const auto count = piece_count(entry.bytes, entry.piece_bytes);
+  const auto mine = share(count, verify);
+  std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
+  for (std::uint64_t piece = 0; piece < count; ++piece) {
+    const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
+    const auto bytes = std::span(buffer).first(range.end - range.begin);
+    file.read_at(bytes, range.begin);
+    if (piece >= mine.begin && piece < mine.end && crc32(bytes) != entry.crc32[piece])
+      throw Error(ExitCode::data, "reading " + path.string(),
+                  "bytes " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
+                      " are damaged: their checksum is wrong",
+                  "Use another checkpoint");
+    each_segment(sorted, range, [&](Range segment, const TensorEntry* tensor) {
+      if (tensor == nullptr) return;
+      auto* const to = static_cast<std::byte*>(tensors.at(tensor->name).mutable_data_ptr());
+      std::ranges::copy(bytes.subspan(segment.begin - range.begin, segment.end - segment.begin),
+                        to + (segment.begin - tensor->offset));
+    });
+  }
+  return tensors;
+}
+
+}  // namespace muster::checkpoint

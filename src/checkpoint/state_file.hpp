@@ -1,0 +1,46 @@
+// state.h5: the tensors. One rank lays the file out with HDF5 and closes it; then every rank writes its share of the
+// file's bytes where they belong, so no HDF5 call is collective. Reading goes by the manifest's offsets: HDF5 never
+// parses what somebody else has written.
+#pragma once
+
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/pieces.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace muster::checkpoint {
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+/// Where everything lies in a file that has been laid out.
+struct Layout {
+  std::vector<TensorEntry> tensors;
+  std::uint64_t bytes = 0;  ///< of the file
+};
+
+Config to_json(const Layout& layout);
+Layout layout_from_json(const Config& json);
+
+/// An Error (ExitCode::usage) for a tensor that has no dense values, or for names that cannot stand beside each other.
+void check_storable(const Tensors& tensors);
+
+/// Makes the file with a dataset for each tensor, the parts of its name being groups; nothing is in them yet. Tensors
+/// that share their memory become one dataset with several names.
+Layout lay_out(const std::filesystem::path& path, const Tensors& tensors);
+
+/// Writes this part's pieces, durably; gives their checksums. An Error (ExitCode::usage) if the tensors are not those
+/// that the file was laid out for.
+std::vector<std::uint32_t> write_part(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
+                                      Part part);
+
+/// Reads all tensors, onto the CPU; the checksums of this part's pieces are verified on the way. Those that shared
+/// memory share it again.
+Tensors read_tensors(const std::filesystem::path& path, const Manifest& manifest, Part verify);
+
+}  // namespace muster::checkpoint

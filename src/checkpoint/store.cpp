@@ -1,0 +1,288 @@
+#include "checkpoint/store.hpp"
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/files.hpp"
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/names.hpp"
+#include "checkpoint/retention.hpp"
+#include "checkpoint/state_file.hpp"
+#include "checkpoint/together.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/ops/empty.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+namespace muster::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const std::string& doing, int error) {
+  throw Error(ExitCode::retry, doing, std::strerror(error), "Check the space and the permissions there");
+}
+
+/// Makes the directory for this user alone; gives the mode that the umask wants for it.
+mode_t make_private(const fs::path& path) {
+  struct stat status {};
+  if (::mkdir(path.c_str(), 0777) != 0 || ::stat(path.c_str(), &status) != 0 || ::chmod(path.c_str(), 0700) != 0)
+    fail("making the folder " + path.string(), errno);
+  return status.st_mode & 07777;
+}
+
+/// The user's files on this rank.
+std::vector<std::string> user_files(const Contents& contents) {
+  if (!contents.directory) return {};
+  auto names = list_files(*contents.directory);
+  for (const auto& name : names)
+    if (name == manifest_name || name == state_name)
+      throw Error(ExitCode::usage, "saving the files of " + contents.directory->string(),
+                  "it holds a file " + name + ", and that name is muster's in a checkpoint", "Rename it");
+  return names;
+}
+
+/// The random state of every rank as a tensor [world_size, bytes].
+at::Tensor random_tensor(const std::vector<std::string>& states) {
+  const auto ranks = static_cast<std::int64_t>(states.size()), bytes = static_cast<std::int64_t>(states.front().size());
+  auto tensor = at::empty({ranks, bytes}, at::TensorOptions(at::kByte));
+  auto* to = static_cast<char*>(tensor.mutable_data_ptr());
+  for (const auto& state : states) {
+    if (state.size() != states.front().size())
+      throw Error(ExitCode::usage, "saving the random state", "it is not as long on every rank",
+                  "Give as many bytes on every rank");
+    to = std::copy(state.begin(), state.end(), to);
+  }
+  return tensor;
+}
+
+/// The lowest rank that has the file copies it.
+std::map<std::string, int> owners(const std::vector<std::string>& lists) {
+  std::map<std::string, int> owner;
+  for (int rank = 0; rank < static_cast<int>(lists.size()); ++rank)
+    for (const auto& name : Config::parse(lists[static_cast<std::size_t>(rank)])) owner.try_emplace(name, rank);
+  return owner;
+}
+
+/// The entries of the user's files; a warning for those that differ between ranks.
+std::vector<FileEntry> united(const std::vector<Config>& parts, const std::map<std::string, int>& owner) {
+  std::map<std::string, FileEntry> kept;
+  for (const bool owners_turn : {true, false})
+    for (int rank = 0; rank < static_cast<int>(parts.size()); ++rank)
+      for (const auto& json : parts[static_cast<std::size_t>(rank)].at("files")) {
+        auto file = file_from_json(json);
+        const int of = owner.at(file.name);
+        if ((of == rank) != owners_turn) continue;
+        if (owners_turn)
+          kept.emplace(file.name, std::move(file));
+        else if (const auto& other = kept.at(file.name); other.bytes != file.bytes || other.crc32 != file.crc32)
+          log::warn("saving " + file.name + ": rank " + std::to_string(rank) + " gives other contents than rank " +
+                    std::to_string(of) + "; those of rank " + std::to_string(of) + " are kept");
+      }
+  std::vector<FileEntry> files;
+  for (auto& [name, file] : kept) files.push_back(std::move(file));
+  return files;
+}
+
+/// Rename without replacing, then the folder itself. What cannot be made durable is taken away again.
+void publish(const fs::path& from, const fs::path& to) {
+  rename_new(from, to);
+  try {
+    sync_directory(to.parent_path());
+  } catch (...) {
+    fs::rename(to, from);
+    throw;
+  }
+}
+
+/// What is wrong with the checkpoint, as far as this part sees; empty if nothing is.
+std::string problem_of(const fs::path& checkpoint, Part part) {
+  try {
+    verify(checkpoint, read_manifest(checkpoint), part);
+    return {};
+  } catch (const NewerFormat&) {
+    throw;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+Store::Store(Communicator communicator, fs::path run, CheckpointConfig config)
+    : communicator_(std::move(communicator)), run_(std::move(run)), config_(std::move(config)) {
+  if (config_.num_to_keep.value_or(1) < 1)
+    throw Error(ExitCode::usage, "keeping checkpoints",
+                "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
+                "Give 1 or more, or leave it out to keep all");
+  const auto next = on_root(communicator_, [&] {
+    const auto found = find_checkpoints(run_);
+    for (const auto& leftover : found.leftovers) discard(leftover);
+    return std::to_string(found.next_index);
+  });
+  next_index_ = std::stoi(next);
+}
+
+std::optional<Checkpoint> Store::newest() {
+  const Part part{communicator_.rank(), communicator_.size()};
+  for (;;) {
+    const fs::path path = on_root(communicator_, [&] {
+      const auto found = find_checkpoints(run_);
+      if (found.published.empty() && !found.damaged.empty())
+        throw Error(ExitCode::data, "looking for a checkpoint in " + run_.string(),
+                    "all that are there are damaged (" + std::to_string(found.damaged.size()) + ")",
+                    "Give the run another name, or remove the ….damaged folders to start from the beginning");
+      return found.published.empty() ? std::string() : found.published.rbegin()->second.string();
+    });
+    if (path.empty()) return {};
+    std::string problem;
+    for (auto& seen : on_all(communicator_, [&] { return problem_of(path, part); }))
+      if (problem.empty()) problem = std::move(seen);
+    if (problem.empty()) return Checkpoint(path);
+    on_root(communicator_, [&] {
+      const auto aside = set_aside(path);
+      log::warn(path.filename().string() + " is damaged and now called " + aside.filename().string() + ": " + problem);
+      return std::string();
+    });
+  }
+}
+
+Checkpoint Store::commit(const Contents& contents) {
+  const auto path = run_ / published_name(next_index_), saving = run_ / saving_name(next_index_);
+  const Part part{communicator_.rank(), communicator_.size()};
+  try {
+    // What each rank has, before anything is written.
+    std::vector<std::string> mine;
+    const auto lists = on_all(communicator_, [&] {
+      mine = user_files(contents);
+      check_storable(contents.state.tensors);
+      if (contents.state.tensors.contains(random_name))
+        throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
+      return Config(mine).dump();
+    });
+    const auto owner = owners(lists);
+    auto tensors = contents.state.tensors;
+    const auto random = communicator_.all_gather(contents.random_state);
+
+    // Rank 0 lays out, all write.
+    mode_t mode = 0;
+    const auto layout = layout_from_json(Config::parse(on_root(communicator_, [&] {
+      discard(saving);
+      mode = make_private(saving);
+      tensors.emplace(random_name, random_tensor(random));
+      return to_json(lay_out(saving / state_name, tensors)).dump();
+    })));
+    tensors.try_emplace(random_name, random_tensor(random));
+    std::vector<Config> written;
+    for (const auto& result : on_all(communicator_, [&] {
+           Config json{{"state", write_part(saving / state_name, layout, tensors, part)}, {"files", Config::array()}};
+           for (const auto& name : mine)
+             json["files"].push_back(to_json(owner.at(name) == part.index ? copy_file(*contents.directory, name, saving)
+                                                                          : checksum_file(*contents.directory, name)));
+           return json.dump();
+         }))
+      written.push_back(Config::parse(result));
+
+    // All have written: rank 0 publishes, then prunes.
+    on_root(communicator_, [&] {
+      Manifest manifest{.index = next_index_,
+                        .time = time_now(),
+                        .world_size = communicator_.size(),
+                        .progress = contents.progress,
+                        .metrics = contents.metrics,
+                        .metadata = contents.metadata,
+                        .values = contents.state.values,
+                        .tensors = layout.tensors,
+                        .files = united(written, owner)};
+      FileEntry state{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
+      for (const auto& rank : written)
+        for (const auto& checksum : rank.at("state")) state.crc32.push_back(checksum.get<std::uint32_t>());
+      manifest.files.push_back(std::move(state));
+      write_manifest(saving, manifest);
+      sync_folders(saving);
+      if (::chmod(saving.c_str(), mode) != 0) fail("setting the mode of " + saving.string(), errno);
+      publish(saving, path);
+      prune();
+      return std::string();
+    });
+  } catch (...) {
+    if (communicator_.rank() == 0) discard(saving);
+    throw;
+  }
+  ++next_index_;
+  return Checkpoint(path);
+}
+
+void Store::prune() const noexcept {
+  if (!config_.num_to_keep) return;
+  try {
+    const auto found = find_checkpoints(run_);
+    std::vector<Scored> checkpoints;
+    for (const auto& [index, path] : found.published) try {
+        checkpoints.push_back({index, score_of(read_manifest(path).metrics, config_.checkpoint_score_attribute)});
+      } catch (const Error&) {
+        // Damaged: it does not count, and whoever resumes next will look at it.
+      }
+    for (const int index : surplus(std::move(checkpoints), config_)) {
+      const auto aside = run_ / pruning_name(index);
+      discard(aside);
+      rename_new(found.published.at(index), aside);
+      discard(aside);
+    }
+  } catch (const std::exception& error) {
+    log::warn(std::string("removing old checkpoints: ") + error.what());
+  }
+}
+
+Restored Store::read(const Checkpoint& checkpoint) const {
+  Restored restored;
+  const Part part{communicator_.rank(), communicator_.size()};
+  on_all(communicator_, [&] {
+    const auto manifest = read_manifest(checkpoint.path());
+    verify_sizes(checkpoint.path(), manifest);
+    restored.state.tensors = read_tensors(checkpoint.path() / state_name, manifest, part);
+    restored.state.values = manifest.values;
+    restored.progress = manifest.progress;
+    restored.metrics = manifest.metrics;
+    restored.world_size = manifest.world_size;
+    return std::string();
+  });
+  const auto random = restored.state.tensors.extract(random_name);
+  if (random && restored.world_size == communicator_.size()) {
+    const auto& tensor = random.mapped();
+    if (tensor.scalar_type() == at::kByte && tensor.dim() == 2 && tensor.size(0) == part.count && tensor.size(1) > 0) {
+      const auto bytes = static_cast<std::size_t>(tensor.size(1));
+      restored.random_state.emplace(
+          static_cast<const char*>(tensor.const_data_ptr()) + bytes * static_cast<std::size_t>(part.index), bytes);
+    }
+  }
+  return restored;
+}
+
+std::vector<CheckpointInfo> Store::list() const {
+  // One rank looks, so that all see the same.
+  std::vector<CheckpointInfo> seen;
+  const auto text = on_root(communicator_, [&] {
+    auto json = Config::array();
+    for (const auto& info : list_checkpoints(run_))
+      json.push_back({info.path.string(), info.index, info.training_iteration, info.epoch, info.world_size, info.bytes,
+                      info.time, info.metrics, info.problem});
+    return json.dump();
+  });
+  for (const auto& info : Config::parse(text))
+    seen.push_back({.path = info[0].get<std::string>(),
+                    .index = info[1],
+                    .training_iteration = info[2],
+                    .epoch = info[3],
+                    .world_size = info[4],
+                    .bytes = info[5],
+                    .time = info[6],
+                    .metrics = info[7],
+                    .problem = info[8]});
+  return seen;
+}
+
+}  // namespace muster::checkpoint
