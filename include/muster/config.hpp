@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,12 +43,21 @@ struct FailureConfig {
   int max_failures = 0;
 };
 
+/// Told of a run as it goes, on every worker. Users derive their own.
+class Callback {
+ public:
+  virtual ~Callback() = default;
+  /// After a report: its row as in result.json, the same on all workers.
+  virtual void on_report(const Config& row) = 0;
+};
+
 struct RunConfig {
   /// The run lies under storage_path/name, on a file system that all nodes share. The flags --name and --storage win.
   std::string name = {};
   std::filesystem::path storage_path = {};
   CheckpointConfig checkpoint_config = {};
   FailureConfig failure_config = {};
+  std::vector<std::shared_ptr<Callback>> callbacks = {};
 };
 
 struct TorchConfig {

@@ -76,6 +76,10 @@ class Batch {
 struct DatasetOptions {
   /// Chooses and orders; every dataset of the group with the same first dimension unless given, in the order of names.
   std::vector<std::string> columns = {};
+  /// Chunked, compressed or byte-swapped columns are read once, whole, and kept in memory by every rank that reads
+  /// them, as long as they take no more than this together; those beyond are read from the file batch by batch, which
+  /// is far slower in a random order. Contiguous columns need neither: they are read where they lie.
+  std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
 /// A handle to a dataset; copies are cheap and share it. HDF5 files are opened when they are first asked for something,
@@ -111,9 +115,10 @@ class Dataset {
 struct BatchOptions {
   /// Samples per worker and step.
   std::int64_t batch_size = 256;
-  /// Samples per step over all workers, in place of batch_size: the same at any number of workers.
+  /// Samples per step over all workers, in place of batch_size: the same at any number of workers, among whom they are
+  /// divided as evenly as they go.
   std::optional<std::int64_t> global_batch_size = {};
-  /// A permutation of the whole dataset, another one in each epoch, drawn from the run's seed.
+  /// A permutation of the whole dataset, another one in each pass of each epoch, drawn from the run's seed.
   bool shuffle = false;
   /// Leaves out the last step of an epoch if it is not full.
   bool drop_last = false;
@@ -129,7 +134,9 @@ struct BatchOptions {
   std::optional<at::Device> device = {};
 };
 
-/// One pass over a shard. Owns what it iterates. A single pass: begin() once.
+/// One pass over a shard, which begins when the range is made and ends with its last batch, or with the range. Owns
+/// what it iterates; begin() once. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
+/// throws) is thrown by begin() or ++, in the place of the batch.
 class BatchRange {
  public:
   class iterator {
@@ -165,10 +172,11 @@ class BatchRange {
 
 /// What a worker sees of a dataset: its share of each step if the dataset is split, else all of it.
 ///
-/// In a split dataset step s takes the next workers × batch_size samples of one order f(seed, epoch), the same on all
-/// ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks run the same number
-/// of steps, and a position is one number. A pass that is cut off by a report and resumed goes on after the last batch
-/// that was in hand, at any number of workers.
+/// In a split dataset step s takes the next workers × batch_size samples of one order f(seed, epoch, pass), the same on
+/// all ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks run the same
+/// number of steps, and a position is one number. A report inside a pass counts the batch in hand as taken; resumed, at
+/// any number of workers, the passes of that epoch that were finished come back empty and that one goes on after it. A
+/// shard belongs to the thread that runs the training function.
 class DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<data::ShardState> state);

@@ -26,10 +26,10 @@ class Error : public std::runtime_error {
   /// an empty remedy is left out.
   Error(ExitCode code, std::string_view doing, std::string_view fact, std::string_view remedy = {});
 
-  ExitCode code() const noexcept { return code_; }
-
- protected:
+  /// With the whole text, as another rank worded it.
   Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code) {}
+
+  ExitCode code() const noexcept { return code_; }
 
  private:
   ExitCode code_;

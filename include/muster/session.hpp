@@ -23,6 +23,7 @@
 namespace muster {
 
 class Session;
+class TorchBackend;
 
 namespace train {
 struct SessionState;
@@ -180,6 +181,7 @@ class Session {
   std::optional<Checkpoint> get_checkpoint() const;
 
  private:
+  friend class TorchBackend;
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   train::SessionState* state_;
 };

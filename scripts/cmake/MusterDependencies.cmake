@@ -9,12 +9,11 @@ find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
-if(NOT Torch_DIR)
-  # Where a libtorch is when the user named none: the wheel of a virtual environment.
-  file(GLOB muster_torch_hints
-    "$ENV{VIRTUAL_ENV}/lib*/python3*/site-packages/torch/share/cmake/Torch"
-    "${PROJECT_SOURCE_DIR}/build/venv/lib*/python3*/site-packages/torch/share/cmake/Torch")
-endif()
+# Where a libtorch is when the user named none: the wheel of a virtual environment.
+file(GLOB muster_torch_hints
+  "$ENV{VIRTUAL_ENV}/lib*/python3*/site-packages/torch/share/cmake/Torch"
+  "$ENV{CONDA_PREFIX}/lib*/python3*/site-packages/torch/share/cmake/Torch"
+  "${PROJECT_SOURCE_DIR}/build/venv/lib*/python3*/site-packages/torch/share/cmake/Torch")
 # The wheel's configuration warns about kineto, which nothing here uses.
 set(muster_warnings_were "${CMAKE_MESSAGE_LOG_LEVEL}")
 set(CMAKE_MESSAGE_LOG_LEVEL ERROR)

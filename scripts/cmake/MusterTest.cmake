@@ -39,3 +39,19 @@ function(muster_mpi_test NAME)
       LABELS mpi TIMEOUT ${test_TIMEOUT} PROCESSORS ${ranks} ENVIRONMENT "${MUSTER_MPI_ENVIRONMENT}")
   endforeach()
 endfunction()
+
+# muster_script_test(NAME LABEL COMMAND command… [PROCESSORS n] [TIMEOUT seconds]): a command that says "skipped: REASON"
+# and ends with 77 where this machine cannot run it.
+function(muster_script_test NAME LABEL)
+  cmake_parse_arguments(PARSE_ARGV 2 test "" "PROCESSORS;TIMEOUT" "COMMAND")
+  if(NOT test_TIMEOUT)
+    set(test_TIMEOUT 120)
+  endif()
+  if(NOT test_PROCESSORS)
+    set(test_PROCESSORS 1)
+  endif()
+  add_test(NAME ${LABEL}.${NAME} COMMAND ${test_COMMAND})
+  set_tests_properties(${LABEL}.${NAME} PROPERTIES
+    LABELS ${LABEL} TIMEOUT ${test_TIMEOUT} PROCESSORS ${test_PROCESSORS} SKIP_RETURN_CODE 77
+    ENVIRONMENT "${MUSTER_MPI_ENVIRONMENT}")
+endfunction()

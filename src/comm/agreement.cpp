@@ -156,9 +156,9 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
       if (r != rank && memory->lengths[r] < 0)
         missing += (missing.empty() ? "" : ", ") + std::to_string(r) + " (" + shared.hosts[r] + ")";
     memory.release();
-    throw Error(ExitCode::retry, "waiting for all ranks to agree",
-                "no word within " + std::to_string(limit.count() / 1000) + " s from rank " + missing,
-                "It is stuck or lost; start the job again");
+    throw Lost(ExitCode::retry, "waiting for all ranks to agree",
+               "no word within " + std::to_string(limit.count() / 1000) + " s from rank " + missing,
+               "It is stuck or lost; start the job again");
   }
 
   std::vector<Outcome> outcomes(n);

@@ -34,7 +34,12 @@ struct Outcome {
 /// nothing. agree() calls it where nobody has.
 void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
-/// The outcome of every rank. Past the limit an Error with ExitCode::retry names the ranks that did not come.
+/// Some ranks did not come to agree(): they are stuck or lost, and all that is left is to end the job.
+class Lost : public Error {
+  using Error::Error;
+};
+
+/// The outcome of every rank. Past the limit Lost (ExitCode::retry) names the ranks that did not come.
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
 
 }  // namespace muster::comm

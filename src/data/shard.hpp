@@ -1,6 +1,7 @@
 // A worker's view of one dataset, and where it stands in it.
 #pragma once
 
+#include "data/samples.hpp"
 #include "data/step_weight.hpp"
 #include "muster/config.hpp"
 #include "muster/dataset.hpp"
@@ -8,12 +9,31 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 namespace muster::data {
 
-/// One per dataset and session, shared by every DatasetShard and BatchRange over it.
+/// What one pass takes, fixed when it begins.
+struct Pass {
+  Order order;
+  std::int64_t position = 0;  ///< where it begins, not 0 after a resume
+  std::int64_t global_batch = 1;
+  int world = 1, rank = 0;
+  bool drop_last = false;
+  std::int64_t ticket = 0;  ///< which pass of its shard it is; 0 for one that a checkpoint has seen finished
+
+  std::int64_t num_steps() const noexcept { return data::num_steps(position, order.size(), global_batch, drop_last); }
+};
+
+/// One per dataset and session, shared by every DatasetShard and BatchRange over it; belongs to the thread that runs
+/// the training function.
+///
+/// An epoch is a sequence of passes. The last one begun is under way until its range gives no more batches or dies,
+/// or until the next one begins. The position is the number of passes finished and the samples that the one under way
+/// has taken; restored, the finished ones come back empty and the next goes on after those samples, so the program may
+/// run its epoch again from the start.
 struct ShardState {
   std::string name;
   Dataset dataset;
@@ -22,27 +42,34 @@ struct ShardState {
   bool split = true;  ///< else every rank sees all of it, and it has no position
   std::uint64_t seed = 0;
   at::Device device = at::kCPU;
-  std::shared_ptr<StepWeight> weight;
+  std::shared_ptr<StepWeight> weight = std::make_shared<StepWeight>();
+  /// Told of each batch of a split dataset as it is handed out: the step's samples over all ranks.
+  std::function<void(std::int64_t)> on_step = {};
 
-  // Where it stands. `passes` are those finished in this epoch.
-  std::int64_t epoch = 0;
-  std::int64_t passes = 0;
-  /// The pass under way: samples of the global order that steps have taken, the one in hand counted. Restored ones wait
-  /// here for the pass that takes them up.
-  std::int64_t consumed = 0;
-  /// Samples that shuffle together (a window in the global order), fixed when the pass began: it depends on the number
-  /// of workers, which may change.
-  std::int64_t window = 0;
-  bool in_pass = false;   ///< begun and not finished
-  bool resuming = false;  ///< `passes`, `consumed`, `window` came from a checkpoint and wait to be taken up
-  std::int64_t passes_to_skip = 0;
-
-  /// Makes `value` the epoch; forgets the position of another one.
+  /// Makes `value` the epoch; forgets the position in another one.
   void begin_epoch(std::int64_t value);
-  /// The position as JSON, for a checkpoint.
+  /// Whether a pass of a split dataset is under way, or was when the position was saved that has been restored.
+  bool unfinished() const noexcept;
+  /// The position as JSON, for a checkpoint; the batch in hand counts as taken. Null if the dataset is not split.
   Config position() const;
-  /// The next passes go on there.
+  /// The next passes go on there, at any number of workers.
   void restore(const Config& position);
+
+  // For the ranges.
+  Pass begin_pass(const BatchOptions& options);
+  /// `batch` of the pass is in hand.
+  void take(const Pass& pass, const Batch& batch);
+  void end_pass(const Pass& pass);
+
+  std::int64_t epoch = 0;
+  std::int64_t passes = 0;        ///< finished in this epoch
+  std::int64_t replays = 0;       ///< of those, the ones that have yet to come back empty
+  std::int64_t ticket = 0;        ///< of the pass begun last
+  bool under_way = false;         ///< that pass
+  std::int64_t consumed = 0;      ///< samples that it has taken, or that a restored one had
+  std::int64_t window = 0;        ///< of its local shuffle: depends on the number of workers when it began
+  std::int64_t global_batch = 0;  ///< of its steps
+  std::int64_t samples = 0;       ///< of the dataset, as it began
 };
 
 }  // namespace muster::data

@@ -13,6 +13,10 @@ struct StepWeight {
   double share(int world) const noexcept {
     return global > 0 ? static_cast<double>(local) / static_cast<double>(global) : 1.0 / world;
   }
+  /// The share in units of an even one: exactly 1 where all ranks have as many samples, 0 for a ghost batch.
+  double relative(int world) const noexcept {
+    return global > 0 ? static_cast<double>(local) * world / static_cast<double>(global) : 1.0;
+  }
 };
 
 }  // namespace muster::data

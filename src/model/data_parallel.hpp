@@ -2,13 +2,14 @@
 #pragma once
 
 #include "data/step_weight.hpp"
+#include "muster/communicator.hpp"
 #include "muster/model.hpp"
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <functional>
 #include <memory>
-#include <string>
 
 namespace c10d {
 class ProcessGroup;
@@ -21,7 +22,10 @@ namespace muster::model {
 
 /// What the models of a session share.
 struct Shared {
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  Communicator communicator;
+  /// A process group over the ranks of `communicator`, a new one at each call: each model has its own, so that two
+  /// models in one backward() cannot take each other's messages. Collective.
+  std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
   std::shared_ptr<const data::StepWeight> weight;
   std::shared_ptr<const int> no_sync_depth;  ///< 0: gradients are averaged
   c10::Device device = c10::kCPU;
@@ -30,8 +34,10 @@ struct Shared {
 /// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.
 class DataParallel {
  public:
-  /// Moves the module, compares names, shapes and types over the ranks, copies rank 0's weights and buffers to all,
-  /// installs the hooks. Collective. A mismatch is an Error (ExitCode::data) that names the parameter and the ranks.
+  /// Moves the module, compares names, shapes and types over the ranks, copies rank 0's weights and buffers to all, in
+  /// place, and installs the hooks. A mismatch is an Error (ExitCode::data) that names the tensor and the ranks, the
+  /// same on all. A module that is prepared already, or shares a parameter with one that is, is refused. With
+  /// Parallel::none the module is moved and nothing else. Collective.
   static std::shared_ptr<DataParallel> prepare(std::shared_ptr<torch::nn::Module> module, const Shared& shared,
                                                const ModelOptions& options);
   virtual ~DataParallel() = default;

@@ -1,6 +1,7 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/environment.hpp"
+#include "comm/root.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
@@ -94,6 +95,19 @@ TEST(Collectives, WaitEndsAtItsLimit) {
     EXPECT_NE(std::string(error.what()).find("receive"), std::string::npos);
   }
   EXPECT_EQ(value, 0);
+}
+
+TEST(RootDecides, EveryoneHearsTheValueOrTheError) {
+  int calls = 0;
+  EXPECT_EQ(root_decides(world(), [&] { return ++calls, std::string("yes"); }), "yes");
+  EXPECT_EQ(calls, world().rank() == 0 ? 1 : 0);
+  try {
+    root_decides(world(), []() -> std::string { throw Error(ExitCode::data, "opening a", "it is not there", "Look"); });
+    FAIL() << "no Error was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_STREQ(error.what(), "opening a: it is not there. Look");
+  }
 }
 
 TEST(Agreement, EveryRankHearsEveryOutcome) {

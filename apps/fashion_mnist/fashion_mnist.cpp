@@ -1,0 +1,102 @@
+// Classifies clothes: Fashion-MNIST with ResNet-18, on as many ranks as there are.
+//
+//   mpirun -n 2 fashion_mnist
+//   mpirun -n 4 fashion_mnist --model cnn --epochs 3 --name trial
+//   mpirun -n 2 fashion_mnist --train train.h5 --test test.h5 --set batch_size=64
+//
+// Start it again with the same --name and it goes on from its newest checkpoint.
+#include "models.hpp"
+
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <muster/muster.hpp>
+
+namespace {
+
+/// Bytes to numbers of mean 0 and deviation 1 over the training set, with a channel: [N, 28, 28] to [N, 1, 28, 28].
+torch::Tensor normalize(const torch::Tensor& images) {
+  return images.to(torch::kFloat).div_(255).sub_(0.28604).div_(0.32025).unsqueeze_(1);
+}
+
+void train(muster::Session& session, const muster::Config& config) {
+  // 1. The model, made parallel: the same weights everywhere, gradients averaged in backward().
+  auto net = session.prepare_model(fashion::make_model(config.at("model")));
+  torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
+
+  // 2. What is saved and comes back: weights, optimizer, and with them epoch, position in the data, random state.
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  state.restore();
+
+  // 3. The data: each rank has its share of every step.
+  const muster::BatchOptions batches{.batch_size = config.at("batch_size"), .shuffle = true};
+  auto train_shard = session.get_dataset_shard("train");
+  auto test_shard = session.get_dataset_shard("test");
+
+  for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
+    // 4. One pass over the training set.
+    muster::Mean loss, accuracy;
+    std::int64_t step = 0;
+    for (auto& batch : train_shard.iter_torch_batches(batches)) {
+      const auto labels = batch["y"].to(torch::kLong);
+      optimizer.zero_grad();
+      const auto logits = net->forward(normalize(batch["x"]));
+      const auto l = torch::cross_entropy_loss(logits, labels);
+      l.backward();
+      optimizer.step();
+      loss.add(l, batch.size());
+      accuracy.add(logits.argmax(1).eq(labels).to(torch::kFloat).mean(), batch.size());
+      // A checkpoint in the middle of an epoch, if asked for.
+      const auto every = config.at("checkpoint_steps").get<std::int64_t>();
+      if (every > 0 && ++step % every == 0) session.report({{"loss", loss}, {"accuracy", accuracy}}, state);
+    }
+
+    // 5. The test set, shared among the ranks too; empty last batches count for nothing.
+    muster::Mean val_loss, val_accuracy;
+    {
+      const auto evaluation = session.evaluation(net);
+      for (auto& batch : test_shard.iter_torch_batches({.batch_size = 250})) {
+        const auto labels = batch["y"].to(torch::kLong);
+        const auto logits = net->forward(normalize(batch["x"]));
+        val_loss.add(torch::cross_entropy_loss(logits, labels), batch.size());
+        val_accuracy.add(logits.argmax(1).eq(labels).to(torch::kFloat).mean(), batch.size());
+      }
+    }
+
+    // 6. Metrics over all ranks, and a checkpoint that all ranks write together.
+    session.report({{"loss", loss}, {"accuracy", accuracy}, {"val_loss", val_loss}, {"val_accuracy", val_accuracy}},
+                   state);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  muster::Launch launch(argc, argv);
+  std::string train_set = FASHION_MNIST_DATA "/fashion-mnist-small.train.h5";
+  std::string test_set = FASHION_MNIST_DATA "/fashion-mnist-small.test.h5";
+  std::string model = "resnet18";
+  int epochs = 6;
+  launch.app().description("Classifies clothes: Fashion-MNIST with ResNet-18 or a smaller model.");
+  launch.app().add_option("--train", train_set, "Training set: columns x [28, 28] and y")->capture_default_str();
+  launch.app().add_option("--test", test_set, "Test set")->capture_default_str();
+  launch.app()
+      .add_option("--model", model, "resnet18, cnn, mlp or mlp50")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"resnet18", "cnn", "mlp", "mlp50"}));
+  launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
+  return launch.run([&] {
+    return muster::TorchTrainer(launch, train,
+                                {
+                                    .train_loop_config = {{"model", model},
+                                                          {"epochs", epochs},
+                                                          {"lr", 1e-3},
+                                                          {"batch_size", 64},
+                                                          {"checkpoint_steps", 0}},
+                                    .dataset_config = {.split_all = true},
+                                    .run_config = {.checkpoint_config = {.num_to_keep = 2,
+                                                                         .checkpoint_score_attribute = "val_accuracy"}},
+                                    .datasets = {{"train", train_set}, {"test", test_set}},
+                                })
+        .fit();
+  });
+}

@@ -1,0 +1,20 @@
+// Models for 28 × 28 grey images in ten classes: input [N, 1, 28, 28], output [N, 10].
+#pragma once
+
+#include <torch/nn.h>
+
+#include <string>
+
+namespace fashion {
+
+/// Any of the models, behind one forward().
+class Classifier : public torch::nn::Module {
+ public:
+  virtual torch::Tensor forward(torch::Tensor x) = 0;
+};
+
+/// "resnet18" (He et al. 2015, with the first convolution on one channel), "cnn" (two convolutions), "mlp"
+/// (784-1024-1024-10), "mlp50" (784-3072-3072-256-10, 50 MB of gradients).
+std::shared_ptr<Classifier> make_model(const std::string& name);
+
+}  // namespace fashion

@@ -1,0 +1,88 @@
+// muster checkpoint: the checkpoints of a run, and whether they are whole.
+#include "checkpoint_text.hpp"
+#include "commands.hpp"
+
+#include <muster/checkpoint.hpp>
+#include <muster/error.hpp>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::tool {
+namespace {
+
+struct Arguments {
+  std::filesystem::path path;
+  bool json = false;
+};
+
+void print(const std::vector<CheckpointInfo>& checkpoints, bool json) {
+  if (json) {
+    Config rows = Config::array();
+    for (const auto& info : checkpoints) rows.push_back(to_json(info));
+    std::cout << rows.dump(2) << "\n";
+  } else if (checkpoints.empty()) {
+    std::cout << "no checkpoints\n";
+  } else {
+    std::cout << checkpoints_text(checkpoints);
+  }
+}
+
+void require_folder(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path))
+    throw Error(ExitCode::data, "opening " + path.string(), "there is no such folder",
+                "Name a run's folder, as in runs/demo");
+}
+
+void list(const Arguments& arguments) {
+  require_folder(arguments.path);
+  print(list_checkpoints(arguments.path), arguments.json);
+}
+
+void verify(const Arguments& arguments) {
+  require_folder(arguments.path);
+  std::vector<CheckpointInfo> verified;
+  if (is_checkpoint(arguments.path)) {
+    verified.push_back(verify_checkpoint(arguments.path));
+  } else {
+    for (const auto& info : list_checkpoints(arguments.path)) verified.push_back(verify_checkpoint(info.path));
+  }
+  const std::string doing = "verifying " + arguments.path.string();
+  if (verified.empty())
+    throw Error(ExitCode::data, doing, "there is no checkpoint in it", "Name a run's folder, or a checkpoint's");
+  print(verified, arguments.json);
+  const auto damaged =
+      std::count_if(verified.begin(), verified.end(), [](auto& info) { return !info.problem.empty(); });
+  if (damaged > 0)
+    throw Error(ExitCode::data, doing,
+                std::to_string(damaged) + " of " + std::to_string(verified.size()) +
+                    (verified.size() == 1 ? " checkpoint is damaged" : " checkpoints are damaged"),
+                "Resuming takes the newest that is whole");
+}
+
+void add(CLI::App& parent, const std::string& name, const std::string& description, const std::string& what,
+         const std::string& example, void (*action)(const Arguments&)) {
+  auto arguments = std::make_shared<Arguments>();
+  auto* command = parent.add_subcommand(name, description);
+  command->add_option("path", arguments->path, what)->option_text("PATH")->required();
+  command->add_flag("--json", arguments->json, "Print the table as JSON");
+  command->footer("Example:\n  " + example);
+  command->callback([arguments, action] { action(*arguments); });
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app) {
+  auto* command = app.add_subcommand("checkpoint", "List and verify checkpoints");
+  command->require_subcommand(1);
+  command->footer("Example:\n  muster checkpoint ls runs/demo");
+  add(*command, "ls", "The checkpoints of a run, oldest first", "A run's folder", "muster checkpoint ls runs/demo",
+      list);
+  add(*command, "verify", "Recompute every checksum; ends with 65 if one is damaged",
+      "A run's folder, or a checkpoint's", "muster checkpoint verify runs/demo", verify);
+}
+
+}  // namespace muster::tool

@@ -1,0 +1,35 @@
+#include "checkpoint_text.hpp"
+
+#include "text.hpp"
+
+namespace muster::tool {
+
+std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
+  Table table{{{"checkpoint"}, {"iteration", true}, {"epoch", true}, {"ranks", true}, {"size", true}, {"state"}}, {}};
+  for (const auto& info : checkpoints)
+    table.rows.push_back({info.path.filename().string(), std::to_string(info.training_iteration),
+                          std::to_string(info.epoch), std::to_string(info.world_size), bytes_text(info.bytes),
+                          info.problem.empty() ? "whole" : "damaged: " + info.problem});
+  return to_text(table);
+}
+
+Config to_json(const CheckpointInfo& info) {
+  return {
+      {"path", info.path.string()}, {"index", info.index},           {"training_iteration", info.training_iteration},
+      {"epoch", info.epoch},        {"world_size", info.world_size}, {"bytes", info.bytes},
+      {"time", info.time},          {"metrics", info.metrics},       {"problem", info.problem}};
+}
+
+bool is_checkpoint(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / "manifest.json") || std::filesystem::exists(folder / "state.h5");
+}
+
+bool is_run(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    if (name == "params.json" || name == "result.json" || name.starts_with("checkpoint_")) return true;
+  }
+  return false;
+}
+
+}  // namespace muster::tool

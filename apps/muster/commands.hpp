@@ -1,0 +1,12 @@
+// The subcommands of `muster`. Each adds itself, with its options and what it does, to the command line.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace muster::tool {
+
+void add_convert(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_checkpoint(CLI::App& app);
+
+}  // namespace muster::tool

@@ -1,0 +1,134 @@
+// muster convert: files as downloaded become datasets.
+#include "commands.hpp"
+#include "dataset_text.hpp"
+#include "interrupt.hpp"
+#include "text.hpp"
+
+#include <muster/convert.hpp>
+#include <muster/error.hpp>
+
+#include <unistd.h>
+
+#include <charconv>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace muster::tool {
+namespace {
+
+using Converter = std::vector<std::filesystem::path> (*)(const std::vector<std::filesystem::path>&,
+                                                         const std::filesystem::path&, const ConvertOptions&);
+
+/// The command line of one conversion.
+struct Arguments {
+  std::vector<std::filesystem::path> files;  ///< inputs, and the output last
+  std::string columns;
+  std::vector<std::string> split;
+  ConvertOptions options;
+  bool json = false;
+};
+
+std::vector<std::string> separated(const std::string& text) {
+  std::vector<std::string> names;
+  std::istringstream stream(text);
+  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+  return names;
+}
+
+std::pair<std::string, double> part_of(const std::string& text) {
+  const auto equals = text.find('=');
+  double share = 0;
+  if (equals != std::string::npos) {
+    const auto [end, error] = std::from_chars(text.data() + equals + 1, text.data() + text.size(), share);
+    if (error == std::errc{} && end == text.data() + text.size()) return {text.substr(0, equals), share};
+  }
+  throw Error(ExitCode::usage, "reading --split", "\"" + text + "\" is not NAME=SHARE, as in train=0.9",
+              "Name the files first and --split after them");
+}
+
+/// One line on the terminal that is gone when it ends.
+class ProgressLine {
+ public:
+  ~ProgressLine() {
+    if (shown_) std::cerr << "\r\033[K" << std::flush;
+  }
+  void show(std::uint64_t done, std::uint64_t total) {
+    if (!terminal_) return;
+    shown_ = true;
+    std::cerr << "\rwriting " << bytes_text(done) << " of " << bytes_text(total) << " (" << 100 * done / total
+              << "%)\033[K" << std::flush;
+  }
+
+ private:
+  bool terminal_ = ::isatty(STDERR_FILENO) == 1;
+  bool shown_ = false;
+};
+
+void convert(Converter converter, Arguments& arguments) {
+  if (arguments.files.size() < 2)
+    throw Error(ExitCode::usage, "converting", "inputs and an output are wanted", "Name the output last, as OUT.h5");
+  auto& options = arguments.options;
+  if (!arguments.columns.empty()) options.columns = separated(arguments.columns);
+  for (const auto& text : arguments.split) options.split.push_back(part_of(text));
+  const auto output = arguments.files.back();
+  const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
+
+  const InterruptGuard interrupt;
+  std::vector<std::filesystem::path> written;
+  {
+    ProgressLine line;
+    options.progress = [&](std::uint64_t done, std::uint64_t total) {
+      interrupt.check();
+      line.show(done, total);
+    };
+    written = converter(inputs, output, options);
+  }
+  Config files = Config::array();
+  for (const auto& path : written) files.push_back(describe_dataset(path.string()));
+  if (arguments.json) {
+    std::cout << Config{{"files", files}}.dump(2) << "\n";
+    return;
+  }
+  for (const auto& file : files) std::cout << (&file == &files.front() ? "" : "\n") << "wrote " << dataset_text(file);
+}
+
+void add_format(CLI::App& parent, const std::string& name, const std::string& description, const std::string& example,
+                Converter converter) {
+  auto* command = parent.add_subcommand(name, description);
+  auto arguments = std::make_shared<Arguments>();
+  auto& options = arguments->options;
+  command->add_option("files", arguments->files, "Inputs, and last the file to make (replaced if it\nexists)")
+      ->option_text("IN... OUT.h5");
+  command->add_option("--columns", arguments->columns, "Names of the columns; x,y unless given")
+      ->option_text("NAME,NAME");
+  command->add_option("--chunk", options.chunk, "Samples per chunk; contiguous, which reads fastest,\nunless given")
+      ->option_text("N");
+  command->add_option("--compress", options.compress, "Deflate, from 1 (fast) to 9 (small)")->option_text("LEVEL");
+  command->add_option("--split", arguments->split, "Divide the samples, in their order, among\nOUT.NAME.h5")
+      ->option_text("NAME=SHARE...");
+  command->add_option("--shuffle", options.shuffle, "Put the samples into a random order first")->option_text("SEED");
+  command->add_option("--per-class", options.per_class, "Keep the first N samples of each value of the last\ncolumn")
+      ->option_text("N");
+  command->add_flag("--json", arguments->json, "Print the result as JSON");
+  command->footer("Example:\n  " + example);
+  command->callback([converter, arguments] { convert(converter, *arguments); });
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app) {
+  auto* command = app.add_subcommand("convert", "Make a dataset (HDF5) from other formats");
+  command->require_subcommand(1);
+  command->footer("Example:\n  muster convert idx images.gz labels.gz train.h5");
+  add_format(*command, "idx", "Files of MNIST's format, gzipped or not; one column each",
+             "muster convert idx images.gz labels.gz OUT.h5 --split train=0.9 test=0.1", convert_idx);
+  add_format(*command, "npy", "NumPy's .npy files; one column each",
+             "muster convert npy features.npy target.npy OUT.h5 --columns x,y", convert_npy);
+  add_format(*command, "csv", "Comma-separated numbers, the target last",
+             "muster convert csv housing.csv OUT.h5 --shuffle 1 --split train=0.8 test=0.2", convert_csv);
+}
+
+}  // namespace muster::tool

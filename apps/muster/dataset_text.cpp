@@ -1,0 +1,46 @@
+#include "dataset_text.hpp"
+
+#include "text.hpp"
+
+namespace muster::tool {
+namespace {
+
+/// "28 x 28"; "-" for a single value.
+std::string sample_shape(const Config& shape) {
+  std::string text;
+  for (std::size_t i = 1; i < shape.size(); ++i) text += (text.empty() ? "" : " x ") + shape[i].dump();
+  return text.empty() ? "-" : text;
+}
+
+/// Samples in a chunk; all its sizes if it does not hold whole samples.
+std::string chunk_text(const Config& column) {
+  const auto& chunk = column.at("chunk");
+  if (chunk.is_null()) return "-";
+  const auto& shape = column.at("shape");
+  bool whole = true;
+  std::string all = chunk.at(0).dump();
+  for (std::size_t i = 1; i < chunk.size(); ++i) {
+    whole = whole && chunk[i] == shape[i];
+    all += " x " + chunk[i].dump();
+  }
+  return whole ? chunk.at(0).dump() : all;
+}
+
+}  // namespace
+
+std::string dataset_text(const Config& dataset) {
+  std::string text = dataset.at("path").get<std::string>() + ": ";
+  if (const auto& samples = dataset.at("samples"); !samples.is_null())
+    text += samples.dump() + (samples == 1 ? " sample, " : " samples, ");
+  text += bytes_text(dataset.at("bytes")) + "\n";
+  const auto& columns = dataset.at("columns");
+  if (columns.empty()) return text;
+  Table table{{{"column"}, {"type"}, {"sample"}, {"size", true}, {"layout"}, {"chunk", true}, {"compression"}}, {}};
+  for (const auto& column : columns)
+    table.rows.push_back({column.at("name"), column.at("dtype"), sample_shape(column.at("shape")),
+                          bytes_text(column.at("bytes")), column.at("layout"), chunk_text(column),
+                          column.at("compression")});
+  return text + to_text(table);
+}
+
+}  // namespace muster::tool

@@ -1,0 +1,29 @@
+#include "interrupt.hpp"
+
+namespace muster::tool {
+namespace {
+
+volatile std::sig_atomic_t noted = 0;
+
+void note(int signal) { noted = signal; }
+
+}  // namespace
+
+InterruptGuard::InterruptGuard() {
+  struct sigaction action {};
+  action.sa_handler = note;
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  ::sigaction(SIGINT, &action, &before_int_);
+  ::sigaction(SIGTERM, &action, &before_term_);
+}
+
+InterruptGuard::~InterruptGuard() {
+  ::sigaction(SIGINT, &before_int_, nullptr);
+  ::sigaction(SIGTERM, &before_term_, nullptr);
+}
+
+void InterruptGuard::check() const {
+  if (noted != 0) throw Interrupted{128 + noted};
+}
+
+}  // namespace muster::tool

@@ -1,0 +1,70 @@
+// muster: the command line tool. Results on stdout, everything else on stderr.
+#include "commands.hpp"
+#include "interrupt.hpp"
+
+#include <muster/error.hpp>
+#include <muster/version.hpp>
+
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <string>
+
+namespace muster::tool {
+namespace {
+
+/// Prints examples as they are written.
+class Help : public CLI::Formatter {
+ public:
+  Help() { column_width(28); }
+  std::string make_footer(const CLI::App* app) const override { return app->get_footer() + "\n"; }
+};
+
+int fail(ExitCode code, const std::string& text) {
+  std::cerr << "muster: " << text << std::endl;
+  return static_cast<int>(code);
+}
+
+/// The innermost subcommand that was named: "muster convert idx".
+std::string named_command(const CLI::App& app) {
+  const auto named = app.get_subcommands();
+  return app.get_name() + (named.empty() ? "" : " " + named.front()->get_name()) +
+         (named.empty() || named.front()->get_subcommands().empty()
+              ? ""
+              : " " + named.front()->get_subcommands().front()->get_name());
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Trains neural networks on clusters: its data, its runs and their checkpoints.", "muster");
+  app.formatter(std::make_shared<Help>());
+  app.set_version_flag("--version", "muster " MUSTER_VERSION);
+  app.require_subcommand(1);
+  app.footer("Example:\n  muster convert idx images.gz labels.gz train.h5\n  muster inspect train.h5");
+  add_convert(app);
+  add_inspect(app);
+  add_checkpoint(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return fail(ExitCode::usage, std::string(error.what()) + ". `" + named_command(app) + " --help` lists the options");
+  }
+  if (!std::cout.flush()) return fail(ExitCode::retry, "writing the result: standard output does not take it");
+  return 0;
+}
+
+}  // namespace
+}  // namespace muster::tool
+
+int main(int argc, char** argv) {
+  try {
+    return muster::tool::run(argc, argv);
+  } catch (const muster::tool::Interrupted& interrupted) {
+    std::cerr << "muster: stopped by a signal; nothing was written\n";
+    return interrupted.exit_code;
+  } catch (const muster::Error& error) {
+    return muster::tool::fail(error.code(), error.what());
+  } catch (const std::exception& error) {
+    return muster::tool::fail(muster::ExitCode::user_error, error.what());
+  }
+}

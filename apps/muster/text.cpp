@@ -1,0 +1,110 @@
+#include "text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <sstream>
+
+namespace muster::tool {
+namespace {
+
+constexpr std::size_t line_width = 80;
+constexpr std::size_t gap = 2;
+constexpr std::size_t narrowest = 20;  ///< that a last column is broken to
+
+/// Characters, not bytes, of UTF-8.
+std::size_t width(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+/// Broken at spaces; a word that is longer than a line stays whole, so that it can be copied.
+std::vector<std::string> wrapped(const std::string& text, std::size_t columns) {
+  std::vector<std::string> lines(1);
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    auto& line = lines.back();
+    if (line.empty())
+      line = word;
+    else if (width(line) + 1 + width(word) <= columns)
+      line += " " + word;
+    else
+      lines.push_back(word);
+  }
+  return lines;
+}
+
+std::string padded(const std::string& text, std::size_t columns, bool right) {
+  const std::string space(columns - std::min(columns, width(text)), ' ');
+  return right ? space + text : text + space;
+}
+
+void flatten(const nlohmann::json& value, const std::string& path, Table& table) {
+  if (value.is_object() && !value.empty()) {
+    for (const auto& [key, entry] : value.items()) flatten(entry, path.empty() ? key : path + "." + key, table);
+    return;
+  }
+  table.rows.push_back({path, value.is_string() ? value.get<std::string>() : value.dump()});
+}
+
+}  // namespace
+
+std::string to_text(const Table& table) {
+  const auto last = table.headings.size() - 1;
+  std::vector<std::size_t> widths;
+  for (std::size_t column = 0; column <= last; ++column) {
+    widths.push_back(width(table.headings[column].text));
+    for (const auto& row : table.rows) widths.back() = std::max(widths.back(), width(row[column]));
+  }
+  std::size_t before = 0;
+  for (std::size_t column = 0; column < last; ++column) before += widths[column] + gap;
+  const auto room = line_width > before + narrowest ? line_width - before : narrowest;
+
+  std::string text;
+  const auto add = [&](const std::vector<std::string>& row) {
+    const auto lines = wrapped(row[last], std::max(room, width(table.headings[last].text)));
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      std::string line;
+      for (std::size_t column = 0; column < last; ++column)
+        line += padded(i == 0 ? row[column] : "", widths[column] + (table.headings[column].right ? 0 : gap),
+                       table.headings[column].right) +
+                (table.headings[column].right ? std::string(gap, ' ') : "");
+      line += table.headings[last].right ? padded(lines[i], std::min(widths[last], room), true) : lines[i];
+      line.erase(line.find_last_not_of(' ') + 1);
+      text += line + "\n";
+    }
+  };
+  std::vector<std::string> headings;
+  for (const auto& heading : table.headings) headings.push_back(heading.text);
+  add(headings);
+  for (const auto& row : table.rows) add(row);
+  return text;
+}
+
+std::string bullet(const std::string& text) {
+  std::string result;
+  for (const auto& line : wrapped(text, line_width - 2)) result += (result.empty() ? "- " : "  ") + line + "\n";
+  return result;
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+  if (bytes < 1000) return std::to_string(bytes) + " B";
+  constexpr std::array units{"KB", "MB", "GB", "TB", "PB", "EB"};
+  double value = static_cast<double>(bytes) / 1000;
+  std::size_t unit = 0;
+  while (value >= 999.95 && unit + 1 < units.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f %s", value, units[unit]);
+  return text.data();
+}
+
+Table flattened(const nlohmann::json& object) {
+  Table table{{{"key"}, {"value"}}, {}};
+  flatten(object, "", table);
+  return table;
+}
+
+}  // namespace muster::tool

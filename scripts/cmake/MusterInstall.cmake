@@ -1,0 +1,37 @@
+# What `cmake --install` copies: libmuster, the public headers, the programs that were built, and the files by which
+# find_package(muster) finds them.
+set(muster_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/muster")
+
+set(muster_installed muster)
+if(NOT BUILD_SHARED_LIBS)
+  # A static library leaves its own dependencies to whoever links it.
+  list(APPEND muster_installed muster_mpi muster_hdf5)
+endif()
+install(TARGETS ${muster_installed} EXPORT musterTargets)
+install(EXPORT musterTargets NAMESPACE muster:: DESTINATION "${muster_package_dir}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/muster" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+        FILES_MATCHING PATTERN "*.hpp")
+
+configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/musterConfig.cmake.in" "${PROJECT_BINARY_DIR}/musterConfig.cmake"
+                              INSTALL_DESTINATION "${muster_package_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/musterConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/musterConfig.cmake" "${PROJECT_BINARY_DIR}/musterConfigVersion.cmake"
+        DESTINATION "${muster_package_dir}")
+
+# The programs of a folder and of the folders under it; one that was not built is left out.
+function(muster_install_programs FOLDER)
+  get_property(targets DIRECTORY "${FOLDER}" PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target IN LISTS targets)
+    get_target_property(type ${target} TYPE)
+    if(type STREQUAL EXECUTABLE)
+      install(TARGETS ${target} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" OPTIONAL)
+    endif()
+  endforeach()
+  get_property(folders DIRECTORY "${FOLDER}" PROPERTY SUBDIRECTORIES)
+  foreach(folder IN LISTS folders)
+    muster_install_programs("${folder}")
+  endforeach()
+endfunction()
+if(MUSTER_BUILD_APPS)
+  muster_install_programs("${PROJECT_SOURCE_DIR}/apps")
+endif()

@@ -1,0 +1,33 @@
+# What the scripts of this folder share; sourced.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# The exit codes of every program of muster that a script needs.
+readonly exit_usage=64 exit_missing=69 exit_retry=75
+
+say() { printf '%s\n' "$*"; }
+fail() {  # fail CODE SENTENCE
+  local code=$1
+  shift
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit "$code"
+}
+
+# Open MPI starts as root, with more ranks than cores, and does not pin a rank onto one core.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+
+# As many compilers at once as there are cores and memory: a file that includes libtorch takes 1.5 GB.
+jobs() {
+  local by_memory cores
+  by_memory=$(awk '/^MemAvailable/ {print int($2 / 1500000)}' /proc/meminfo)
+  cores=$(nproc)
+  say $((by_memory < 1 ? 1 : by_memory < cores ? by_memory : cores))
+}
+
+# build [TARGET…]: builds with the preset `release`; configures only where that was not done.
+build() {
+  cd "$root"
+  [ -f build/release/build.ninja ] || cmake --preset release
+  ninja -C build/release -j "$(jobs)" "$@"
+}

@@ -1,0 +1,63 @@
+// One column as it lies in one HDF5 file: checked when it is opened, then read by the row.
+#pragma once
+
+#include "base/file.hpp"
+#include "data/hdf5.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace muster::data {
+
+/// A row that is wanted, and where its values go.
+struct Wanted {
+  std::int64_t row = 0;
+  std::byte* into = nullptr;
+};
+
+/// Contiguous, unfiltered, native values are read with preadv from where they lie, without HDF5 and its lock. Anything
+/// else (chunked, compressed, of another byte order) is HDF5's to read: whole into memory at first use if `cache()` was
+/// called, else by hyperslabs that join a batch's rows, each chunk of a batch once.
+class Hdf5Column {
+ public:
+  /// `name`: path inside the file; `shown`: its name in errors. An Error for what is not a column of numbers, for
+  /// values that lie outside the file, beyond its end, or behind a filter that this HDF5 does not have.
+  Hdf5Column(hid_t file, const File& bytes, const std::string& name, std::string shown);
+
+  std::int64_t rows() const noexcept { return rows_; }
+  at::ScalarType dtype() const noexcept { return dtype_; }
+  /// Shape of a row.
+  const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
+  std::int64_t row_bytes() const noexcept { return row_bytes_; }
+  /// Whether HDF5 is left out.
+  bool direct() const noexcept { return offset_ >= 0; }
+  const std::string& shown() const noexcept { return shown_; }
+  /// From now on it is kept in memory, read whole when it is first asked for. Not for a direct one.
+  void cache() noexcept { cached_ = true; }
+
+  /// Reads rows in ascending order. Thread-safe.
+  void read(const File& bytes, std::span<const Wanted> wanted);
+
+ private:
+  void locate(hid_t stored_type, const File& bytes);
+  void require_filters() const;
+  void read_direct(const File& bytes, std::span<const Wanted> wanted) const;
+  void read_selected(std::span<const Wanted> wanted) const;
+  void read_whole();
+
+  std::string shown_;
+  hdf5::Handle dataset_, memory_type_;
+  std::vector<std::int64_t> shape_;
+  std::int64_t rows_ = 0, row_bytes_ = 0;
+  at::ScalarType dtype_ = at::kFloat;
+  std::int64_t offset_ = -1;  ///< of the first value in the file; −1: HDF5 reads
+  bool cached_ = false;
+  std::vector<std::byte> whole_;  ///< the cached values, filled under HDF5's lock
+};
+
+}  // namespace muster::data

@@ -1,0 +1,208 @@
+#include "data/hdf5_column.hpp"
+#include "data/source.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+
+namespace muster::data {
+namespace {
+
+/// One file of the dataset.
+struct Part {
+  Part(const std::string& where) {
+    const auto colon = where.rfind(":/");
+    path = where.substr(0, colon);
+    group = colon == std::string::npos ? "/" : where.substr(colon + 1);
+  }
+  std::string shown(const std::string& column) const {
+    return path + ":" + group + (group.ends_with('/') ? "" : "/") + column;
+  }
+
+  std::string path, group;
+  std::int64_t first = 0;  ///< its first sample in the dataset
+  std::optional<File> bytes;
+  hdf5::Handle file;
+  std::vector<Hdf5Column> columns;  ///< closed before the file
+};
+
+/// What an entry of a group is to us: a dataset is a column unless it is a single value.
+bool is_column(hid_t group, const std::string& name, const std::string& shown) {
+  const std::string doing = "opening " + shown;
+  H5L_info_t link;
+  hdf5::check(H5Lget_info(group, name.c_str(), &link, H5P_DEFAULT), doing);
+  if (link.type != H5L_TYPE_HARD && link.type != H5L_TYPE_SOFT)
+    throw Error(ExitCode::data, doing, "it is a link to another file, and those are not followed",
+                "Copy the data into the file, or choose other columns");
+  H5O_info_t object;
+  if (H5Oget_info_by_name(group, name.c_str(), &object, H5P_DEFAULT) < 0)
+    throw Error(ExitCode::data, doing, "it is a link that leads nowhere: " + hdf5::last_error(),
+                "Remove it, or choose other columns");
+  if (object.type != H5O_TYPE_DATASET) return false;
+  const auto dataset = hdf5::open_dataset(group, name, shown);
+  return !hdf5::shape(dataset.get()).empty();
+}
+
+std::vector<std::string> all_columns(const Part& part) {
+  const auto group = hdf5::open_group(part.file.get(), part.group, part.path);
+  std::vector<std::string> names;
+  for (const auto& name : hdf5::list(group.get()))
+    if (is_column(group.get(), name, part.shown(name))) names.push_back(name);
+  if (names.empty())
+    throw Error(ExitCode::data, "opening " + part.path, "group \"" + part.group + "\" holds no datasets",
+                "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
+  return names;
+}
+
+void open(Part& part, std::vector<std::string> names) {
+  part.file = hdf5::open_file(part.path);
+  part.bytes.emplace(part.path, File::Mode::read);
+  if (names.empty()) names = all_columns(part);
+  const auto group = hdf5::open_group(part.file.get(), part.group, part.path);
+  for (const auto& name : names) part.columns.emplace_back(group.get(), *part.bytes, name, part.shown(name));
+  const auto rows = part.columns.front().rows();
+  if (std::any_of(part.columns.begin(), part.columns.end(),
+                  [&](const auto& column) { return column.rows() != rows; })) {
+    std::string lengths;
+    for (std::size_t i = 0; i < names.size(); ++i)
+      lengths += (i == 0 ? "" : ", ") + names[i] + ": " + std::to_string(part.columns[i].rows());
+    throw Error(ExitCode::data, "opening " + part.path, "its columns are of different length (" + lengths + ")",
+                "Choose columns of the same length");
+  }
+  if (rows == 0) throw Error(ExitCode::data, "opening " + part.path, "it has no samples", "Name a file that has some");
+  // HDF5 is not needed where it does not read.
+  if (std::all_of(part.columns.begin(), part.columns.end(), [](const auto& column) { return column.direct(); }))
+    part.file = {};
+}
+
+std::string describe(const Column& column) {
+  std::string text = std::string(c10::toString(column.dtype)) + " [";
+  for (std::size_t i = 0; i < column.shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(column.shape[i]);
+  return text + "]";
+}
+
+class Hdf5Source final : public Source {
+ public:
+  Hdf5Source(std::vector<std::string> paths, DatasetOptions options) : options_(std::move(options)) {
+    if (paths.empty()) throw Error(ExitCode::data, "making a dataset", "there are no files", "Name at least one");
+    auto sorted = options_.columns;
+    std::sort(sorted.begin(), sorted.end());
+    if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
+      throw Error(ExitCode::data, "making a dataset", "column \"" + *twice + "\" is chosen twice", "Choose it once");
+    for (const auto& path : paths) parts_.emplace_back(path);
+  }
+
+  std::int64_t count() override {
+    open();
+    return count_;
+  }
+  const Schema& schema() override {
+    open();
+    return schema_;
+  }
+  std::string shown() const override {
+    return parts_.front().path + (parts_.size() > 1 ? " and " + std::to_string(parts_.size() - 1) + " more" : "");
+  }
+  Batch read(std::span<const std::int64_t> samples) override;
+
+ private:
+  void open() {
+    std::call_once(opened_, [this] { open_all(); });
+  }
+  void open_all();
+  Schema schema_of(const Part& part) const;
+  void require_same(const Schema& schema, const Part& part) const;
+
+  DatasetOptions options_;
+  std::once_flag opened_;
+  std::vector<Part> parts_;
+  std::int64_t count_ = 0;
+  Schema schema_;
+};
+
+void Hdf5Source::open_all() {
+  const hdf5::Lock lock;
+  auto budget = options_.cache_bytes;
+  count_ = 0;
+  for (auto& part : parts_) {
+    part = Part(part.path + ":" + part.group);  // what an attempt that failed has left is forgotten
+    data::open(part, options_.columns);
+    const auto schema = schema_of(part);
+    if (&part == &parts_.front()) schema_ = schema;
+    require_same(schema, part);
+    part.first = count_;
+    count_ += part.columns.front().rows();
+    for (auto& column : part.columns) {
+      const auto bytes = column.rows() * column.row_bytes();
+      if (column.direct() || bytes > budget) continue;
+      column.cache();
+      budget -= bytes;
+    }
+  }
+}
+
+Schema Hdf5Source::schema_of(const Part& part) const {
+  const auto prefix = part.shown("").size();
+  Schema schema;
+  for (const auto& column : part.columns)
+    schema.push_back({column.shown().substr(prefix), column.dtype(), column.shape()});
+  return schema;
+}
+
+void Hdf5Source::require_same(const Schema& schema, const Part& part) const {
+  const std::string doing = "opening " + part.path, other = parts_.front().path;
+  const auto same_name = [](const Column& a, const Column& b) { return a.name == b.name; };
+  if (!std::equal(schema.begin(), schema.end(), schema_.begin(), schema_.end(), same_name))
+    throw Error(ExitCode::data, doing,
+                "its columns are " + names_of(schema) + ", those of " + other + " are " + names_of(schema_),
+                "Choose columns that all files have");
+  for (std::size_t i = 0; i < schema.size(); ++i)
+    if (schema[i] != schema_[i])
+      throw Error(ExitCode::data, doing,
+                  "column \"" + schema[i].name + "\" is " + describe(schema[i]) + " there and " + describe(schema_[i]) +
+                      " in " + other,
+                  "Files of one dataset must agree; convert one of them");
+}
+
+Batch Hdf5Source::read(std::span<const std::int64_t> samples) {
+  open();
+  const auto n = static_cast<std::int64_t>(samples.size());
+  std::vector<Batch::Item> items;
+  for (const auto& column : schema_) {
+    std::vector<std::int64_t> shape{n};
+    shape.insert(shape.end(), column.shape.begin(), column.shape.end());
+    items.emplace_back(column.name, at::empty(shape, column.dtype));
+  }
+  // In the order in which they lie in the files, whatever the order in which they are wanted.
+  std::vector<std::size_t> slots(samples.size());
+  std::iota(slots.begin(), slots.end(), std::size_t{0});
+  std::sort(slots.begin(), slots.end(), [&](std::size_t a, std::size_t b) { return samples[a] < samples[b]; });
+
+  std::vector<Wanted> wanted;
+  auto part = parts_.begin();
+  for (auto next = slots.begin(); next != slots.end();) {
+    while (samples[*next] >= part->first + part->columns.front().rows()) ++part;
+    const auto beyond = part->first + part->columns.front().rows();
+    const auto end = std::find_if(next, slots.end(), [&](std::size_t slot) { return samples[slot] >= beyond; });
+    for (std::size_t c = 0; c < items.size(); ++c) {
+      auto* const base = static_cast<std::byte*>(items[c].second.mutable_data_ptr());
+      wanted.clear();
+      for (auto slot = next; slot != end; ++slot)
+        wanted.push_back(
+            {samples[*slot] - part->first, base + static_cast<std::int64_t>(*slot) * part->columns[c].row_bytes()});
+      part->columns[c].read(*part->bytes, wanted);
+    }
+    next = end;
+  }
+  return Batch(std::move(items));
+}
+
+}  // namespace
+
+std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options) {
+  return std::make_shared<Hdf5Source>(std::move(paths), std::move(options));
+}
+
+}  // namespace muster::data

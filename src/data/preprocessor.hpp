@@ -1,0 +1,48 @@
+// What the preprocessors share.
+#pragma once
+
+#include "muster/preprocessor.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace muster::data {
+
+/// A preprocessor that learns a tensor of numbers for each of its columns.
+class ColumnPreprocessor : public Preprocessor {
+ public:
+  ColumnPreprocessor(std::string kind, std::vector<std::string> columns);
+
+  void fit(const Dataset& dataset, const Communicator& communicator) final;
+  void transform(Batch& batch) const final;
+  /// {"kind": …, "columns": {name: to_json(learned), …}}
+  Config state() const final;
+  void load_state(const Config& state) final;
+
+ protected:
+  /// Refuses a column that it cannot learn from: why, empty if it can.
+  virtual std::string objection(at::ScalarType dtype) const = 0;
+  /// What values tell, as a table of two dimensions. `values`: [rows, features], where a feature is an index of the
+  /// column's last dimension; one feature if a sample is a single value.
+  virtual at::Tensor summary(const at::Tensor& values) const = 0;
+  /// What two summaries tell together; of the same type.
+  virtual at::Tensor join(const at::Tensor& a, const at::Tensor& b) const = 0;
+  /// What is kept of the summary of all.
+  virtual at::Tensor learn(const at::Tensor& summary, const std::string& doing) const = 0;
+  virtual at::Tensor apply(const at::Tensor& values, const at::Tensor& learned, const std::string& doing) const = 0;
+  virtual Config to_json(const at::Tensor& learned) const = 0;
+  virtual at::Tensor from_json(const Config& json) const = 0;
+
+ private:
+  std::string kind_;
+  std::vector<std::string> columns_;
+  std::map<std::string, at::Tensor> learned_;
+};
+
+/// An Error if the state is that of another kind of preprocessor.
+void require_kind(const Config& state, const std::string& kind);
+
+}  // namespace muster::data

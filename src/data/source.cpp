@@ -1,0 +1,113 @@
+#include "data/source.hpp"
+
+#include "muster/error.hpp"
+#include "muster/preprocessor.hpp"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/index_select.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+namespace muster::data {
+namespace {
+
+class MemorySource final : public Source {
+ public:
+  explicit MemorySource(std::vector<Batch::Item> columns) : columns_(std::move(columns)) {
+    const std::string doing = "making a dataset of tensors";
+    if (columns_.empty()) throw Error(ExitCode::data, doing, "there are none", "Give at least one column");
+    for (auto& [name, tensor] : columns_) {
+      if (!tensor.defined() || tensor.dim() == 0)
+        throw Error(ExitCode::data, doing, "column \"" + name + "\" has no first dimension",
+                    "Give tensors of shape [samples, …]");
+      if (tensor.size(0) != columns_.front().second.size(0))
+        throw Error(ExitCode::data, doing,
+                    "column \"" + columns_.front().first + "\" has " + std::to_string(columns_.front().second.size(0)) +
+                        " samples, \"" + name + "\" has " + std::to_string(tensor.size(0)),
+                    "Give columns of the same length");
+      if (std::any_of(schema_.begin(), schema_.end(), [&](const Column& column) { return column.name == name; }))
+        throw Error(ExitCode::data, doing, "two columns are called \"" + name + "\"", "Name each once");
+      tensor = tensor.detach();
+      schema_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
+    }
+    if (count() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Give at least one");
+  }
+
+  std::int64_t count() override { return columns_.front().second.size(0); }
+  const Schema& schema() override { return schema_; }
+  std::string shown() const override { return "the dataset in memory"; }
+
+  Batch read(std::span<const std::int64_t> samples) override {
+    const auto indices = at::from_blob(const_cast<std::int64_t*>(samples.data()),
+                                       {static_cast<std::int64_t>(samples.size())}, at::kLong);
+    std::vector<Batch::Item> items;
+    for (const auto& [name, tensor] : columns_)
+      items.emplace_back(name, at::index_select(tensor, 0, indices.to(tensor.device())));
+    return Batch(std::move(items));
+  }
+
+ private:
+  std::vector<Batch::Item> columns_;
+  Schema schema_;
+};
+
+class TransformedSource final : public Source {
+ public:
+  TransformedSource(std::shared_ptr<Source> source, std::shared_ptr<const Preprocessor> preprocessor)
+      : source_(std::move(source)), preprocessor_(std::move(preprocessor)) {}
+
+  std::int64_t count() override { return source_->count(); }
+  std::string shown() const override { return source_->shown(); }
+
+  const Schema& schema() override {
+    // A preprocessor does not say what it makes of the columns, so one sample shows it.
+    std::call_once(once_, [this] {
+      constexpr std::array<std::int64_t, 1> first{0};
+      for (const auto& [name, tensor] : read(first))
+        schema_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
+    });
+    return schema_;
+  }
+
+  Batch read(std::span<const std::int64_t> samples) override {
+    Batch batch = source_->read(samples);
+    preprocessor_->transform(batch);
+    return batch;
+  }
+
+ private:
+  std::shared_ptr<Source> source_;
+  std::shared_ptr<const Preprocessor> preprocessor_;
+  std::once_flag once_;
+  Schema schema_;
+};
+
+}  // namespace
+
+std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns) {
+  return std::make_shared<MemorySource>(std::move(columns));
+}
+
+std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
+                                           std::shared_ptr<const Preprocessor> preprocessor) {
+  return std::make_shared<TransformedSource>(std::move(source), std::move(preprocessor));
+}
+
+std::string names_of(const Schema& schema) {
+  std::string names;
+  for (const auto& column : schema) names += (names.empty() ? "" : ", ") + column.name;
+  return names;
+}
+
+const Column& column_of(Source& source, const std::string& name, const std::string& doing) {
+  const auto& schema = source.schema();
+  const auto found = std::find_if(schema.begin(), schema.end(), [&](const Column& c) { return c.name == name; });
+  if (found == schema.end())
+    throw Error(ExitCode::data, doing, source.shown() + " has no column \"" + name + "\"",
+                "Its columns are " + names_of(schema));
+  return *found;
+}
+
+}  // namespace muster::data

@@ -1,0 +1,376 @@
+#include "group/backend.hpp"
+
+#include "comm/environment.hpp"
+#include "group/reduction.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+namespace muster::group {
+namespace {
+
+using comm::Piece;
+
+[[noreturn]] void refuse(const Work& work, const std::string& fact, std::string_view remedy) {
+  throw Error(ExitCode::usage, work.starting(), fact, remedy);
+}
+
+/// The one entry of a list that c10d keeps for several devices per rank.
+template <class T>
+T& only(const Work& work, std::vector<T>& list) {
+  if (list.size() != 1)
+    refuse(work, std::to_string(list.size()) + " tensors or lists of them were given where one belongs",
+           "A rank has one device here; several tensors go into the coalesced operations");
+  return list.front();
+}
+
+void check_same_type(const Work& work, const Buffer& a, const Buffer& b) {
+  if (a.scalar_type() != b.scalar_type())
+    refuse(
+        work,
+        std::string("the tensors are of ") + c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()),
+        "Give tensors of one type");
+}
+
+void check_count(const Work& work, std::size_t have, std::size_t want, std::string_view what) {
+  if (have != want)
+    refuse(work,
+           std::string(what) + " has " + std::to_string(have) + " elements where " + std::to_string(want) + " belong",
+           "Make the tensors' sizes agree");
+}
+
+void check_same_length(const Work& work, std::size_t outputs, std::size_t inputs) {
+  if (outputs != inputs)
+    refuse(work, std::to_string(outputs) + " outputs for " + std::to_string(inputs) + " inputs",
+           "Give as many of each");
+}
+
+/// Elements to or from each rank. `splits`: rows of the first dimension; none are even.
+std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, const std::vector<int64_t>& splits,
+                                      int size) {
+  if (buffer.memory().dim() == 0)
+    refuse(work, "the tensor has no first dimension to split", "Give it one with view(1)");
+  const auto rows = buffer.memory().size(0);
+  const auto ranks = static_cast<std::size_t>(size);
+  if (splits.empty() && rows % size != 0)
+    refuse(work, std::to_string(rows) + " rows do not divide by " + std::to_string(size) + " ranks",
+           "Give the sizes of the splits");
+  const auto parts = splits.empty() ? std::vector<int64_t>(ranks, rows / size) : splits;
+  const bool negative = std::any_of(parts.begin(), parts.end(), [](int64_t part) { return part < 0; });
+  if (parts.size() != ranks || negative || std::accumulate(parts.begin(), parts.end(), int64_t{0}) != rows)
+    refuse(work,
+           "the splits are not " + std::to_string(size) + " sizes that add up to " + std::to_string(rows) + " rows",
+           "Give one size for each rank");
+  const auto per_row = rows == 0 ? 0 : buffer.count() / static_cast<std::size_t>(rows);
+  std::vector<std::size_t> counts;
+  for (const auto part : parts) counts.push_back(static_cast<std::size_t>(part) * per_row);
+  return counts;
+}
+
+/// One piece after the other, for rank 0, 1, ….
+std::vector<Piece> pieces(const Buffer& buffer, const std::vector<std::size_t>& counts) {
+  std::vector<Piece> all;
+  std::size_t first = 0;
+  for (const auto count : counts) {
+    all.push_back(buffer.piece(static_cast<int>(all.size()), first, count));
+    first += count;
+  }
+  return all;
+}
+
+}  // namespace
+
+Backend::Backend(Communicator communicator, const ProcessGroupOptions& options)
+    : c10d::Backend(communicator.rank(), communicator.size()),
+      collectives_(std::move(communicator), options.chunk),
+      timeout_(options.timeout) {}
+
+Backend::Operation Backend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit) {
+  if (limit <= kNoTimeout) limit = timeout_.value_or(comm::time_limit(collectives_.communicator()));
+  return c10::make_intrusive<Work>(rank_, type, title, limit);
+}
+
+int Backend::checked_rank(const Work& work, int64_t rank) const {
+  if (rank < 0 || rank >= size_)
+    refuse(work, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size_),
+           "Ranks are those of this group, from 0");
+  return static_cast<int>(rank);
+}
+
+void Backend::check_one_per_rank(const Work& work, const Tensors& tensors) const {
+  if (tensors.size() != static_cast<std::size_t>(size_))
+    refuse(work, std::to_string(tensors.size()) + " tensors for " + std::to_string(size_) + " ranks",
+           "Give one for each rank");
+}
+
+Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  auto work = begin(c10d::OpType::BROADCAST, "muster:broadcast", options.timeout);
+  const int root = checked_rank(*work, options.rootRank);
+  const auto& buffer = work->hold(only(*work, tensors), rank_ == root ? Access::read : Access::write);
+  const auto piece = buffer.piece(root);
+  work->add(collectives_.broadcast(piece.data, piece.count, buffer.wire_type(), root));
+  return work;
+}
+
+// Reductions.
+
+void Backend::all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  auto& buffer = work.hold(tensor, Access::update);
+  const auto reduction = reduction_of(op, buffer.scalar_type(), work.starting());
+  if (reduction.factor) buffer.scale(*reduction.factor);
+  if (reduction.average) buffer.divide_by(size_);
+  work.add(collectives_.all_reduce(buffer.data(), buffer.count(), reduction.type, reduction.op));
+}
+
+Backend::Started Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  auto work = begin(c10d::OpType::ALLREDUCE, "muster:allreduce", options.timeout);
+  all_reduce(*work, only(*work, tensors), options.reduceOp);
+  return work;
+}
+
+Backend::Started Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions& options) {
+  refuse(*begin(c10d::OpType::_ALLREDUCE_SPARSE, "muster:allreduce_sparse", options.timeout), "the tensor is sparse",
+         "Only dense tensors are reduced; use to_dense()");
+}
+
+Backend::Started Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:allreduce_coalesced", options.timeout);
+  for (const auto& tensor : tensors) all_reduce(*work, tensor, options.reduceOp);
+  return work;
+}
+
+Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  auto work = begin(c10d::OpType::REDUCE, "muster:reduce", options.timeout);
+  const int root = checked_rank(*work, options.rootRank);
+  auto& buffer = work->hold(only(*work, tensors), rank_ == root ? Access::update : Access::read);
+  const auto reduction = reduction_of(options.reduceOp, buffer.scalar_type(), work->starting());
+  if (reduction.factor) buffer.scale(*reduction.factor);
+  if (reduction.average && rank_ == root) buffer.divide_by(size_);
+  work->add(collectives_.reduce(buffer.data(), buffer.count(), reduction.type, reduction.op, root));
+  return work;
+}
+
+void Backend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blocks, const c10d::ReduceOp& op) {
+  const auto reduction = reduction_of(op, output.scalar_type(), work.starting());
+  for (const auto* block : blocks) check_same_type(work, output, *block);
+  auto& mine = blocks[static_cast<std::size_t>(rank_)];
+  check_count(work, output.count(), mine->count(), "the output");
+  // The inputs are kept, so this rank's block is reduced where its result belongs.
+  output.memory().view(-1).copy_(mine->memory().view(-1));
+  mine = &output;
+  if (reduction.average) output.divide_by(size_);
+  for (int r = 0; r < size_; ++r) {
+    auto& block = *blocks[static_cast<std::size_t>(r)];
+    if (reduction.factor) block.scale(*reduction.factor);
+    work.add(collectives_.reduce(block.data(), block.count(), reduction.type, reduction.op, r));
+  }
+}
+
+Backend::Started Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                         const c10d::ReduceScatterOptions& options) {
+  auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.timeout);
+  const auto& tensors = only(*work, inputs);
+  check_one_per_rank(*work, tensors);
+  auto& output = work->hold(only(*work, outputs), Access::write);
+  std::vector<Buffer*> blocks;
+  for (const auto& tensor : tensors) blocks.push_back(&work->hold(tensor, Access::read));
+  reduce_blocks(*work, output, blocks, options.reduceOp);
+  return work;
+}
+
+void Backend::reduce_scatter_even(Work& work, const at::Tensor& output, const at::Tensor& input,
+                                  const c10d::ReduceOp& op) {
+  auto& out = work.hold(output, Access::write);
+  const auto& in = work.hold(input, Access::read);
+  check_count(work, in.count(), out.count() * static_cast<std::size_t>(size_), "the input");
+  const auto flat = in.memory().view(-1);
+  std::vector<Buffer*> blocks;
+  for (int r = 0; r < size_; ++r)
+    blocks.push_back(&work.hold(flat.narrow(0, r * output.numel(), output.numel()), Access::read));
+  reduce_blocks(work, out, blocks, op);
+}
+
+Backend::Started Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                               const c10d::ReduceScatterOptions& options) {
+  auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_base", options.timeout);
+  reduce_scatter_even(*work, output, input, options.reduceOp);
+  return work;
+}
+
+Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                          const c10d::ReduceScatterOptions& options) {
+  auto work =
+      begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "muster:reduce_scatter_tensor_coalesced", options.timeout);
+  check_same_length(*work, outputs.size(), inputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) reduce_scatter_even(*work, outputs[i], inputs[i], options.reduceOp);
+  return work;
+}
+
+// Exchanges.
+
+void Backend::all_gather(Work& work, const Tensors& outputs, const at::Tensor& input) {
+  check_one_per_rank(work, outputs);
+  const auto& in = work.hold(input, Access::read);
+  std::vector<Piece> sends, receives;
+  for (int r = 0; r < size_; ++r) {
+    const auto& out = work.hold(outputs[static_cast<std::size_t>(r)], Access::write);
+    check_same_type(work, out, in);
+    if (r == rank_) check_count(work, out.count(), in.count(), "the output of this rank");
+    sends.push_back(in.piece(r));
+    receives.push_back(out.piece(r));
+  }
+  work.add(collectives_.exchange(sends, receives, in.wire_type()));
+}
+
+void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input) {
+  const auto& out = work.hold(output, Access::write);
+  const auto& in = work.hold(input, Access::read);
+  check_same_type(work, out, in);
+  check_count(work, out.count(), in.count() * static_cast<std::size_t>(size_), "the output");
+  std::vector<Piece> sends;
+  for (int r = 0; r < size_; ++r) sends.push_back(in.piece(r));
+  const std::vector<std::size_t> even(static_cast<std::size_t>(size_), in.count());
+  work.add(collectives_.exchange(sends, pieces(out, even), in.wire_type()));
+}
+
+Backend::Started Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                    const c10d::AllgatherOptions& options) {
+  auto work = begin(c10d::OpType::ALLGATHER, "muster:allgather", options.timeout);
+  all_gather(*work, only(*work, outputs), only(*work, inputs));
+  return work;
+}
+
+Backend::Started Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                          const c10d::AllgatherOptions& options) {
+  auto work = begin(c10d::OpType::_ALLGATHER_BASE, "muster:allgather_base", options.timeout);
+  all_gather_even(*work, output, input);
+  return work;
+}
+
+Backend::Started Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  auto work = begin(c10d::OpType::ALLGATHER_COALESCED, "muster:allgather_coalesced", options.timeout);
+  for (const auto& of_rank : outputs) check_same_length(*work, of_rank.size(), inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Tensors from_ranks;
+    for (const auto& of_rank : outputs) from_ranks.push_back(of_rank[i]);
+    all_gather(*work, from_ranks, inputs[i]);
+  }
+  return work;
+}
+
+Backend::Started Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                          const c10d::AllgatherOptions& options) {
+  auto work = begin(c10d::OpType::COALESCED, "muster:allgather_into_tensor_coalesced", options.timeout);
+  check_same_length(*work, outputs.size(), inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) all_gather_even(*work, outputs[i], inputs[i]);
+  return work;
+}
+
+Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  auto work = begin(c10d::OpType::GATHER, "muster:gather", options.timeout);
+  const int root = checked_rank(*work, options.rootRank);
+  const auto& in = work->hold(only(*work, inputs), Access::read);
+  std::vector<Piece> receives;
+  if (rank_ == root) {
+    const auto& tensors = only(*work, outputs);
+    check_one_per_rank(*work, tensors);
+    for (int r = 0; r < size_; ++r) {
+      const auto& out = work->hold(tensors[static_cast<std::size_t>(r)], Access::write);
+      check_same_type(*work, out, in);
+      if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
+      receives.push_back(out.piece(r));
+    }
+  }
+  work->add(collectives_.exchange({in.piece(root)}, receives, in.wire_type()));
+  return work;
+}
+
+Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+  auto work = begin(c10d::OpType::SCATTER, "muster:scatter", options.timeout);
+  const int root = checked_rank(*work, options.rootRank);
+  const auto& out = work->hold(only(*work, outputs), Access::write);
+  std::vector<Piece> sends;
+  if (rank_ == root) {
+    const auto& tensors = only(*work, inputs);
+    check_one_per_rank(*work, tensors);
+    for (int r = 0; r < size_; ++r) {
+      const auto& in = work->hold(tensors[static_cast<std::size_t>(r)], Access::read);
+      check_same_type(*work, out, in);
+      if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
+      sends.push_back(in.piece(r));
+    }
+  }
+  work->add(collectives_.exchange(sends, {out.piece(root)}, out.wire_type()));
+  return work;
+}
+
+Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  auto work = begin(c10d::OpType::ALLTOALL, "muster:alltoall", options.timeout);
+  check_one_per_rank(*work, outputs);
+  check_one_per_rank(*work, inputs);
+  std::vector<Piece> sends, receives;
+  const Buffer* first = nullptr;
+  for (int r = 0; r < size_; ++r) {
+    const auto& in = work->hold(inputs[static_cast<std::size_t>(r)], Access::read);
+    const auto& out = work->hold(outputs[static_cast<std::size_t>(r)], Access::write);
+    if (first == nullptr) first = &in;
+    check_same_type(*work, *first, in);
+    check_same_type(*work, *first, out);
+    if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
+    sends.push_back(in.piece(r));
+    receives.push_back(out.piece(r));
+  }
+  work->add(collectives_.exchange(sends, receives, first->wire_type()));
+  return work;
+}
+
+Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  auto work = begin(c10d::OpType::ALLTOALL_BASE, "muster:alltoall_base", options.timeout);
+  const auto& out = work->hold(output, Access::write);
+  const auto& in = work->hold(input, Access::read);
+  check_same_type(*work, out, in);
+  const auto out_counts = split_counts(*work, out, output_splits, size_);
+  const auto in_counts = split_counts(*work, in, input_splits, size_);
+  const auto self = static_cast<std::size_t>(rank_);
+  check_count(*work, out_counts[self], in_counts[self], "the output of this rank");
+  work->add(collectives_.exchange(pieces(in, in_counts), pieces(out, out_counts), in.wire_type()));
+  return work;
+}
+
+// Point to point.
+
+Backend::Started Backend::send(Tensors& tensors, int to, int tag) {
+  auto work = begin(c10d::OpType::SEND, "muster:send");
+  const auto& buffer = work->hold(only(*work, tensors), Access::read);
+  const auto piece = buffer.piece(checked_rank(*work, to));
+  work->add(collectives_.send(piece.data, piece.count, buffer.wire_type(), to, tag));
+  return work;
+}
+
+Backend::Started Backend::recv(Tensors& tensors, int from, int tag) {
+  auto work = begin(c10d::OpType::RECV, "muster:recv");
+  const auto& buffer = work->hold(only(*work, tensors), Access::write);
+  const auto piece = buffer.piece(checked_rank(*work, from));
+  work->add(collectives_.receive(piece.data, piece.count, buffer.wire_type(), from, tag));
+  return work;
+}
+
+Backend::Started Backend::recvAnysource(Tensors& tensors, int tag) {
+  auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnysource");
+  const auto& buffer = work->hold(only(*work, tensors), Access::write);
+  const auto piece = buffer.piece(rank_);
+  work->add(collectives_.receive_any(piece.data, piece.count, buffer.wire_type(), tag));
+  return work;
+}
+
+Backend::Started Backend::barrier(const c10d::BarrierOptions& options) {
+  auto work = begin(c10d::OpType::BARRIER, "muster:barrier", options.timeout);
+  work->add(collectives_.barrier());
+  return work;
+}
+
+}  // namespace muster::group

@@ -1,0 +1,104 @@
+#include "group/buffer.hpp"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <sstream>
+#include <string>
+
+namespace muster::group {
+namespace {
+
+void refuse(std::string_view doing, std::string_view fact, std::string_view remedy) {
+  throw Error(ExitCode::usage, doing, fact, remedy);
+}
+
+void check(const at::Tensor& tensor, Access access, std::string_view doing) {
+  if (!tensor.defined()) refuse(doing, "the tensor is undefined", "Give every rank a tensor, if an empty one");
+  if (tensor.is_nested()) refuse(doing, "the tensor is nested", "Move its parts one by one");
+  if (tensor.is_quantized()) refuse(doing, "the tensor is quantised", "Use int_repr() or dequantize()");
+  if (tensor.layout() != at::kStrided) {
+    std::ostringstream layout;
+    layout << "the tensor's layout is " << tensor.layout();
+    refuse(doing, layout.str(), "Only dense tensors are moved; use to_dense()");
+  }
+  if (!tensor.is_cpu()) refuse(doing, "the tensor is on " + tensor.device().str(), "Move it to the CPU first");
+  if (access != Access::read && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+    refuse(doing, "elements of the tensor share memory, so that it cannot be written", "Use clone() or contiguous()");
+}
+
+}  // namespace
+
+std::optional<comm::Dtype> dtype_of(at::ScalarType type) noexcept {
+  switch (type) {
+    case at::kByte:
+      return comm::Dtype::u8;
+    case at::kChar:
+      return comm::Dtype::i8;
+    case at::kShort:
+      return comm::Dtype::i16;
+    case at::kInt:
+      return comm::Dtype::i32;
+    case at::kLong:
+      return comm::Dtype::i64;
+    case at::kHalf:
+      return comm::Dtype::f16;
+    case at::kBFloat16:
+      return comm::Dtype::bf16;
+    case at::kFloat:
+      return comm::Dtype::f32;
+    case at::kDouble:
+      return comm::Dtype::f64;
+    case at::kComplexFloat:
+      return comm::Dtype::c64;
+    case at::kComplexDouble:
+      return comm::Dtype::c128;
+    case at::kBool:
+      return comm::Dtype::boolean;
+    default:
+      return {};
+  }
+}
+
+Buffer::Buffer(const at::Tensor& tensor, Access access, std::string_view doing) : access_(access) {
+  check(tensor, access, doing);
+  const at::NoGradGuard no_grad;
+  // A conjugate or negative view holds other bits than its elements' values.
+  const bool plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  if (plain) {
+    memory_ = tensor.detach();
+    return;
+  }
+  memory_ =
+      at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+  if (access != Access::write) memory_.copy_(tensor);
+  if (access != Access::read) target_ = tensor;
+}
+
+void* Buffer::data() const {
+  return access_ == Access::read ? const_cast<void*>(memory_.const_data_ptr()) : memory_.mutable_data_ptr();
+}
+
+comm::Piece Buffer::piece(int rank, std::size_t first, std::size_t count) const {
+  const auto bytes = static_cast<std::size_t>(memory_.element_size());
+  const auto per_element = bytes / comm::size_of(wire_type());
+  return {static_cast<std::byte*>(data()) + first * bytes, count * per_element, rank};
+}
+
+void Buffer::scale(const at::Scalar& factor) {
+  const at::NoGradGuard no_grad;
+  if (access_ == Access::read)
+    memory_ = memory_.mul(factor);
+  else
+    memory_.mul_(factor);
+}
+
+void Buffer::finish() {
+  const at::NoGradGuard no_grad;
+  if (divisor_ != 1) memory_.div_(divisor_);
+  if (target_.defined()) target_.copy_(memory_);
+}
+
+}  // namespace muster::group

@@ -1,0 +1,60 @@
+#include "group/reduction.hpp"
+
+#include "group/buffer.hpp"
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <string>
+
+namespace muster::group {
+namespace {
+
+at::Scalar factor_of(const c10d::ReduceOp& op, std::string_view doing) {
+  // The name that older and newer releases share.
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (supplement == nullptr)
+    throw Error(ExitCode::usage, doing, "PREMUL_SUM came without its factor", "Make the operation with makePreMulSum");
+  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item() : at::Scalar(supplement->double_factor);
+}
+
+}  // namespace
+
+Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, std::string_view doing) {
+  const auto dtype = dtype_of(type);
+  const std::string name = c10::toString(type);
+  if (!dtype)
+    throw Error(ExitCode::usage, doing, "there is no reduction of " + name, "Convert the tensor to a wider type");
+  const bool fractional = at::isFloatingType(type) || at::isComplexType(type);
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return {*dtype, ReduceOp::sum};
+    case c10d::ReduceOp::AVG:
+      if (!fractional)
+        throw Error(ExitCode::usage, doing, "the average of " + name + " is not a " + name,
+                    "Use SUM and divide, or convert to floating point");
+      return {.type = *dtype, .op = ReduceOp::sum, .average = true};
+    case c10d::ReduceOp::PRODUCT:
+      return {*dtype, ReduceOp::product};
+    case c10d::ReduceOp::MIN:
+      return {*dtype, ReduceOp::min};
+    case c10d::ReduceOp::MAX:
+      return {*dtype, ReduceOp::max};
+    case c10d::ReduceOp::BAND:
+      return {*dtype, ReduceOp::bit_and};
+    case c10d::ReduceOp::BOR:
+      return {*dtype, ReduceOp::bit_or};
+    case c10d::ReduceOp::BXOR:
+      return {*dtype, ReduceOp::bit_xor};
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto factor = factor_of(op, doing);
+      if (!fractional || (factor.isComplex() && !at::isComplexType(type)))
+        throw Error(ExitCode::usage, doing, "PREMUL_SUM of " + name + " would lose its factor",
+                    "Multiply yourself and use SUM, or convert the tensor");
+      return {.type = *dtype, .op = ReduceOp::sum, .factor = factor};
+    }
+    default:
+      throw Error(ExitCode::usage, doing, "unknown reduction " + std::to_string(op.op_), "Use one of c10d::ReduceOp");
+  }
+}
+
+}  // namespace muster::group

@@ -1,0 +1,75 @@
+#include "group/work.hpp"
+
+#include "comm/wait.hpp"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <exception>
+#include <sstream>
+#include <utility>
+
+namespace muster::group {
+
+Work::Work(int rank, c10d::OpType type, const char* title, std::chrono::milliseconds limit)
+    : c10d::Work(rank, type, title), title_(title), limit_(limit), buffers_(std::make_shared<std::deque<Buffer>>()) {}
+
+std::string Work::starting() const { return std::string("starting ") + title_; }
+
+Buffer& Work::hold(const at::Tensor& tensor, Access access) {
+  auto& buffer = buffers_->emplace_back(tensor, access, starting());
+  if (access != Access::read) results_.push_back(tensor);
+  return buffer;
+}
+
+void Work::add(comm::Request request) {
+  request.keep(buffers_);
+  parts_.push_back(std::move(request));
+}
+
+bool Work::isCompleted() {
+  if (c10d::Work::isCompleted()) return true;
+  std::exception_ptr failure;
+  try {
+    if (!std::all_of(parts_.begin(), parts_.end(), [](comm::Request& part) { return part.done(); })) return false;
+    for (auto& buffer : *buffers_) buffer.finish();
+    buffers_.reset();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  finish(failure);
+  return true;
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  const auto limit = timeout > kNoTimeout ? timeout : limit_;
+  if (!comm::wait_until([this] { return isCompleted(); }, limit)) {
+    std::ostringstream fact;
+    fact << "not finished within " << static_cast<double>(limit.count()) / 1000.0 << " s on rank " << rank_;
+    throw Error(ExitCode::retry, std::string("waiting for ") + title_, fact.str(),
+                "A rank is stuck, lost or in another collective; --timeout sets the limit");
+  }
+  if (const auto failure = exception()) std::rethrow_exception(failure);
+  return true;
+}
+
+void Work::abort() {
+  if (c10d::Work::isCompleted()) return;
+  finish(std::make_exception_ptr(Error(ExitCode::user_error, std::string("waiting for ") + title_, "it was aborted")));
+}
+
+int Work::sourceRank() const { return parts_.empty() ? -1 : parts_.front().source(); }
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+  try {
+    wait();
+    future->markCompleted(c10::IValue(results_));
+  } catch (...) {
+    future->setError(std::current_exception());
+  }
+  return future;
+}
+
+}  // namespace muster::group

@@ -1,0 +1,26 @@
+// A program's configuration: its own defaults, then a file, then --set.
+#pragma once
+
+#include "muster/config.hpp"
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace muster::launch {
+
+/// `defaults` with the file's values, then those of `set` ("key.path=VALUE", the value as JSON, else as text) laid over
+/// it. A key that the defaults do not have is an Error that names the nearest known one; so is a value of another kind
+/// (a number where text is). The file's errors are ExitCode::data, those of `set` ExitCode::usage.
+Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set);
+
+/// "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH:MM:SS". ExitCode::usage if it is none of them.
+std::chrono::seconds parse_duration(std::string_view text);
+
+/// The candidate with the fewest edits (Levenshtein); empty if there are none.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace muster::launch

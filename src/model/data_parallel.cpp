@@ -1,0 +1,137 @@
+#include "model/data_parallel.hpp"
+
+#include "model/hooks.hpp"
+#include "model/layout.hpp"
+#include "model/reducer.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace muster::model {
+namespace {
+
+constexpr const char* preparing = "preparing the model";
+
+void require_unprepared(const torch::nn::Module& module) {
+  for (const auto& parameter : module.named_parameters()) {
+    switch (hooked(parameter.value())) {
+      case Hooked::no:
+        break;
+      case Hooked::prepared:
+        throw Error(ExitCode::data, preparing, "parameter " + parameter.key() + " is prepared already",
+                    "Call prepare_model once, with the module that holds all of them");
+      case Hooked::foreign:
+        throw Error(ExitCode::data, preparing,
+                    "parameter " + parameter.key() + " has a post-accumulate-gradient hook, which muster needs itself",
+                    "Prepare the model without it");
+    }
+  }
+}
+
+void require_same_layout(const torch::nn::Module& module, const Communicator& communicator) {
+  if (const auto difference = first_difference(communicator.all_gather(layout(module))))
+    throw Error(ExitCode::data, preparing, *difference, "Build the same model on every rank");
+}
+
+/// A collective under way on the values of a tensor, of any strides.
+struct Transfer {
+  at::Tensor tensor;
+  at::Tensor contiguous;  ///< the tensor itself where it is contiguous
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+/// All started, then each finished in order. A tensor that stands under two names goes once.
+template <class Start>
+void transfer(const std::vector<at::Tensor>& tensors, Start&& start) {
+  const at::NoGradGuard no_grad;
+  std::vector<Transfer> transfers;
+  std::set<const void*> seen;
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() == 0 || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    auto values = tensor.detach();
+    auto contiguous = values.contiguous();
+    std::vector<at::Tensor> one{contiguous};
+    transfers.push_back({values, contiguous, start(one)});
+  }
+  for (auto& t : transfers) {
+    t.work->wait();
+    if (!t.tensor.is_same(t.contiguous)) t.tensor.copy_(t.contiguous);
+  }
+}
+
+void broadcast(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+  transfer(tensors, [&](std::vector<at::Tensor>& one) { return group.broadcast(one); });
+}
+
+void average(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+  transfer(tensors, [&](std::vector<at::Tensor>& one) {
+    one[0].div_(group.getSize());
+    return group.allreduce(one);
+  });
+}
+
+bool is_running_statistic(std::string_view name) {
+  const auto last = name.substr(name.rfind('.') + 1);  // npos + 1 is 0
+  return last == "running_mean" || last == "running_var";
+}
+
+/// Parallel::none.
+class Moved : public DataParallel {
+ public:
+  explicit Moved(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+
+  void synchronise_buffers() override {}
+  const torch::nn::Module* module() const noexcept override { return module_.get(); }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+};
+
+class Averaged : public DataParallel {
+ public:
+  Averaged(std::shared_ptr<torch::nn::Module> module, const Shared& shared, const ModelOptions& options)
+      : module_(std::move(module)), group_(shared.new_group()) {
+    auto tensors = module_->parameters();
+    const auto buffers = module_->buffers();
+    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+    broadcast(*group_, tensors);
+    reducer_ = std::make_shared<Reducer>(module_, group_, shared.weight, shared.no_sync_depth, options);
+    reducer_->install();
+  }
+
+  void synchronise_buffers() override {
+    reducer_->check_parameters();
+    std::vector<at::Tensor> statistics, others;
+    for (const auto& buffer : module_->named_buffers())
+      (is_running_statistic(buffer.key()) ? statistics : others).push_back(buffer.value());
+    average(*group_, statistics);
+    broadcast(*group_, others);
+  }
+  const torch::nn::Module* module() const noexcept override { return module_.get(); }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::shared_ptr<Reducer> reducer_;
+};
+
+}  // namespace
+
+std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module, const Shared& shared,
+                                                    const ModelOptions& options) {
+  require_unprepared(*module);
+  module->to(shared.device);
+  if (options.parallel == Parallel::none) return std::make_shared<Moved>(std::move(module));
+  require_same_layout(*module, shared.communicator);
+  return std::make_shared<Averaged>(std::move(module), shared, options);
+}
+
+}  // namespace muster::model

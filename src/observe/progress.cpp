@@ -1,0 +1,112 @@
+#include "observe/progress.hpp"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+namespace muster::observe {
+namespace {
+
+constexpr std::array<std::string_view, 10> own_fields{
+    "epoch",        "training_iteration", "global_step",   "timestamp",  "time_this_iter_s",
+    "time_total_s", "num_samples",        "samples_per_s", "world_size", "checkpoint_dir_name"};
+
+int terminal_width() {
+  winsize size{};
+  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+bool is_terminal() {
+  const char* kind = std::getenv("TERM");
+  return ::isatty(STDERR_FILENO) != 0 && kind != nullptr && std::strcmp(kind, "dumb") != 0;
+}
+
+std::string number(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g", value);
+  return text.data();
+}
+
+std::string epoch_of(std::int64_t epoch, std::int64_t epochs) {
+  return "epoch " + std::to_string(epoch + 1) + (epochs > 0 ? "/" + std::to_string(epochs) : "");
+}
+
+std::string speed(double samples_per_second) {
+  if (samples_per_second >= 10'000) return number(samples_per_second / 1000) + "k samples/s";
+  return std::to_string(std::llround(samples_per_second)) + " samples/s";
+}
+
+}  // namespace
+
+std::string progress_line(const Step& step, double samples_per_second, int width) {
+  const double share = step.samples > 0 ? static_cast<double>(step.consumed) / static_cast<double>(step.samples) : 0;
+  const auto before = epoch_of(step.epoch, step.epochs) + " ";
+  std::array<char, 16> percent{};
+  std::snprintf(percent.data(), percent.size(), " %3.0f%%", 100 * share);
+  const auto after = std::string(percent.data()) + "  " + speed(samples_per_second);
+  const int room = width - static_cast<int>(before.size() + after.size()) - 3;
+  std::string bar;
+  if (room >= 4) {
+    const auto full = static_cast<std::size_t>(std::lround(share * room));
+    bar = "[" + std::string(full, '#') + std::string(static_cast<std::size_t>(room) - full, '.') + "]";
+  }
+  auto line = before + bar + after;
+  if (static_cast<int>(line.size()) >= width) line.resize(static_cast<std::size_t>(std::max(width - 1, 0)));
+  return line;
+}
+
+std::string report_line(const Config& row, std::int64_t epochs) {
+  std::string line = row.contains("epoch") && row.at("epoch").is_number_integer()
+                         ? epoch_of(row.at("epoch").get<std::int64_t>(), epochs)
+                         : "report " + row.value("training_iteration", Config(0)).dump();
+  for (const auto& [key, value] : row.items()) {
+    if (std::find(own_fields.begin(), own_fields.end(), key) != own_fields.end()) continue;
+    line += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : value.dump());
+  }
+  if (const auto rate = row.find("samples_per_s"); rate != row.end() && rate->is_number() && rate->get<double>() > 0)
+    line += "  " + speed(rate->get<double>());
+  if (const auto name = row.find("checkpoint_dir_name"); name != row.end() && name->is_string())
+    line += "  " + name->get<std::string>();
+  return line;
+}
+
+ProgressLine::ProgressLine(Progress mode)
+    : live_(mode == Progress::bar || (mode == Progress::automatic && is_terminal())), lines_(mode != Progress::none) {}
+
+ProgressLine::~ProgressLine() { erase(); }
+
+void ProgressLine::erase() {
+  if (drawn_) std::fputs("\r\033[K", stderr);
+  drawn_ = false;
+}
+
+void ProgressLine::step(const Step& step) {
+  if (!live_) return;
+  const auto now = Clock::now();
+  if (step.epoch != previous_.epoch || step.consumed < previous_.consumed) {
+    pass_begin_ = now;
+    pass_first_ = step.consumed;
+  }
+  previous_ = step;
+  if (now - last_draw_ < std::chrono::milliseconds(100)) return;
+  last_draw_ = now;
+  const auto seconds = std::chrono::duration<double>(now - pass_begin_).count();
+  const double rate = seconds > 0 ? static_cast<double>(step.consumed - pass_first_) / seconds : 0;
+  std::fprintf(stderr, "\r\033[K%s", progress_line(step, rate, terminal_width()).c_str());
+  drawn_ = true;
+}
+
+void ProgressLine::report(const Config& row, std::int64_t epochs) {
+  if (!lines_) return;
+  erase();
+  std::fprintf(stderr, "%s\n", report_line(row, epochs).c_str());
+}
+
+}  // namespace muster::observe

@@ -1,0 +1,52 @@
+// What a person sees while training runs: a live line on a terminal, a line per report elsewhere.
+#pragma once
+
+#include "muster/config.hpp"
+#include "muster/launch.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace muster::observe {
+
+/// Where an epoch stands.
+struct Step {
+  std::int64_t epoch = 0;
+  std::int64_t epochs = 0;    ///< 0: not known
+  std::int64_t consumed = 0;  ///< samples of this epoch, over all workers
+  std::int64_t samples = 0;   ///< in the epoch
+};
+
+/// The live line, without control characters, at most `width` columns.
+std::string progress_line(const Step& step, double samples_per_second, int width);
+/// A report's line: epoch, the user's metrics, speed, checkpoint; at most four digits that matter.
+std::string report_line(const Config& row, std::int64_t epochs);
+
+/// Writes to stderr. One rank has one.
+class ProgressLine {
+ public:
+  /// Progress::automatic is a bar on a terminal and plain lines elsewhere.
+  explicit ProgressLine(Progress mode);
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  /// Redraws the live line, at most ten times a second.
+  void step(const Step& step);
+  void report(const Config& row, std::int64_t epochs);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void erase();
+
+  bool live_ = false;
+  bool lines_ = false;
+  bool drawn_ = false;
+  Clock::time_point last_draw_{};
+  Clock::time_point pass_begin_{};
+  std::int64_t pass_first_ = 0;
+  Step previous_{.epoch = -1};
+};
+
+}  // namespace muster::observe

@@ -1,0 +1,129 @@
+// A report: metrics over the workers, a checkpoint if there is something to save, a row in the run's files.
+#include "base/log.hpp"
+#include "checkpoint/components.hpp"
+#include "muster/error.hpp"
+#include "observe/reduction.hpp"
+#include "train/random.hpp"
+#include "train/session_state.hpp"
+
+#include <algorithm>
+#include <ctime>
+
+namespace muster::train {
+namespace {
+
+struct Part {
+  Config metrics = Config::object();
+  bool saves_state = false;
+  bool saves_files = false;
+  bool stop = false;
+  ExitCode code = ExitCode::done;
+  std::string error = {};
+
+  std::string pack() const {
+    const auto bytes = Config::to_cbor({metrics, saves_state, saves_files, stop, static_cast<int>(code), error});
+    return {bytes.begin(), bytes.end()};
+  }
+  static Part unpack(const std::string& bytes) {
+    const auto fields = Config::from_cbor(bytes);
+    return {fields[0], fields[1], fields[2], fields[3], static_cast<ExitCode>(fields[4].get<int>()), fields[5]};
+  }
+};
+
+/// Throws what a worker could not do, the same on all.
+void throw_first(const std::vector<Part>& parts, const Topology& topology) {
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    if (parts[r].code == ExitCode::done) continue;
+    const bool alike =
+        std::all_of(parts.begin(), parts.end(), [&](const Part& p) { return p.error == parts[r].error; });
+    throw Error(parts[r].code,
+                (alike ? "" : "rank " + std::to_string(r) + " (" + topology.hosts[r] + "): ") + parts[r].error);
+  }
+}
+
+bool any(const std::vector<Part>& parts, bool Part::*flag) {
+  return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part.*flag; });
+}
+
+}  // namespace
+
+Config SessionState::make_row(Config metrics) const {
+  const auto now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - last_report).count();
+  Config row = std::move(metrics);
+  row.emplace("epoch", epoch);  // the user's own wins
+  row["training_iteration"] = training_iteration;
+  row["global_step"] = global_step;
+  row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
+  row["time_this_iter_s"] = seconds;
+  row["time_total_s"] = time_before + std::chrono::duration<double>(now - begin).count();
+  row["num_samples"] = samples_since_report;
+  row["samples_per_s"] = seconds > 0 ? static_cast<double>(samples_since_report) / seconds : 0.0;
+  row["world_size"] = workers.size();
+  return row;
+}
+
+void SessionState::report(const Metrics& metrics, const StateEntries* entries, const std::optional<Checkpoint>& files,
+                          const ReportOptions& options) {
+  if (start && !restore_called && entries != nullptr && root())
+    log::warn("the run goes on from " + start->path().filename().string() +
+              ", but the training function has restored nothing from it; call state.restore() before the first epoch");
+  restore_called = true;
+
+  Part mine{.saves_state = entries != nullptr, .saves_files = files.has_value(), .stop = launch.stop_requested()};
+  try {
+    mine.metrics = observe::encode(metrics);
+  } catch (const Error& error) {
+    mine.code = error.code();
+    mine.error = error.what();
+  }
+  std::vector<Part> parts;
+  for (const auto& bytes : control.all_gather(mine.pack())) parts.push_back(Part::unpack(bytes));
+  throw_first(parts, control.topology());
+  const bool saves_state = any(parts, &Part::saves_state);
+  if (saves_state != mine.saves_state ||
+      (saves_state && !std::all_of(parts.begin(), parts.end(), [](const Part& p) { return p.saves_state; })))
+    throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
+                "Give the same State to report() on every worker");
+
+  for (const auto& prepared : models) prepared->synchronise_buffers();
+  ++training_iteration;
+  std::vector<Config> all_metrics;
+  for (const auto& part : parts) all_metrics.push_back(part.metrics);
+  Config row = make_row(observe::reduce(all_metrics, options.reduce));
+  row = Config::parse(control.broadcast(row.dump(-1, ' ', false, Config::error_handler_t::replace)));
+
+  const bool saves = saves_state || any(parts, &Part::saves_files);
+  if (saves) row["checkpoint_dir_name"] = save(entries, files, row).path().filename().string();
+
+  if (root()) {
+    try {
+      if (history) history->append(row);
+    } catch (const Error& error) {
+      log::warn(std::string("a row of the metrics is lost: ") + error.what());
+    }
+    if (progress) progress->report(row, epochs);
+  }
+  for (const auto& callback : config.callbacks) callback->on_report(row);
+  samples_since_report = 0;
+  last_report = Clock::now();
+  if (saves && any(parts, &Part::stop))
+    throw Error(ExitCode::stopped, "training",
+                "stopped on request, state saved in " + newest->path().filename().string(),
+                "Start it again with --name " + run.name() + " to go on");
+}
+
+Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, const Config& row) {
+  checkpoint::Contents contents{.state = {},
+                                .random_state = generator_state(device),
+                                .directory = {},
+                                .progress = save_progress(),
+                                .metrics = row,
+                                .metadata = metadata};
+  if (entries != nullptr) contents.state = checkpoint::collect(*entries);
+  if (files) contents.directory = files->path();
+  newest = store.commit(contents);
+  return *newest;
+}
+
+}  // namespace muster::train

@@ -1,0 +1,152 @@
+#include "train/run.hpp"
+
+#include "base/log.hpp"
+#include "comm/root.hpp"
+#include "muster/error.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <random>
+
+namespace muster::train {
+namespace {
+
+std::string default_name(const std::string& program, const std::filesystem::path& storage) {
+  if (const char* job = std::getenv("SLURM_JOB_ID")) return program + "_" + job;
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  char text[32];
+  std::strftime(text, sizeof text, "_%Y-%m-%d_%H-%M-%S", &local);
+  auto name = program + text;
+  for (int i = 2; std::filesystem::exists(storage / name); ++i) name = program + text + "_" + std::to_string(i);
+  return name;
+}
+
+void check_storage(const std::filesystem::path& storage) {
+  const auto text = storage.string();
+  if (text.find("://") != std::string::npos)
+    throw Error(ExitCode::usage, "opening the storage " + text, "it is a URL",
+                "Name a folder on a file system that all nodes share");
+}
+
+}  // namespace
+
+void check_run_name(const std::string& name) {
+  const bool plain =
+      !name.empty() && name.size() <= 200 && name.front() != '.' &&
+      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
+  if (!plain)
+    throw Error(ExitCode::usage, "reading the run's name \"" + name + "\"",
+                "it is not the name of a folder: no '/', no leading '.', no control characters, 1 to 200 bytes",
+                "Choose another --name; --storage says where the run lies");
+}
+
+Run::Run(const Communicator& world, const Launch& launch, const RunConfig& config) : root_(world.rank() == 0) {
+  const auto& flags = launch.flags();
+  const auto chosen = comm::root_decides(world, [&] {
+    auto storage = flags.storage.value_or(config.storage_path);
+    if (storage.empty()) storage = "runs";
+    check_storage(storage);
+    name_ = flags.name.value_or(config.name);
+    if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
+    check_run_name(name_);
+    path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
+    if (std::filesystem::is_symlink(path_))
+      throw Error(ExitCode::usage, "opening the run " + path_.string(), "it is a symbolic link",
+                  "Name the folder itself");
+    make_directories(path_ / "logs");
+    take();
+    if (std::filesystem::exists(path_ / "params.json")) {
+      previous_ = Config::parse(read_file(path_ / "params.json"), nullptr, false);
+      if (previous_.is_discarded()) previous_ = nullptr;
+    }
+    return Config{path_.string(), name_, previous_}.dump();
+  });
+  const auto decided = Config::parse(chosen);
+  path_ = decided[0].get<std::string>();
+  name_ = decided[1];
+  previous_ = decided[2];
+  check_shared(world);
+
+  char file[32];
+  std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
+  log::write_to(path_ / "logs" / file);
+}
+
+void Run::take() {
+  if (!std::filesystem::exists(path_ / ".lock")) {
+    try {
+      File(path_ / ".lock", File::Mode::create).close();
+    } catch (const Error&) {
+      if (!std::filesystem::exists(path_ / ".lock")) throw;  // else another job was quicker, and the lock decides
+    }
+  }
+  lock_.emplace(path_ / ".lock", File::Mode::write);
+  // A lock of the open file: it ends with this process, however that ends, and holds over NFS and Lustre.
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  if (::fcntl(lock_->descriptor(), F_OFD_SETLK, &whole) == 0) {
+    char host[256] = "";
+    ::gethostname(host, sizeof host - 1);
+    const auto holder = std::string(host) + ", process " + std::to_string(::getpid());
+    lock_->truncate(0);
+    lock_->write_at(std::as_bytes(std::span(holder)), 0);
+    return;
+  }
+  if (errno != EAGAIN && errno != EACCES) {
+    log::warn("the file system under " + path_.string() +
+              " keeps no locks: nothing stops a second job from using this run");
+    return;
+  }
+  throw Error(ExitCode::usage, "opening the run " + path_.string(),
+              "another job is using it (" + read_file(path_ / ".lock") + ")", "Wait for it, or choose another --name");
+}
+
+void Run::check_shared(const Communicator& world) const {
+  if (world.topology().num_nodes == 1) return;
+  const auto file = path_ / ".token";
+  const auto token = comm::root_decides(world, [&] {
+    const auto value = std::to_string(std::random_device{}()) + std::to_string(::getpid());
+    write_file(file, value);
+    return value;
+  });
+  std::string seen = token;
+  if (world.topology().local_rank == 0) {
+    try {
+      seen = read_file(file);
+    } catch (const Error&) {
+      seen.clear();
+    }
+  }
+  const auto all = world.all_gather(seen);
+  if (root_) std::filesystem::remove(file);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (all[r] != token)
+      throw Error(
+          ExitCode::usage, "opening the run " + path_.string(),
+          "the host " + world.topology().hosts[r] + " does not see the same folder as " + world.topology().hosts[0],
+          "Choose a --storage on a file system that all nodes share");
+}
+
+void Run::write_params(const Config& params) const {
+  if (root_) write_file(path_ / "params.json", params.dump(2) + "\n");
+}
+
+void Run::write_error(const std::string& text) const {
+  if (!root_) return;
+  std::error_code ignored;
+  if (text.empty())
+    std::filesystem::remove(path_ / "error.txt", ignored);
+  else
+    write_file(path_ / "error.txt", text + "\n");
+}
+
+}  // namespace muster::train

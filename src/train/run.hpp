@@ -1,0 +1,46 @@
+// A run's directory: its name, who holds it, what it says of itself.
+#pragma once
+
+#include "base/file.hpp"
+#include "muster/communicator.hpp"
+#include "muster/config.hpp"
+#include "muster/launch.hpp"
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace muster::train {
+
+/// Throws an Error (ExitCode::usage) unless `name` is one plain folder name.
+void check_run_name(const std::string& name);
+
+/// STORAGE/NAME, held by this job until it is destroyed. The same on every rank; rank 0 writes.
+class Run {
+ public:
+  /// Chooses the name (flag, then RunConfig, then program and Slurm job or time), makes the folder, takes it (an Error
+  /// if another job has it), and makes sure that every node sees the same storage. Collective over the world.
+  Run(const Communicator& world, const Launch& launch, const RunConfig& config);
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  const std::string& name() const noexcept { return name_; }
+
+  /// What params.json said before this job; null for a new run.
+  const Config& previous_params() const noexcept { return previous_; }
+  /// Replaces params.json. On rank 0; nothing elsewhere. Local.
+  void write_params(const Config& params) const;
+  /// error.txt: the root cause of the last failure; an empty text removes it. On rank 0; nothing elsewhere. Local.
+  void write_error(const std::string& text) const;
+
+ private:
+  void take();
+  void check_shared(const Communicator& world) const;
+
+  bool root_ = false;
+  std::filesystem::path path_;
+  std::string name_;
+  Config previous_;
+  std::optional<File> lock_;
+};
+
+}  // namespace muster::train

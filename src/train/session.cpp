@@ -1,0 +1,136 @@
+#include "muster/session.hpp"
+
+#include "base/log.hpp"
+#include "checkpoint/components.hpp"
+#include "muster/error.hpp"
+#include "observe/reduction.hpp"
+#include "train/random.hpp"
+#include "train/session_state.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <ctime>
+
+namespace muster {
+
+using train::SessionState;
+
+State::State(SessionState& session, StateEntries entries) : session_(&session), entries_(std::move(entries)) {}
+
+bool State::restore() {
+  auto& session = *session_;
+  session.restore_called = true;
+  if (!session.start) return false;
+  const auto& saved = session.read_start();
+  checkpoint::restore(entries_, saved.state);
+  session.restore_progress(saved.progress);
+  if (saved.random_state)
+    train::set_generator_state(*saved.random_state, session.device);
+  else
+    train::seed_generators(session.launch.flags().seed + static_cast<std::uint64_t>(session.training_iteration),
+                           session.workers.rank());
+  return true;
+}
+
+Epochs::iterator Epochs::begin() const {
+  session_->epochs = count_;
+  if (session_->epoch < count_)
+    for (auto& [name, shard] : session_->shards) shard->begin_epoch(session_->epoch);
+  return {session_, session_->epoch};
+}
+
+Epochs::iterator Epochs::end() const { return {session_, count_}; }
+
+Epochs::iterator& Epochs::iterator::operator++() {
+  if (++epoch_ < session_->epochs) {
+    session_->epoch = epoch_;
+    for (auto& [name, shard] : session_->shards) shard->begin_epoch(epoch_);
+  }
+  return *this;
+}
+
+struct Evaluation::Saved {
+  at::NoGradGuard no_grad;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // parents before children
+};
+
+Evaluation::Evaluation(std::shared_ptr<torch::nn::Module> module) : saved_(std::make_unique<Saved>()) {
+  for (const auto& part : module->modules()) saved_->modes.emplace_back(part, part->is_training());
+  module->eval();
+}
+
+Evaluation::~Evaluation() {
+  for (const auto& [module, training] : saved_->modes) module->train(training);
+}
+
+int Session::world_size() const noexcept { return state_->workers.size(); }
+int Session::world_rank() const noexcept { return state_->workers.rank(); }
+int Session::local_rank() const noexcept { return state_->workers.topology().local_rank; }
+int Session::local_world_size() const noexcept { return state_->workers.topology().local_size; }
+int Session::node_rank() const noexcept { return state_->workers.topology().node_rank; }
+int Session::num_nodes() const noexcept { return state_->workers.topology().num_nodes; }
+const std::string& Session::trial_name() const noexcept { return state_->run.name(); }
+std::string Session::experiment_name() const { return state_->run.path().parent_path().filename(); }
+const Config& Session::metadata() const noexcept { return state_->metadata; }
+std::uint64_t Session::seed() const noexcept { return state_->launch.flags().seed; }
+at::Device Session::get_device() const { return state_->device; }
+const Communicator& Session::communicator() const noexcept { return state_->workers; }
+void Session::barrier() const { state_->workers.barrier(); }
+
+c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
+  if (!state_->group)
+    throw Error(ExitCode::user_error, "taking the process group", "this trainer's backend made none",
+                "Use TorchTrainer");
+  return state_->group;
+}
+
+at::Tensor Session::mean(const at::Tensor& value) const {
+  std::vector<at::Tensor> tensors{value.detach().clone()};
+  process_group()->allreduce(tensors, {.reduceOp = c10d::ReduceOp::AVG})->wait();
+  return tensors.front();
+}
+
+void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
+  static_cast<void>(process_group());  // refuses where the backend made none
+  state_->models.push_back(model::DataParallel::prepare(module,
+                                                        {.communicator = state_->workers,
+                                                         .new_group = state_->new_group,
+                                                         .weight = state_->weight,
+                                                         .no_sync_depth = state_->no_sync_depth,
+                                                         .device = state_->device},
+                                                        options));
+}
+
+NoSync Session::no_sync() const { return NoSync(state_->no_sync_depth); }
+
+Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
+  for (const auto& prepared : state_->models)
+    if (prepared->module() == module.get()) prepared->synchronise_buffers();
+  return Evaluation(std::move(module));
+}
+
+DatasetShard Session::get_dataset_shard(const std::string& name) const { return DatasetShard(state_->shard(name)); }
+State Session::state(StateEntries entries) const { return State(*state_, std::move(entries)); }
+Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count); }
+std::optional<Checkpoint> Session::get_checkpoint() const {
+  state_->restore_called = true;
+  return state_->newest;
+}
+
+void Session::report(const Metrics& metrics, const ReportOptions& options) {
+  state_->report(metrics, nullptr, std::nullopt, options);
+}
+void Session::report(const Metrics& metrics, const State& state, const ReportOptions& options) {
+  state_->report(metrics, &state.entries(), std::nullopt, options);
+}
+void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
+  state_->report(metrics, nullptr, checkpoint, options);
+}
+void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
+                     const ReportOptions& options) {
+  state_->report(metrics, &state.entries(), checkpoint, options);
+}
+
+}  // namespace muster

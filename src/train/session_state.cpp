@@ -1,0 +1,84 @@
+#include "train/session_state.hpp"
+
+#include "muster/error.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+namespace muster::train {
+
+const checkpoint::Restored& SessionState::read_start() {
+  if (!restored) restored = store.read(*start);
+  return *restored;
+}
+
+std::shared_ptr<data::ShardState> SessionState::shard(const std::string& name) {
+  if (const auto found = shards.find(name); found != shards.end()) return found->second;
+  const auto dataset = datasets.find(name);
+  if (dataset == datasets.end()) {
+    std::string names;
+    for (const auto& [known, unused] : datasets) names += (names.empty() ? "" : ", ") + known;
+    throw Error(ExitCode::user_error, "taking the shard of the dataset \"" + name + "\"",
+                "the trainer was given no such dataset",
+                names.empty() ? "Give it one in the option datasets" : "It has " + names);
+  }
+  const auto& split = data_config.datasets_to_split;
+  auto state = std::make_shared<data::ShardState>(data::ShardState{
+      .name = name,
+      .dataset = dataset->second,
+      .rank = workers.rank(),
+      .world = workers.size(),
+      .split = data_config.split_all || std::find(split.begin(), split.end(), name) != split.end(),
+      .seed = launch.flags().seed,
+      .device = device,
+      .weight = weight,
+  });
+  state->begin_epoch(epoch);
+  state->on_step = [this, shard = state.get()](std::int64_t samples) { count_step(*shard, samples); };
+  shards.emplace(name, state);
+  return state;
+}
+
+void SessionState::count_step(const data::ShardState& shard, std::int64_t samples) {
+  if (!at::GradMode::is_enabled()) return;
+  ++global_step;
+  samples_since_report += samples;
+  if (progress)
+    progress->step({.epoch = epoch, .epochs = epochs, .consumed = shard.consumed, .samples = shard.dataset.count()});
+}
+
+Config SessionState::save_progress() const {
+  // An epoch is over when every pass that was begun in it is, and, if there is data, there was one.
+  bool data = false, passed = false, unfinished = false;
+  Config positions = Config::object();
+  for (const auto& [name, shard] : shards) {
+    if (!shard->split) continue;
+    data = true;
+    passed = passed || shard->passes > 0;
+    unfinished = unfinished || shard->unfinished();
+    positions[name] = shard->position();
+  }
+  return {{"training_iteration", training_iteration},
+          {"epoch", epoch},
+          {"epoch_complete", !unfinished && (passed || !data)},
+          {"global_step", global_step},
+          {"time_total_s", time_before + std::chrono::duration<double>(Clock::now() - begin).count()},
+          {"seed", launch.flags().seed},
+          {"positions", positions},
+          {"preprocessor", preprocessor ? preprocessor->state() : Config(nullptr)}};
+}
+
+void SessionState::restore_progress(const Config& progress) {
+  global_step = progress.at("global_step");
+  const bool complete = progress.at("epoch_complete");
+  epoch = progress.at("epoch").get<std::int64_t>() + (complete ? 1 : 0);
+  for (const auto& [name, position] : progress.at("positions").items()) {
+    if (!datasets.contains(name)) continue;
+    auto state = shard(name);
+    state->begin_epoch(epoch);
+    if (!complete) state->restore(position);
+  }
+}
+
+}  // namespace muster::train

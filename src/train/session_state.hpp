@@ -1,0 +1,91 @@
+// What stands behind a Session for one attempt of training.
+#pragma once
+
+#include "checkpoint/store.hpp"
+#include "data/shard.hpp"
+#include "model/data_parallel.hpp"
+#include "muster/launch.hpp"
+#include "muster/preprocessor.hpp"
+#include "muster/session.hpp"
+#include "observe/history.hpp"
+#include "observe/progress.hpp"
+#include "train/run.hpp"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::train {
+
+struct SessionState {
+  using Clock = std::chrono::steady_clock;
+
+  // Given by the trainer.
+  const Launch& launch;
+  const Run& run;
+  Communicator workers;  // for the training function's own use
+  Communicator control;  // report and checkpoint
+  ScalingConfig scaling;
+  RunConfig config;
+  Config metadata;
+  at::Device device = at::kCPU;
+  PreprocessorPtr preprocessor = {};
+  std::map<std::string, Dataset> datasets;
+  DataConfig data_config;
+
+  checkpoint::Store store;
+  std::optional<Checkpoint> start = {};               // what the run goes on from
+  std::optional<checkpoint::Restored> restored = {};  // its content, read when it is first needed
+  std::optional<Checkpoint> newest = {};              // committed in this attempt, else `start`
+
+  std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group = {};  // set by TorchBackend
+  c10::intrusive_ptr<c10d::ProcessGroup> group = {};                       // the training function's own
+  std::vector<std::shared_ptr<model::DataParallel>> models = {};
+  std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
+  std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
+  std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
+
+  // Where training stands.
+  std::int64_t epoch = 0;
+  std::int64_t epochs = 0;  // 0: not known
+  std::int64_t training_iteration = 0;
+  std::int64_t global_step = 0;
+  std::int64_t samples_since_report = 0;
+  double time_before = 0;  // seconds, of earlier jobs
+  Clock::time_point begin = Clock::now();
+  Clock::time_point last_report = Clock::now();
+  bool restore_called = false;
+
+  // On the first worker.
+  std::optional<observe::History> history = {};
+  std::optional<observe::ProgressLine> progress = {};
+
+  bool root() const noexcept { return workers.rank() == 0; }
+
+  /// The content of `start`. Collective at its first call.
+  const checkpoint::Restored& read_start();
+  /// The shard of that name, made at its first use.
+  std::shared_ptr<data::ShardState> shard(const std::string& name);
+  /// Called for each batch that is handed out while gradients are recorded.
+  void count_step(const data::ShardState& shard, std::int64_t samples);
+
+  /// Session::report; `entries` null without a state. Collective.
+  void report(const Metrics& metrics, const StateEntries* entries, const std::optional<Checkpoint>& files,
+              const ReportOptions& options);
+
+  /// Where training stands, for a checkpoint; and back.
+  Config save_progress() const;
+  void restore_progress(const Config& progress);
+
+ private:
+  Config make_row(Config metrics) const;
+  Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, const Config& row);
+};
+
+}  // namespace muster::train

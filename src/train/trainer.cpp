@@ -1,0 +1,350 @@
+#include "muster/trainer.hpp"
+
+#include "base/log.hpp"
+#include "comm/environment.hpp"
+#include "comm/root.hpp"
+#include "launch/settings.hpp"
+#include "muster/version.hpp"
+#include "train/attempt.hpp"
+#include "train/random.hpp"
+#include "train/run.hpp"
+#include "train/session_state.hpp"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace muster {
+
+using namespace std::chrono_literals;
+using train::Run;
+using train::SessionState;
+
+namespace {
+
+/// Ranks that do not train wait for as long as it takes.
+constexpr auto spare_patience = std::chrono::hours(24 * 365);
+/// How long the others may take to hear of a failure after which nothing is tried again.
+constexpr auto last_grace = 30s;
+
+class TorchBackendConfig final : public BackendConfig {
+ public:
+  explicit TorchBackendConfig(TorchConfig config) : config_(std::move(config)) {}
+  std::unique_ptr<Backend> make_backend() const override { return std::make_unique<TorchBackend>(config_); }
+
+ private:
+  TorchConfig config_;
+};
+
+int count_workers(const Launch& launch, const ScalingConfig& scaling) {
+  const auto& flags = launch.flags();
+  const int workers = flags.workers.value_or(scaling.num_workers.value_or(launch.size()));
+  if (workers < 1)
+    throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
+                "Ask for 1 or more");
+  if (workers > launch.size())
+    throw Error(ExitCode::usage, "choosing the workers",
+                std::to_string(workers) + " workers were asked for and the launch has " +
+                    std::to_string(launch.size()) + (launch.size() == 1 ? " rank" : " ranks"),
+                "Start it with mpirun -n " + std::to_string(workers) + ", or ask for fewer with --workers");
+  return workers;
+}
+
+at::Device choose_device(const ScalingConfig& scaling, const Communicator& workers) {
+  if (!scaling.use_gpu) return at::kCPU;
+  const int gpus = at::detail::getCUDAHooks().deviceCount();
+  if (gpus < 1)
+    throw Error(ExitCode::data, "choosing the device",
+                "use_gpu is set and host " + workers.topology().hosts[static_cast<std::size_t>(workers.rank())] +
+                    " has no GPU that this libtorch can use",
+                "Set use_gpu to false, or run where there is a GPU with a CUDA build of libtorch");
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(workers.topology().local_rank % gpus));
+}
+
+Config describe(const Launch& launch, const DataParallelTrainerOptions& options, const Run& run, int workers) {
+  const auto& checkpoint = options.run_config.checkpoint_config;
+  Config datasets = Config::object();
+  for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
+  const auto& scaling = options.scaling_config;
+  return {
+      {"muster_version", MUSTER_VERSION},
+      {"program", launch.program()},
+      {"name", run.name()},
+      {"hosts", launch.communicator().topology().hosts},
+      {"num_ranks", launch.size()},
+      {"world_size", workers},
+      {"seed", launch.flags().seed},
+      {"threads_per_worker", launch.threads_per_rank()},
+      {"train_loop_config", options.train_loop_config},
+      {"scaling_config",
+       {{"num_workers", scaling.num_workers ? Config(*scaling.num_workers) : Config(nullptr)},
+        {"use_gpu", scaling.use_gpu},
+        {"threads_per_worker", scaling.threads_per_worker ? Config(*scaling.threads_per_worker) : Config(nullptr)}}},
+      {"run_config",
+       {{"num_to_keep", checkpoint.num_to_keep ? Config(*checkpoint.num_to_keep) : Config(nullptr)},
+        {"checkpoint_score_attribute", checkpoint.checkpoint_score_attribute},
+        {"checkpoint_score_order", checkpoint.checkpoint_score_order == ScoreOrder::max ? "max" : "min"},
+        {"max_failures", options.run_config.failure_config.max_failures}}},
+      {"metadata", options.metadata},
+      {"datasets", datasets},
+  };
+}
+
+/// Whether the run that left `previous` behind is finished and was asked for the same.
+bool already_finished(const Config& previous, const Config& params) {
+  return previous.is_object() && previous.value("finished", false) &&
+         previous.value("train_loop_config", Config()) == params.at("train_loop_config");
+}
+
+/// The checkpoint that --resume PATH names: PATH itself, or the newest whole one of the run at PATH.
+Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& communicator) {
+  return Checkpoint::from_directory(comm::root_decides(communicator, [&] {
+    if (std::filesystem::exists(path / "manifest.json")) return path.string();
+    const auto all = list_checkpoints(path);
+    const auto newest =
+        std::find_if(all.rbegin(), all.rend(), [](const CheckpointInfo& info) { return info.problem.empty(); });
+    if (newest == all.rend())
+      throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
+                  "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
+    return newest->path.string();
+  }));
+}
+
+/// What the run goes on from: its own newest checkpoint, else --resume PATH, else resume_from_checkpoint.
+std::optional<Checkpoint> choose_start(SessionState& session, const std::optional<Checkpoint>& given) {
+  const auto& flags = session.launch.flags();
+  const auto path = std::filesystem::absolute(flags.resume_path).lexically_normal();
+  // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
+  if (flags.resume == Resume::path && path.parent_path() == session.run.path())
+    return checkpoint_at(path, session.control);
+  if (auto newest = session.store.newest()) return newest;
+  if (flags.resume == Resume::path) return checkpoint_at(path, session.control);
+  if (flags.resume == Resume::must && !given)
+    throw Error(ExitCode::data, "resuming the run " + session.run.path().string(), "it has no checkpoint",
+                "Use --resume auto to start afresh");
+  return given;
+}
+
+/// Takes up the run's counters, history and preprocessor where `start` left them.
+void take_up(SessionState& session) {
+  const bool first = session.root();
+  if (!session.start) {
+    if (first) session.history.emplace(session.run.path(), 0, nullptr);
+    return;
+  }
+  const auto& saved = session.read_start();
+  const auto& progress = saved.progress;
+  session.training_iteration = progress.value("training_iteration", std::int64_t{0});
+  session.time_before = progress.value("time_total_s", 0.0);
+  auto row = saved.metrics;
+  if (row.is_object()) row["checkpoint_dir_name"] = session.start->path().filename().string();
+  if (!first) return;
+  session.history.emplace(session.run.path(), session.training_iteration, row);
+  log::info("resuming from " + session.start->path().string() + " (report " +
+            std::to_string(session.training_iteration) + ", epoch " +
+            std::to_string(progress.value("epoch", std::int64_t{0}) + 1) +
+            (progress.value("epoch_complete", true) ? " done)" : " in progress)"));
+}
+
+/// Fits the preprocessor, or loads what a checkpoint has of it, and lays it over all datasets.
+void preprocess(SessionState& session) {
+  if (!session.preprocessor) return;
+  const Config saved = session.start ? session.read_start().progress.value("preprocessor", Config()) : Config();
+  if (!saved.is_null()) {
+    session.preprocessor->load_state(saved);
+  } else if (const auto train = session.datasets.find("train"); train != session.datasets.end()) {
+    session.preprocessor->fit(train->second, session.control);
+  } else {
+    throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"",
+                "Give the trainer one");
+  }
+  for (auto& [name, dataset] : session.datasets) dataset = dataset.transform(session.preprocessor);
+}
+
+/// One attempt on one worker.
+void train_once(SessionState& session, const DataParallelTrainerOptions& options, const TrainLoop& train_loop) {
+  train::seed_generators(session.launch.flags().seed, session.workers.rank());
+  session.start = choose_start(session, options.resume_from_checkpoint);
+  session.newest = session.start;
+  take_up(session);
+  preprocess(session);
+  if (session.root()) session.progress.emplace(session.launch.flags().progress);
+
+  Session view(session);
+  const auto backend = options.backend_config ? options.backend_config->make_backend() : std::make_unique<Backend>();
+  backend->on_start(view);
+  backend->on_training_start(view);
+  session.begin = session.last_report = SessionState::Clock::now();
+  train_loop(view, options.train_loop_config);
+  backend->on_shutdown(view);
+}
+
+/// Best first by the score, else newest first.
+std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
+  auto all = list_checkpoints(run);
+  std::erase_if(all, [](const CheckpointInfo& info) { return !info.problem.empty(); });
+  std::reverse(all.begin(), all.end());
+  if (config.checkpoint_score_attribute.empty()) return all;
+  const auto score = [&](const CheckpointInfo& info) {
+    const auto value =
+        info.metrics.is_object() ? info.metrics.value(config.checkpoint_score_attribute, Config()) : Config();
+    if (!value.is_number()) return -std::numeric_limits<double>::infinity();
+    return config.checkpoint_score_order == ScoreOrder::max ? value.get<double>() : -value.get<double>();
+  };
+  std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return score(a) > score(b); });
+  return all;
+}
+
+/// What the run's directory holds now, the same on every rank.
+Result read_result(const Communicator& world, const Run& run, const CheckpointConfig& config) {
+  const auto content = Config::parse(comm::root_decides(world, [&] {
+    Config checkpoints = Config::array();
+    std::string newest;
+    int newest_index = -1;
+    for (const auto& info : ranked_checkpoints(run.path(), config)) {
+      checkpoints.push_back({info.path.string(), info.metrics});
+      if (info.index > newest_index) newest = info.path.string();
+      newest_index = std::max(newest_index, info.index);
+    }
+    return Config{observe::History::read(run.path()), checkpoints, newest}.dump();
+  }));
+  Result result;
+  result.path = run.path();
+  result.metrics_history = content[0].get<std::vector<Config>>();
+  if (!result.metrics_history.empty()) result.metrics = result.metrics_history.back();
+  for (const auto& entry : content[1])
+    result.best_checkpoints.emplace_back(Checkpoint::from_directory(entry[0].get<std::string>()), entry[1]);
+  if (const auto newest = content[2].get<std::string>(); !newest.empty())
+    result.checkpoint = Checkpoint::from_directory(newest);
+  return result;
+}
+
+}  // namespace
+
+DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, DataParallelTrainerOptions options)
+    : launch_(launch), train_loop_(std::move(train_loop)), options_(std::move(options)) {}
+
+bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
+  const auto all = list_checkpoints(path);
+  return std::any_of(all.begin(), all.end(), [](const CheckpointInfo& info) { return info.problem.empty(); });
+}
+
+Result DataParallelTrainer::fit() {
+  const auto& world = launch_.communicator();
+  const auto& flags = launch_.flags();
+  const auto patience = comm::time_limit(world);
+  const int workers = count_workers(launch_, options_.scaling_config);
+  options_.train_loop_config = Config::parse(comm::root_decides(
+      world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
+  const Run run(world, launch_, options_.run_config);
+  const auto throw_if = [](const std::optional<Error>& error) {
+    if (error) throw *error;
+  };
+  // Everything that can be found wrong before training is, on the rank that sees it.
+  at::Device device = at::kCPU;
+  throw_if(train::attempt(world, patience, last_grace, [&] {
+    setup();
+    device = choose_device(options_.scaling_config, world);
+    for (const auto& [name, dataset] : options_.datasets) static_cast<void>(dataset.count());
+    if (world.rank() == 0 && flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
+      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
+                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
+  }));
+
+  Config params = describe(launch_, options_, run, workers);
+  if (flags.resume == Resume::automatic && already_finished(run.previous_params(), params)) {
+    log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
+    return read_result(world, run, options_.run_config.checkpoint_config);
+  }
+  comm::root_decides(world, [&] { return run.write_params(params), std::string(); });
+  if (world.rank() == 0)
+    log::info("run " + run.path().string() + ": " + std::to_string(workers) +
+              (workers == 1 ? " worker on " : " workers on ") + std::to_string(world.topology().num_nodes) +
+              (world.topology().num_nodes == 1 ? " node, " : " nodes, ") + std::to_string(launch_.threads_per_rank()) +
+              (launch_.threads_per_rank() == 1 ? " thread each" : " threads each"));
+
+  const int max_failures = options_.run_config.failure_config.max_failures;
+  std::optional<Error> error;
+  for (int failures = 0;; ++failures) {
+    const bool last = max_failures >= 0 && failures >= max_failures;
+    const bool works = world.rank() < workers;
+    // A failed attempt leaves collectives half done, so each one has channels of its own.
+    const auto part = world.split(works ? 0 : 1);
+    const auto control = part.duplicate();
+    error = train::attempt(
+        world, works ? patience : spare_patience, last ? std::chrono::milliseconds(last_grace) : patience, [&] {
+          if (!works) return;
+          SessionState session{.launch = launch_,
+                               .run = run,
+                               .workers = part,
+                               .control = control,
+                               .scaling = options_.scaling_config,
+                               .config = options_.run_config,
+                               .metadata = options_.metadata,
+                               .device = device,
+                               .preprocessor = options_.preprocessor,
+                               .datasets = options_.datasets,
+                               .data_config = options_.dataset_config,
+                               .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
+          train_once(session, options_, train_loop_);
+        });
+    if (!error) break;
+    if (error->code() != ExitCode::stopped)
+      comm::root_decides(world, [&] { return run.write_error(error->what()), std::string(); });
+    if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) break;
+    if (world.rank() == 0)
+      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
+                std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+  }
+  if (!error) {
+    params["finished"] = true;
+    comm::root_decides(world, [&] { return run.write_error(""), run.write_params(params), std::string(); });
+  }
+  auto result = read_result(world, run, options_.run_config.checkpoint_config);
+  result.error = error;
+  return result;
+}
+
+TorchTrainer::TorchTrainer(Launch& launch, TrainLoop train_loop, TorchTrainerOptions options, int)
+    : DataParallelTrainer(launch, std::move(train_loop),
+                          {.train_loop_config = std::move(options.train_loop_config),
+                           .backend_config = std::make_shared<TorchBackendConfig>(std::move(options.torch_config)),
+                           .scaling_config = options.scaling_config,
+                           .dataset_config = std::move(options.dataset_config),
+                           .run_config = std::move(options.run_config),
+                           .datasets = std::move(options.datasets),
+                           .preprocessor = std::move(options.preprocessor),
+                           .metadata = std::move(options.metadata),
+                           .resume_from_checkpoint = std::move(options.resume_from_checkpoint)}) {}
+
+TorchTrainerOptions TorchTrainer::restored(const std::filesystem::path& path, TorchTrainerOptions options) {
+  const auto run = std::filesystem::absolute(path).lexically_normal();
+  const std::string doing = "restoring the run " + run.string();
+  if (!std::filesystem::exists(run / "params.json"))
+    throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
+  const auto params = Config::parse(read_file(run / "params.json"), nullptr, false);
+  if (!params.is_object()) throw Error(ExitCode::data, doing, "its params.json is not JSON", "Restore it from a copy");
+  try {
+    if (options.train_loop_config.empty()) options.train_loop_config = params.at("train_loop_config");
+    if (options.metadata.empty()) options.metadata = params.at("metadata");
+    const auto& scaling = params.at("scaling_config");
+    if (!options.scaling_config.num_workers && !scaling.at("num_workers").is_null())
+      options.scaling_config.num_workers = scaling.at("num_workers").get<int>();
+    auto& kept = options.run_config.checkpoint_config;
+    const auto& saved = params.at("run_config");
+    if (!kept.num_to_keep && !saved.at("num_to_keep").is_null()) kept.num_to_keep = saved.at("num_to_keep").get<int>();
+    if (kept.checkpoint_score_attribute.empty()) {
+      kept.checkpoint_score_attribute = saved.at("checkpoint_score_attribute");
+      kept.checkpoint_score_order = saved.at("checkpoint_score_order") == "max" ? ScoreOrder::max : ScoreOrder::min;
+    }
+  } catch (const Config::exception& error) {
+    throw Error(ExitCode::data, doing, std::string("its params.json lacks something: ") + error.what(),
+                "Restore it from a copy");
+  }
+  options.run_config.name = run.filename();
+  options.run_config.storage_path = run.parent_path();
+  return options;
+}
+
+}  // namespace muster

@@ -1,0 +1,393 @@
+// Whole runs: a training function on every rank, its reports, its checkpoints, and what goes wrong.
+#include "support/world.hpp"
+
+#include "base/file.hpp"
+#include "muster/muster.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using test::world;
+
+/// 40 samples of y = 3x − 1, uneven for every number of ranks but 1, 2 and 4.
+Dataset line() {
+  const auto x = torch::arange(41, torch::kFloat).unsqueeze(1) / 41;
+  return Dataset::from_tensors({{"x", x}, {"y", 3 * x - 1}});
+}
+
+struct Job {
+  std::filesystem::path storage;
+  std::vector<std::string> flags = {};
+  TorchTrainerOptions options = {};
+};
+
+/// Runs the job as a program's main would; the exit code, and the Result.
+std::pair<int, std::optional<Result>> run(const Job& job, const std::function<void(Session&, const Config&)>& loop) {
+  std::vector<std::string> words{"job",         "--storage", job.storage.string(), "--progress", "none",
+                                 "--log-level", "error"};
+  words.insert(words.end(), job.flags.begin(), job.flags.end());
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  Launch launch(static_cast<int>(argv.size()), argv.data());
+  std::optional<Result> result;
+  const int code = launch.run([&] { return *(result = TorchTrainer(launch, loop, job.options).fit()); });
+  return {code, result};
+}
+
+struct Fit {
+  std::vector<float> weights;  // at the end
+  int steps = 0;
+};
+
+/// Trains a small net for `epochs`, reports after each epoch and in the middle of it. `each_step` may throw.
+void fit_line(Session& session, std::int64_t epochs, Fit& fit,
+              const std::function<void(std::int64_t)>& each_step = {}) {
+  auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(1, 8), torch::nn::BatchNorm1d(8),
+                                                         torch::nn::Dropout(0.1), torch::nn::Linear(8, 1)));
+  torch::optim::Adam optimizer(net->parameters(), 0.05);
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  state.restore();
+  auto shard = session.get_dataset_shard("train");
+  std::int64_t steps = 0;
+  for (auto epoch : session.epochs(epochs)) {
+    Mean loss;
+    std::int64_t step = 0;
+    for (auto& batch : shard.iter_torch_batches({.batch_size = 4, .shuffle = true})) {
+      optimizer.zero_grad();
+      auto l = torch::mse_loss(net->forward(batch["x"]), batch["y"]);
+      l.backward();
+      optimizer.step();
+      loss.add(l, batch.size());
+      ++fit.steps;
+      if (++step == 2) session.report({{"loss", loss}}, state);
+      if (each_step) each_step(epoch * 1000 + step);
+    }
+    ++steps;
+    session.report({{"loss", loss}}, state);
+  }
+  fit.weights.clear();
+  for (const auto& parameter : net->parameters())
+    for (std::int64_t i = 0; i < parameter.numel(); ++i) fit.weights.push_back(parameter.flatten()[i].item<float>());
+}
+
+TorchTrainerOptions with_line(std::string name) {
+  return {.run_config = {.name = std::move(name)}, .datasets = {{"train", line()}}};
+}
+
+TEST(Train, RunsTheWholePath) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  const auto [code, result] =
+      run({storage, {}, with_line("whole")}, [&](Session& session, const Config&) { fit_line(session, 3, fit); });
+  EXPECT_EQ(code, 0);
+  ASSERT_TRUE(result);
+  EXPECT_FALSE(result->error);
+  EXPECT_EQ(result->path, storage / "whole");
+  EXPECT_EQ(result->metrics_history.size(), 6u);
+  EXPECT_EQ(result->metrics.at("training_iteration"), 6);
+  EXPECT_EQ(result->metrics.at("epoch"), 2);
+  EXPECT_EQ(result->metrics.at("world_size"), world().size());
+  EXPECT_EQ(result->metrics.at("global_step"), fit.steps);
+  EXPECT_LT(result->metrics.at("loss").get<double>(), result->metrics_history.front().at("loss").get<double>());
+  ASSERT_TRUE(result->checkpoint);
+  EXPECT_EQ(result->checkpoint->path().filename(), "checkpoint_000005");
+  EXPECT_EQ(result->checkpoint->to_dict().tensors.count("model/0.weight"), 1u);
+  for (const char* name : {"params.json", "result.json", "progress.csv", "logs/rank_00000.log"})
+    EXPECT_TRUE(std::filesystem::exists(storage / "whole" / name)) << name;
+  // The same numbers on all ranks.
+  const auto mine = Config(fit.weights).dump() + Config(result->metrics).dump();
+  for (const auto& theirs : world().all_gather(mine)) EXPECT_EQ(theirs, mine);
+}
+
+TEST(Train, ContinuesBitForBitInTheMiddleOfAnEpoch) {
+  const auto storage = test::shared_folder();
+  Fit undisturbed, resumed;
+  run({storage, {}, with_line("straight")},
+      [&](Session& session, const Config&) { fit_line(session, 3, undisturbed); });
+
+  const auto stopped = run({storage, {}, with_line("broken")}, [&](Session& session, const Config&) {
+    fit_line(session, 3, resumed, [](std::int64_t at) {
+      if (at == 1003) throw std::runtime_error("stopped here");  // one step after the report in the second epoch
+    });
+  });
+  EXPECT_EQ(stopped.first, 1);
+  ASSERT_TRUE(stopped.second->error);
+  EXPECT_NE(std::string(stopped.second->error->what()).find("stopped here"), std::string::npos);
+
+  const auto again =
+      run({storage, {}, with_line("broken")}, [&](Session& session, const Config&) { fit_line(session, 3, resumed); });
+  EXPECT_EQ(again.first, 0);
+  EXPECT_EQ(resumed.weights, undisturbed.weights);
+  EXPECT_EQ(again.second->metrics_history.size(), 6u) << "cut back, then added to";
+  EXPECT_FALSE(std::filesystem::exists(storage / "broken" / "error.txt"));
+}
+
+TEST(Train, OneRanksExceptionSurfacesOnAll) {
+  const int bad = world().size() - 1;
+  const auto [code, result] = run({test::shared_folder(), {}, with_line("bad")}, [&](Session& session, const Config&) {
+    Fit fit;
+    fit_line(session, 2, fit, [&](std::int64_t at) {
+      if (at == 1 && session.world_rank() == bad) throw std::runtime_error("bad sample 7");
+    });
+  });
+  EXPECT_EQ(code, 1);
+  ASSERT_TRUE(result && result->error);
+  const std::string text = result->error->what();
+  EXPECT_NE(text.find("bad sample 7"), std::string::npos);
+  if (world().size() > 1) {
+    EXPECT_NE(text.find("rank " + std::to_string(bad)), std::string::npos) << text;
+    EXPECT_NE(text.find(world().topology().hosts[static_cast<std::size_t>(bad)]), std::string::npos) << text;
+  }
+  EXPECT_EQ(read_file(result->path / "error.txt"), text + "\n");
+}
+
+TEST(Train, TriesAgainFromTheNewestCheckpoint) {
+  auto options = with_line("retry");
+  options.run_config.failure_config.max_failures = 2;
+  int attempts = 0;
+  Fit fit, straight;
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+    const int attempt = ++attempts;
+    fit_line(session, 2, fit, [&](std::int64_t at) {
+      if (attempt <= 2 && at == 2 + attempt && session.world_rank() == 0) throw std::runtime_error("a passing trouble");
+    });
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(attempts, 3);
+  run({storage, {}, with_line("straight")}, [&](Session& session, const Config&) { fit_line(session, 2, straight); });
+  EXPECT_EQ(fit.weights, straight.weights);
+}
+
+TEST(Train, SparesGetTheSameResult) {
+  auto options = with_line("spares");
+  options.scaling_config.num_workers = 1;
+  int calls = 0;
+  Fit fit;
+  const auto [code, result] = run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) {
+    ++calls;
+    EXPECT_EQ(session.world_size(), 1);
+    fit_line(session, 1, fit);
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(calls, world().rank() == 0 ? 1 : 0);
+  EXPECT_EQ(result->metrics.at("training_iteration"), 2);
+}
+
+TEST(Train, RefusesMoreWorkersThanRanks) {
+  EXPECT_EQ(
+      run({test::shared_folder(), {"--workers", "99"}, with_line("many")}, [](Session&, const Config&) { FAIL(); })
+          .first,
+      64);
+}
+
+TEST(Train, RefusesBadNamesAndPlaces) {
+  const auto storage = test::shared_folder();
+  for (const char* name : {"../up", "a/b", "..", ".hidden"})
+    EXPECT_EQ(run({storage, {"--name", name}, with_line("x")}, [](Session&, const Config&) { FAIL(); }).first, 64)
+        << name;
+  EXPECT_EQ(run({"s3://bucket", {}, with_line("x")}, [](Session&, const Config&) { FAIL(); }).first, 64);
+  EXPECT_EQ(run({"/proc/muster", {}, with_line("x")}, [](Session&, const Config&) { FAIL(); }).first, 75);
+}
+
+TEST(Train, ReadsSettingsAndRefusesUnknownOnes) {
+  auto options = with_line("settings");
+  options.train_loop_config = {{"lr", 0.5}, {"layers", {{"width", 3}}}};
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {"--set", "layers.width=7", "--set", "lr=1"}, options}, [](Session&, const Config& config) {
+        EXPECT_EQ(config.at("layers").at("width"), 7);
+        EXPECT_EQ(config.at("lr"), 1.0);
+      });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(run({storage, {"--set", "layers.widht=7"}, options}, [](Session&, const Config&) { FAIL(); }).first, 64);
+  EXPECT_EQ(run({storage, {"--backend", "smoke"}, options}, [](Session&, const Config&) { FAIL(); }).first, 64);
+}
+
+TEST(Train, MissingDataIsFoundBeforeTraining) {
+  auto options = with_line("missing");
+  options.datasets.emplace("test", "/nonexistent/test.h5");
+  EXPECT_EQ(run({test::shared_folder(), {}, options}, [](Session&, const Config&) { FAIL(); }).first, 65);
+}
+
+TEST(Train, AGpuThatIsMissingIsSaid) {
+  if (torch::cuda::is_available()) GTEST_SKIP() << "there is a GPU";
+  auto options = with_line("gpu");
+  options.scaling_config.use_gpu = true;
+  EXPECT_EQ(run({test::shared_folder(), {}, options}, [](Session&, const Config&) { FAIL(); }).first, 65);
+}
+
+TEST(Train, ASecondJobIsRefused) {
+  const auto storage = test::shared_folder();
+  std::optional<File> other;
+  if (world().rank() == 0) {
+    make_directories(storage / "held");
+    write_file(storage / "held" / ".lock", "another host, process 1");
+    other.emplace(storage / "held" / ".lock", File::Mode::write);
+    struct flock whole {};
+    whole.l_type = F_WRLCK;
+    ASSERT_EQ(::fcntl(other->descriptor(), F_OFD_SETLK, &whole), 0);
+  }
+  world().barrier();
+  EXPECT_EQ(run({storage, {}, with_line("held")}, [](Session&, const Config&) { FAIL(); }).first, 64);
+  world().barrier();
+}
+
+TEST(Train, AFinishedRunSaysSo) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  const auto train = [&](Session& session, const Config&) { fit_line(session, 1, fit); };
+  run({storage, {}, with_line("done")}, train);
+  const int steps = fit.steps;
+  const auto [code, result] = run({storage, {}, with_line("done")}, train);
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(fit.steps, steps) << "nothing was trained again";
+  EXPECT_EQ(result->metrics.at("training_iteration"), 2);
+}
+
+TEST(Train, ResumeFlagsDecide) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  const auto train = [&](Session& session, const Config&) { fit_line(session, 1, fit); };
+  EXPECT_EQ(run({storage, {"--resume", "must"}, with_line("r")}, train).first, 65) << "nothing to go on from";
+  EXPECT_EQ(run({storage, {"--resume", "never"}, with_line("r")}, train).first, 0);
+  EXPECT_EQ(run({storage, {"--resume", "never"}, with_line("r")}, train).first, 64);
+  fit.steps = 0;
+  EXPECT_EQ(run({storage, {"--resume", (storage / "r").string()}, with_line("other")}, train).first, 0);
+  EXPECT_EQ(fit.steps, 0) << "the other run's only epoch is done";
+  EXPECT_EQ(run({storage, {"--resume", (storage / "none").string()}, with_line("third")}, train).first, 65);
+}
+
+TEST(Train, AnotherModelsCheckpointIsRefusedByName) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  run({storage, {}, with_line("model")}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
+  const auto [code, result] =
+      run({storage,
+           {"--set", "x=2"},
+           {.train_loop_config = {{"x", 1}}, .run_config = {.name = "model"}, .datasets = {{"train", line()}}}},
+          [&](Session& session, const Config&) {
+            auto net = session.prepare_model(torch::nn::Linear(3, 3));
+            session.state({{"model", net}}).restore();
+          });
+  EXPECT_EQ(code, 65);
+  EXPECT_NE(std::string(result->error->what()).find("weight"), std::string::npos) << result->error->what();
+}
+
+TEST(Train, ReportsOfMetricsAlone) {
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with_line("metrics")}, [](Session& session, const Config&) {
+        Mean mean;
+        mean.add(session.world_rank(), session.world_rank() + 1);
+        session.report({{"rank", session.world_rank()}, {"mean", mean}, {"same", 5}, {"epoch", 9}});
+        session.report({{"rank", session.world_rank()}}, {.reduce = false});
+        EXPECT_FALSE(session.get_checkpoint());
+        EXPECT_EQ(session.mean(torch::full({2}, double(session.world_rank())))[1].item<double>(),
+                  (session.world_size() - 1) / 2.0);
+      });
+  EXPECT_EQ(code, 0);
+  const int n = world().size();
+  const auto& first = result->metrics_history[0];
+  double sum = 0, weights = 0;
+  for (int r = 0; r < n; ++r) sum += r * (r + 1), weights += r + 1;
+  EXPECT_DOUBLE_EQ(first.at("mean").get<double>(), sum / weights);
+  EXPECT_DOUBLE_EQ(first.at("rank").get<double>(), (n - 1) / 2.0);
+  EXPECT_EQ(first.at("same"), 5);
+  EXPECT_EQ(first.at("epoch"), 9) << "the user's epoch wins";
+  EXPECT_EQ(result->metrics.at("rank").size(), static_cast<std::size_t>(n));
+}
+
+TEST(Train, AReservedMetricIsRefusedEverywhere) {
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with_line("reserved")}, [](Session& session, const Config&) {
+        if (session.world_rank() == 0)
+          session.report({{"global_step", 1}});
+        else
+          session.report({{"fine", 1}});
+      });
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(std::string(result->error->what()).find("global_step"), std::string::npos);
+}
+
+TEST(Train, UsersFilesAreUnited) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, {}, with_line("files")}, [&](Session& session, const Config&) {
+    const auto mine = storage / ("from_" + std::to_string(session.world_rank()));
+    make_directories(mine);
+    write_file(mine / ("rank_" + std::to_string(session.world_rank())), "hello");
+    session.report({{"a", 1}}, Checkpoint::from_directory(mine));
+    ASSERT_TRUE(session.get_checkpoint());
+  });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+  for (int r = 0; r < world().size(); ++r)
+    EXPECT_EQ(read_file(result->checkpoint->path() / ("rank_" + std::to_string(r))), "hello");
+}
+
+TEST(Train, EvaluationLeavesTheModeAsItWas) {
+  run({test::shared_folder(), {}, with_line("mode")}, [](Session& session, const Config&) {
+    auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(1, 2), torch::nn::BatchNorm1d(2)));
+    net[1]->as<torch::nn::BatchNorm1d>()->eval();
+    net->forward(torch::full({2, 1}, double(session.world_rank())));
+    {
+      const auto evaluation = session.evaluation(net);
+      EXPECT_FALSE(net->is_training());
+      EXPECT_FALSE(torch::GradMode::is_enabled());
+    }
+    EXPECT_TRUE(net->is_training());
+    EXPECT_FALSE(net[1]->as<torch::nn::BatchNorm1d>()->is_training()) << "frozen before, frozen after";
+    EXPECT_TRUE(torch::GradMode::is_enabled());
+  });
+}
+
+TEST(Train, CallbacksAndBackendsAreCalled) {
+  struct Counter : Callback {
+    void on_report(const Config& row) override { seen.push_back(row.at("training_iteration")); }
+    std::vector<int> seen;
+  };
+  auto options = with_line("callbacks");
+  const auto counter = std::make_shared<Counter>();
+  options.run_config.callbacks = {counter};
+  Fit fit;
+  run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
+  EXPECT_EQ(counter->seen, (std::vector<int>{1, 2}));
+}
+
+TEST(Train, RestoreTakesUpTheSavedConfiguration) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("saved");
+  options.train_loop_config = {{"epochs", 1}};
+  options.metadata = {{"who", "us"}};
+  Fit fit;
+  run({storage, {}, options},
+      [&](Session& session, const Config& config) { fit_line(session, config.at("epochs"), fit); });
+  EXPECT_TRUE(TorchTrainer::can_restore(storage / "saved"));
+  EXPECT_FALSE(TorchTrainer::can_restore(storage));
+
+  std::string program = "job";
+  char* argv[] = {program.data()};
+  Launch launch(1, argv);
+  const int code = launch.run([&] {
+    auto trainer = TorchTrainer::restore(launch, storage / "saved",
+                                         [&](Session& session, const Config& config) {
+                                           EXPECT_EQ(session.metadata().at("who"), "us");
+                                           fit_line(session, config.at("epochs"), fit);
+                                         },
+                                         {.train_loop_config = {{"epochs", 2}}, .datasets = {{"train", line()}}});
+    return trainer.fit();
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(list_checkpoints(storage / "saved").back().index, 3);
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,102 @@
+// HDF5 files for tests, written by HDF5 itself.
+#pragma once
+
+#include "data/hdf5.hpp"
+
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace muster::test {
+
+/// A folder that goes with its owner.
+class Folder {
+ public:
+  Folder() : path_((std::filesystem::temp_directory_path() / "muster-data-XXXXXX").string()) {
+    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no folder for the test at " + path_);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+struct Layout {
+  hsize_t chunk = 0;  ///< rows; contiguous if 0
+  unsigned deflate = 0;
+  bool compact = false;
+};
+
+/// 0, 1, 2, … of C++ type T.
+template <class T>
+std::vector<T> counting(std::size_t n) {
+  std::vector<T> values(n);
+  std::iota(values.begin(), values.end(), T{});
+  return values;
+}
+
+/// A new file. Members throw if HDF5 fails.
+class H5File {
+ public:
+  explicit H5File(const std::string& path, hsize_t userblock = 0) {
+    const hdf5::Lock lock;
+    const hdf5::Handle creation(hdf5::check(H5Pcreate(H5P_FILE_CREATE), "fixture"), H5Pclose);
+    if (userblock > 0) hdf5::check(H5Pset_userblock(creation.get(), userblock), "fixture");
+    file_ = {hdf5::check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), H5P_DEFAULT), "fixture"), H5Fclose};
+  }
+
+  hid_t id() const { return file_.get(); }
+
+  void group(const std::string& name) {
+    hdf5::Handle(hdf5::check(H5Gcreate2(id(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "fixture"),
+                 H5Gclose);
+  }
+
+  /// `stored`: type in the file; `given`: of `values`, null leaves the dataset unwritten.
+  void dataset(const std::string& name, const std::vector<hsize_t>& shape, hid_t stored, hid_t given,
+               const void* values, const Layout& layout = {}) {
+    const hdf5::Lock lock;
+    const hdf5::Handle space(
+        hdf5::check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr), "fixture"), H5Sclose);
+    const hdf5::Handle creation(hdf5::check(H5Pcreate(H5P_DATASET_CREATE), "fixture"), H5Pclose);
+    if (layout.compact) hdf5::check(H5Pset_layout(creation.get(), H5D_COMPACT), "fixture");
+    if (layout.chunk > 0) {
+      auto chunk = shape;
+      chunk[0] = layout.chunk;
+      hdf5::check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()), "fixture");
+    }
+    if (layout.deflate > 0) hdf5::check(H5Pset_deflate(creation.get(), layout.deflate), "fixture");
+    create(name, stored, given, space.get(), creation.get(), values);
+  }
+
+  void create(const std::string& name, hid_t stored, hid_t given, hid_t space, hid_t creation, const void* values) {
+    const hdf5::Handle dataset(
+        hdf5::check(H5Dcreate2(id(), name.c_str(), stored, space, H5P_DEFAULT, creation, H5P_DEFAULT), "fixture"),
+        H5Dclose);
+    if (values != nullptr)
+      hdf5::check(H5Dwrite(dataset.get(), given, H5S_ALL, H5S_ALL, H5P_DEFAULT, values), "fixture");
+  }
+
+  /// x [rows, 3] float32 = 0, 1, 2, … and y [rows] int64 = first, first + 1, …
+  void columns(hsize_t rows, std::int64_t first = 0, const Layout& layout = {}, const std::string& group = "") {
+    auto x = counting<float>(3 * rows);
+    for (auto& value : x) value += 3 * static_cast<float>(first);
+    auto y = counting<std::int64_t>(rows);
+    for (auto& value : y) value += first;
+    dataset(group + "x", {rows, 3}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, x.data(), layout);
+    dataset(group + "y", {rows}, H5T_STD_I64LE, H5T_NATIVE_INT64, y.data(), layout);
+  }
+
+ private:
+  hdf5::Handle file_;
+};
+
+}  // namespace muster::test

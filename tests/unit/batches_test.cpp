@@ -1,0 +1,404 @@
+#include "data/batches.hpp"
+#include "data/shard.hpp"
+#include "muster/error.hpp"
+#include "muster/preprocessor.hpp"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <numeric>
+#include <set>
+
+namespace muster::data {
+namespace {
+
+using Samples = std::vector<std::int64_t>;
+
+/// Sample i is y = i, x = {2 i, 2 i + 1}.
+Dataset numbers(std::int64_t n) {
+  return Dataset::from_tensors({{"x", at::arange(2 * n, at::kInt).view({n, 2})}, {"y", at::arange(n)}});
+}
+
+struct World {
+  World(std::int64_t samples, int size, bool split = true, std::uint64_t seed = 0) {
+    for (int rank = 0; rank < size; ++rank)
+      states.push_back(std::make_shared<ShardState>(ShardState{
+          .name = "train", .dataset = numbers(samples), .rank = rank, .world = size, .split = split, .seed = seed}));
+  }
+  DatasetShard shard(std::size_t rank = 0) const { return DatasetShard(states[rank]); }
+  std::vector<std::shared_ptr<ShardState>> states;
+};
+
+void append(Samples& samples, const Batch& batch) {
+  for (std::int64_t i = 0; i < batch.size(); ++i) samples.push_back(batch["y"][i].item<std::int64_t>());
+}
+
+Samples all_of(BatchRange range) {
+  Samples samples;
+  for (const auto& batch : range) append(samples, batch);
+  return samples;
+}
+
+/// The real samples of all ranks, a pass of each, no more than `stop` batches; positions are compared and given.
+Samples run(const World& world, const BatchOptions& options, std::int64_t stop = 1000, Config* position = nullptr) {
+  Samples samples;
+  std::set<Config> positions;
+  std::set<std::int64_t> steps;
+  for (const auto& state : world.states) {
+    auto range = DatasetShard(state).iter_batches(options);
+    steps.insert(range.num_batches());
+    std::int64_t taken = 0;
+    for (const auto& batch : range) {
+      append(samples, batch);
+      if (++taken == stop) {
+        EXPECT_TRUE(state->unfinished());
+        positions.insert(state->position());
+        break;
+      }
+    }
+    if (taken < stop) positions.insert(state->position());
+  }
+  EXPECT_EQ(steps.size(), 1u) << "all ranks run the same number of steps";
+  EXPECT_EQ(positions.size(), 1u) << "all ranks stand at the same place";
+  if (position != nullptr) *position = *positions.begin();
+  return samples;
+}
+
+Samples sorted(Samples samples) {
+  std::sort(samples.begin(), samples.end());
+  return samples;
+}
+
+Samples indices(std::int64_t n) {
+  Samples samples(static_cast<std::size_t>(n));
+  std::iota(samples.begin(), samples.end(), 0);
+  return samples;
+}
+
+TEST(Batches, OfOneRankInOrder) {
+  for (const int ahead : {0, 1, 3}) {
+    const World world(10, 1);
+    Samples samples;
+    std::vector<std::int64_t> sizes;
+    for (auto& batch : world.shard().iter_torch_batches({.batch_size = 4, .prefetch_batches = ahead})) {
+      append(samples, batch);
+      sizes.push_back(batch.size());
+      EXPECT_EQ(batch["x"].size(0), batch.size());
+      EXPECT_EQ(batch["x"][0][1].item<int>(), 2 * batch["y"][0].item<int>() + 1);
+    }
+    EXPECT_EQ(samples, indices(10));
+    EXPECT_EQ(sizes, (std::vector<std::int64_t>{4, 4, 2}));
+  }
+}
+
+TEST(Batches, EverySampleOnceAtAnyWorld) {
+  for (const std::int64_t size : {1, 3, 10, 11})
+    for (int ranks = 1; ranks <= 4; ++ranks)
+      for (const std::int64_t batch : {1, 2, 5})
+        for (const bool shuffle : {false, true}) {
+          const World world(size, ranks);
+          EXPECT_EQ(sorted(run(world, {.batch_size = batch, .shuffle = shuffle})), indices(size));
+          EXPECT_EQ(sorted(run(world, {.global_batch_size = batch, .shuffle = shuffle})), indices(size));
+          EXPECT_EQ(sorted(run(world, {.batch_size = batch, .local_shuffle_buffer_size = 2})), indices(size));
+        }
+  const World world(10, 2);
+  EXPECT_EQ(sorted(run(world, {.batch_size = std::numeric_limits<std::int64_t>::max()})), indices(10));
+  EXPECT_EQ(run(world, {.batch_size = std::numeric_limits<std::int64_t>::max(), .drop_last = true}), Samples{});
+  EXPECT_EQ(run(world, {.batch_size = 3, .drop_last = true}).size(), 6u);
+}
+
+TEST(Batches, ARankLeftEmptyGetsAGhost) {
+  const World world(5, 4);
+  std::vector<std::int64_t> sizes, weights;
+  for (const auto& state : world.states) {
+    auto range = DatasetShard(state).iter_torch_batches({.batch_size = 1});
+    EXPECT_EQ(range.num_batches(), 2);
+    for (const auto& batch : range) {
+      if (batch.global_size() == 4) continue;
+      sizes.push_back(batch.size());
+      EXPECT_EQ(batch.global_size(), 1);
+      EXPECT_EQ(batch["y"].size(0), 1);
+      EXPECT_EQ(batch["y"][0].item<int>(), 4);
+      EXPECT_EQ(state->weight->global, 1);
+      weights.push_back(state->weight->local);
+    }
+    EXPECT_EQ(state->weight->global, 0) << "no weight after the pass";
+  }
+  EXPECT_EQ(sizes, (std::vector<std::int64_t>{1, 0, 0, 0}));
+  EXPECT_EQ(weights, sizes);
+}
+
+TEST(Batches, AWholeDatasetIsWholeOnEachRank) {
+  const World world(10, 3, false);
+  for (const auto& state : world.states) {
+    for (const auto& batch : DatasetShard(state).iter_torch_batches({.batch_size = 4})) {
+      EXPECT_EQ(batch.global_size(), batch.size());
+      EXPECT_EQ(state->weight->global, 0);
+      EXPECT_FALSE(state->unfinished());
+    }
+    EXPECT_EQ(all_of(DatasetShard(state).iter_batches({.batch_size = 4})), indices(10));
+    EXPECT_EQ(DatasetShard(state).iter_batches({.global_batch_size = 10}).num_batches(), 3) << "4 to each worker";
+    EXPECT_TRUE(state->position().is_null());
+    state->restore(nullptr);
+  }
+}
+
+TEST(Batches, OrdersDifferByEpochPassAndSeed) {
+  std::set<Samples> orders;
+  for (const std::uint64_t seed : {0, 1}) {
+    const World world(20, 1, true, seed);
+    for (const int epoch : {0, 1}) {
+      world.shard().set_epoch(epoch);
+      for (int pass = 0; pass < 2; ++pass) orders.insert(all_of(world.shard().iter_batches({.shuffle = true})));
+    }
+  }
+  EXPECT_EQ(orders.size(), 8u);
+  const World one(20, 1), other(20, 1);
+  const auto local = [](const World& world, std::uint64_t seed) {
+    return all_of(world.shard().iter_batches({.local_shuffle_buffer_size = 20, .local_shuffle_seed = seed}));
+  };
+  EXPECT_EQ(local(one, 3), local(other, 3));
+  EXPECT_NE(local(World(20, 1), 3), local(World(20, 1), 4));
+}
+
+TEST(Batches, LocalShuffleStaysInItsWindow) {
+  const World world(40, 2);
+  const auto samples = all_of(world.shard().iter_batches({.batch_size = 5, .local_shuffle_buffer_size = 5}));
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    EXPECT_EQ(samples[i] / 10, static_cast<std::int64_t>(i / 5)) << "a step of 2 × 5 is a window";
+}
+
+TEST(Batches, ConvertsAsAsked) {
+  const World world(4, 1);
+  for (const auto& batch : world.shard().iter_torch_batches({.dtypes = {{"x", at::kFloat}}})) {
+    EXPECT_EQ(batch["x"].scalar_type(), at::kFloat);
+    EXPECT_EQ(batch["y"].scalar_type(), at::kLong);
+    EXPECT_EQ(batch["x"][3][1].item<float>(), 7);
+  }
+  for (const auto& batch : world.shard().iter_torch_batches({.device = at::kMeta})) EXPECT_TRUE(batch["x"].is_meta());
+  for (const auto& batch : world.shard().iter_batches({.dtypes = {{"x", at::kFloat}}, .device = at::kMeta}))
+    EXPECT_EQ(batch["x"].scalar_type(), at::kInt);
+}
+
+TEST(Batches, RefusesBadOptions) {
+  const World world(4, 1);
+  const auto refuse = [&](const BatchOptions& options, ExitCode code, const std::string& part) {
+    try {
+      world.shard().iter_torch_batches(options);
+      ADD_FAILURE() << part;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  refuse({.batch_size = 0}, ExitCode::usage, "batch_size");
+  refuse({.global_batch_size = 0}, ExitCode::usage, "global_batch_size");
+  refuse({.prefetch_batches = -1}, ExitCode::usage, "prefetch_batches");
+  refuse({.local_shuffle_buffer_size = 0}, ExitCode::usage, "local_shuffle_buffer_size");
+  refuse({.dtypes = {{"z", at::kFloat}}}, ExitCode::data, "x, y");
+  EXPECT_FALSE(world.states[0]->unfinished()) << "what was refused has not begun";
+  auto range = world.shard().iter_batches();
+  range.begin();
+  EXPECT_THROW(range.begin(), Error) << "a single pass";
+}
+
+// A report in the middle of an epoch, then a restart at another size: nothing is lost, nothing comes twice.
+TEST(Position, GoesOnAtAnotherWorld) {
+  for (const std::int64_t size : {7, 12})
+    for (int ranks = 1; ranks <= 4; ++ranks)
+      for (int later_ranks = 1; later_ranks <= 4; ++later_ranks)
+        for (std::int64_t stop = 1; stop <= 4; ++stop)
+          for (const std::optional<std::int64_t> buffer : {std::optional<std::int64_t>{}, {3}}) {
+            const BatchOptions options{.global_batch_size = 4, .shuffle = !buffer, .local_shuffle_buffer_size = buffer};
+            Config position;
+            auto samples = run(World(size, ranks), options, stop, &position);
+            const World later(size, later_ranks);
+            for (const auto& state : later.states) state->restore(Config::parse(position.dump()));
+            const auto rest = run(later, options);
+            samples.insert(samples.end(), rest.begin(), rest.end());
+            ASSERT_EQ(sorted(samples), indices(size)) << ranks << " " << later_ranks << " " << stop;
+          }
+}
+
+TEST(Position, FinishedPassesComeBackEmpty) {
+  const World world(10, 1);
+  const BatchOptions options{.batch_size = 3, .shuffle = true};
+  world.shard().set_epoch(4);
+  all_of(world.shard().iter_batches(options));
+  all_of(world.shard().iter_batches(options));
+  const auto undisturbed = [&] {
+    const World other(10, 1);
+    other.shard().set_epoch(4);
+    for (int pass = 0; pass < 2; ++pass) all_of(other.shard().iter_batches(options));
+    return all_of(other.shard().iter_batches(options));
+  }();
+  Samples samples;
+  Config position;
+  {
+    auto range = world.shard().iter_batches(options);
+    auto batch = range.begin();
+    append(samples, *batch);
+    position = world.states[0]->position();
+  }
+  const World later(10, 1);
+  auto& state = *later.states[0];
+  state.restore(position);
+  EXPECT_TRUE(state.unfinished());
+  state.begin_epoch(4);
+  EXPECT_EQ(state.position(), position) << "the epoch that was restored is not begun anew";
+  EXPECT_EQ(later.shard().iter_batches(options).num_batches(), 0);
+  EXPECT_EQ(all_of(later.shard().iter_batches(options)), Samples{});
+  EXPECT_EQ(state.position(), position) << "nothing has moved yet";
+  auto range = later.shard().iter_batches(options);
+  EXPECT_EQ(range.num_batches(), 3);
+  for (const auto& batch : range) append(samples, batch);
+  EXPECT_EQ(samples, undisturbed);
+  EXPECT_FALSE(state.unfinished());
+  EXPECT_EQ(all_of(later.shard().iter_batches(options)).size(), 10u) << "and after it a whole one";
+  state.restore(position);
+  state.begin_epoch(5);
+  EXPECT_FALSE(state.unfinished());
+  EXPECT_EQ(all_of(later.shard().iter_batches(options)).size(), 10u);
+}
+
+TEST(Position, TheLastBatchInHandCountsAsTaken) {
+  const World world(4, 1);
+  Config position;
+  run(world, {.batch_size = 2}, 2, &position);
+  EXPECT_EQ(position.at("consumed"), 4);
+  const World later(4, 1);
+  later.states[0]->restore(position);
+  EXPECT_EQ(all_of(later.shard().iter_batches({.batch_size = 2})), Samples{});
+  EXPECT_FALSE(later.states[0]->unfinished());
+}
+
+TEST(Position, ARangeThatDiesEarlyEndsItsPass) {
+  for (const int ahead : {0, 1, 3}) {
+    const World world(100, 1);
+    auto& state = *world.states[0];
+    for (auto& batch : world.shard().iter_torch_batches({.batch_size = 2, .prefetch_batches = ahead})) {
+      EXPECT_EQ(batch.size(), 2);
+      EXPECT_EQ(state.consumed, 2) << "what is read ahead is not taken";
+      EXPECT_TRUE(state.unfinished());
+      break;
+    }
+    EXPECT_FALSE(state.unfinished());
+    EXPECT_EQ(state.weight->global, 0);
+    EXPECT_EQ(state.position().at("passes"), 1);
+    EXPECT_EQ(state.position().at("consumed"), 0);
+    auto first = world.shard().iter_batches();
+    auto second = world.shard().iter_batches();
+    EXPECT_EQ(state.passes, 2) << "the next pass ends the one before";
+    second.begin();
+    first = world.shard().iter_batches();
+    EXPECT_EQ(state.passes, 3);
+  }
+}
+
+TEST(Position, IsRefusedForOtherData) {
+  const World world(10, 1);
+  Config position;
+  run(world, {.batch_size = 2}, 2, &position);
+  const World later(11, 1);
+  later.states[0]->restore(position);
+  EXPECT_THROW(later.shard().iter_batches(), Error);
+  try {
+    later.states[0]->restore({{"epoch", 1}});
+    FAIL() << "a position lacks fields";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+  }
+}
+
+TEST(Position, AnotherGlobalBatchIsSaid) {
+  Config position;
+  run(World(100, 4), {.batch_size = 8}, 1, &position);
+  const auto said = [&](int ranks, const BatchOptions& options) {
+    const World later(100, ranks);
+    later.states[0]->restore(position);
+    testing::internal::CaptureStderr();
+    later.shard().iter_batches(options);
+    later.shard().iter_batches(options);
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto text = said(2, {.batch_size = 8});
+  EXPECT_NE(text.find("takes 16 samples"), std::string::npos) << text;
+  EXPECT_NE(text.find("took 32"), std::string::npos) << text;
+  EXPECT_EQ(text.find("16", text.find("takes 16") + 8), std::string::npos) << "once: " << text;
+  EXPECT_EQ(said(2, {.batch_size = 16}), "");
+  EXPECT_EQ(said(2, {.global_batch_size = 32}), "");
+}
+
+/// Counts batches, and throws at the one that is told.
+class Poison : public Preprocessor {
+ public:
+  explicit Poison(int bad = -1) : bad_(bad) {}
+  void fit(const Dataset&, const Communicator&) override {}
+  void transform(Batch& batch) const override {
+    if (calls++ == bad_) throw std::runtime_error("a bad sample");
+    batch.set("y2", batch["y"] * 2);
+  }
+  Config state() const override { return {}; }
+  void load_state(const Config&) override {}
+  mutable std::atomic<int> calls = 0;
+
+ private:
+  int bad_;
+};
+
+TEST(Batches, GoThroughThePreprocessor) {
+  const auto dataset = numbers(4).transform(std::make_shared<Poison>());
+  EXPECT_EQ(dataset.schema().back(), (Column{"y2", at::kLong, {}}));
+  EXPECT_EQ(dataset.read(Samples{3})["y2"].item<int>(), 6);
+}
+
+TEST(Batches, AnErrorOfTheReadingThreadSurfacesInItsPlace) {
+  for (const int ahead : {0, 1, 3})
+    for (const int bad : {0, 2}) {
+      World world(100, 1);
+      auto& state = *world.states[0];
+      state.dataset = state.dataset.transform(std::make_shared<Poison>(bad));
+      int seen = 0;
+      try {
+        for (auto& batch : world.shard().iter_torch_batches({.batch_size = 5, .prefetch_batches = ahead})) {
+          EXPECT_EQ(batch.size(), 5);
+          ++seen;
+        }
+        ADD_FAILURE() << "no error";
+      } catch (const std::runtime_error& error) {
+        EXPECT_STREQ(error.what(), "a bad sample");
+      }
+      EXPECT_EQ(seen, bad);
+      EXPECT_EQ(state.weight->global, 0);
+    }
+}
+
+TEST(Prefetch, ReadsNoFurtherAheadThanAsked) {
+  for (const int ahead : {0, 1, 3}) {
+    World world(100, 1);
+    const auto counter = std::make_shared<Poison>();
+    world.states[0]->dataset = world.states[0]->dataset.transform(counter);
+    {
+      auto range = world.shard().iter_torch_batches({.batch_size = 1, .prefetch_batches = ahead});
+      auto batch = range.begin();
+      ++batch;
+      while (counter->calls < 2 + ahead) std::this_thread::yield();
+    }
+    EXPECT_EQ(counter->calls, 2 + ahead) << "two in hand, and those ahead";
+  }
+}
+
+TEST(Prefetch, NothingComesAfterAnError) {
+  for (const int ahead : {0, 2}) {
+    Prefetch prefetch([]() -> std::optional<Batch> { throw std::runtime_error("once"); }, ahead);
+    EXPECT_THROW(prefetch.next(), std::runtime_error);
+    EXPECT_FALSE(prefetch.next());
+  }
+}
+
+}  // namespace
+}  // namespace muster::data

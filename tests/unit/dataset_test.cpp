@@ -1,0 +1,332 @@
+#include "muster/dataset.hpp"
+
+#include "muster/error.hpp"
+#include "support/hdf5_fixture.hpp"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <thread>
+
+namespace muster {
+namespace {
+
+using test::counting;
+using test::Folder;
+using test::H5File;
+using test::Layout;
+using Samples = std::vector<std::int64_t>;
+
+/// The samples of a dataset as H5File::columns writes it.
+void expect_samples(const Dataset& dataset, const Samples& samples) {
+  const Batch batch = dataset.read(samples);
+  const auto rows = at::tensor(samples);
+  EXPECT_EQ(batch.size(), static_cast<std::int64_t>(samples.size()));
+  EXPECT_TRUE(at::equal(batch["y"], rows)) << batch["y"];
+  EXPECT_TRUE(at::equal(batch["x"], (rows.unsqueeze(1) * 3 + at::arange(3)).to(at::kFloat))) << batch["x"];
+}
+
+const Samples orders[] = {{0}, {9}, {0, 1, 2, 3}, {3, 2, 1, 0}, {7, 0, 9, 1, 8}, {5, 5, 5}, {2, 3, 2, 4, 3, 9, 0}, {}};
+
+/// The message of the Error that `action` throws; its code is `code`.
+template <class Action>
+std::string error_of(Action action, ExitCode code = ExitCode::data) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
+  for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << "\nin: " << text;
+}
+
+/// Opening the dataset fails, and the message holds all `parts`.
+void expect_refused(const Dataset& dataset, const std::vector<std::string>& parts) {
+  expect_parts(error_of([&] { dataset.count(); }), parts);
+}
+
+TEST(Batch, KnowsItsColumns) {
+  Batch batch({{"x", at::zeros({3, 2})}, {"y", at::zeros({3})}});
+  EXPECT_EQ(batch.size(), 3);
+  EXPECT_EQ(batch.global_size(), 3);
+  EXPECT_EQ(batch["x"].size(1), 2);
+  EXPECT_EQ(batch.begin()->first, "x");
+  expect_parts(error_of([&] { batch["z"]; }), {"\"z\"", "x, y"});
+  batch.set("z", at::zeros({3}));
+  EXPECT_TRUE(batch.contains("z"));
+  EXPECT_EQ(batch.num_columns(), 3u);
+  expect_parts(error_of([] { Batch({{"x", at::zeros({3})}, {"y", at::zeros({4})}}); }), {"3 rows", "4"});
+  const Batch ghost({{"x", at::zeros({1})}}, 0, 5);
+  EXPECT_EQ(ghost.size(), 0);
+  EXPECT_EQ(ghost.global_size(), 5);
+}
+
+TEST(Tensors, AreReadInAnyOrder) {
+  const auto x = at::arange(30, at::kFloat).view({10, 3});
+  const auto dataset = Dataset::from_tensors({{"x", x}, {"y", at::arange(10)}});
+  EXPECT_EQ(dataset.count(), 10);
+  EXPECT_EQ(dataset.schema(), (Schema{{"x", at::kFloat, {3}}, {"y", at::kLong, {}}}));
+  for (const auto& order : orders) expect_samples(dataset, order);
+  auto batch = dataset.read(Samples{4});
+  batch["x"].zero_();
+  EXPECT_EQ(x[4][0].item<float>(), 12) << "a batch owns its memory";
+  expect_parts(error_of([&] { dataset.read(Samples{10}); }, ExitCode::usage), {"10"});
+  expect_parts(error_of([&] { dataset.read(Samples{-1}); }, ExitCode::usage), {"-1"});
+}
+
+TEST(Tensors, MustAgree) {
+  expect_parts(error_of([] { Dataset::from_tensors({}); }), {"none"});
+  expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({2})}, {"y", at::zeros({3})}}); }), {"2", "3"});
+  expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({})}}); }), {"first dimension"});
+  expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({0, 4})}}); }), {"no samples"});
+  expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({2})}, {"x", at::zeros({2})}}); }), {"\"x\""});
+}
+
+TEST(Hdf5, EveryLayoutGivesTheSameSamples) {
+  const Folder folder;
+  const std::pair<const char*, Layout> layouts[] = {{"contiguous", {}},
+                                                    {"compact", {.compact = true}},
+                                                    {"one row a chunk", {.chunk = 1}},
+                                                    {"chunks", {.chunk = 4}},
+                                                    {"deflate", {.chunk = 3, .deflate = 6}}};
+  for (const auto& [name, layout] : layouts) {
+    H5File(folder.file(name)).columns(10, 0, layout);
+    for (const std::int64_t cache : {0, 100, 1 << 20}) {
+      const auto dataset = Dataset::from_hdf5({folder.file(name)}, {.cache_bytes = cache});
+      EXPECT_EQ(dataset.count(), 10);
+      EXPECT_EQ(dataset.schema(), (Schema{{"x", at::kFloat, {3}}, {"y", at::kLong, {}}})) << name;
+      for (const auto& order : orders) expect_samples(dataset, order);
+    }
+  }
+}
+
+TEST(Hdf5, ReadsManySamplesAtOnce) {
+  const Folder folder;
+  const hsize_t rows = 5000;
+  H5File(folder.file("contiguous")).columns(rows);
+  H5File(folder.file("chunked")).columns(rows, 0, {.chunk = 64});
+  Samples odd, backwards;
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(rows); ++i) backwards.push_back(4999 - i);
+  for (std::int64_t i = 1; i < static_cast<std::int64_t>(rows); i += 2) odd.push_back(i);
+  for (const char* file : {"contiguous", "chunked"}) {
+    const auto dataset = Dataset::from_hdf5({folder.file(file)}, {.cache_bytes = 0});
+    expect_samples(dataset, odd);
+    expect_samples(dataset, backwards);
+  }
+}
+
+TEST(Hdf5, AUserBlockShiftsTheOffset) {
+  const Folder folder;
+  H5File(folder.file("a.h5"), 512).columns(10);
+  expect_samples(folder.file("a.h5"), {3, 1});
+}
+
+TEST(Hdf5, NeverWrittenValuesAreTheFillValue) {
+  const Folder folder;
+  H5File(folder.file("a.h5")).dataset("x", {4}, H5T_NATIVE_FLOAT, 0, nullptr);
+  EXPECT_TRUE(at::equal(Dataset(folder.file("a.h5")).read(Samples{0, 3})["x"], at::zeros({2})));
+}
+
+TEST(Hdf5, StoredTypesAreKept) {
+  const Folder folder;
+  const auto bytes = counting<std::uint8_t>(6);
+  const auto ints = counting<std::int32_t>(6);
+  const auto floats = counting<float>(6);
+  const std::uint8_t flags[] = {0, 1, 1, 0, 1, 0};
+  const auto half = hdf5::type_of(at::kHalf), bf16 = hdf5::type_of(at::kBFloat16), boolean = hdf5::type_of(at::kBool);
+  {
+    H5File file(folder.file("a.h5"));
+    file.dataset("u8", {6}, H5T_STD_U8LE, H5T_NATIVE_UINT8, bytes.data());
+    file.dataset("i8", {6}, H5T_STD_I8BE, H5T_NATIVE_UINT8, bytes.data());
+    file.dataset("i16be", {6}, H5T_STD_I16BE, H5T_NATIVE_INT32, ints.data());
+    file.dataset("u16", {6}, H5T_STD_U16LE, H5T_NATIVE_INT32, ints.data());
+    file.dataset("i64be", {6}, H5T_STD_I64BE, H5T_NATIVE_INT32, ints.data());
+    file.dataset("f32be", {6}, H5T_IEEE_F32BE, H5T_NATIVE_FLOAT, floats.data());
+    file.dataset("f64", {6}, H5T_IEEE_F64LE, H5T_NATIVE_FLOAT, floats.data());
+    file.dataset("half", {6}, half.get(), H5T_NATIVE_FLOAT, floats.data());
+    file.dataset("bf16", {6}, bf16.get(), H5T_NATIVE_FLOAT, floats.data());
+    file.dataset("bool", {6}, boolean.get(), boolean.get(), flags);
+  }
+  const Dataset dataset(folder.file("a.h5"));
+  const std::map<std::string, at::ScalarType> types{
+      {"u8", at::kByte},     {"i8", at::kChar},    {"i16be", at::kShort}, {"u16", at::kInt},       {"i64be", at::kLong},
+      {"f32be", at::kFloat}, {"f64", at::kDouble}, {"half", at::kHalf},   {"bf16", at::kBFloat16}, {"bool", at::kBool}};
+  const auto batch = dataset.read(Samples{5, 0, 2});
+  EXPECT_EQ(batch.num_columns(), types.size());
+  for (const auto& [name, type] : types) {
+    EXPECT_EQ(batch[name].scalar_type(), type) << name;
+    const auto want = name == "bool" ? at::tensor({0.F, 0.F, 1.F}) : at::tensor({5.F, 0.F, 2.F});
+    EXPECT_TRUE(at::equal(batch[name].to(at::kFloat), want)) << name << batch[name];
+  }
+}
+
+TEST(Hdf5, ABoolIsZeroOrOneWhateverIsStored) {
+  const Folder folder;
+  const std::uint8_t flags[] = {0, 1, 2, 255};
+  const auto boolean = hdf5::type_of(at::kBool);
+  H5File(folder.file("a.h5")).dataset("x", {4}, boolean.get(), boolean.get(), flags);
+  const auto x = Dataset(folder.file("a.h5")).read(Samples{0, 1, 2, 3})["x"];
+  const auto* values = static_cast<const std::uint8_t*>(x.const_data_ptr());
+  EXPECT_EQ(std::vector<std::uint8_t>(values, values + 4), (std::vector<std::uint8_t>{0, 1, 1, 1}));
+}
+
+TEST(Hdf5, GroupsColumnsAndFiles) {
+  const Folder folder;
+  {
+    H5File a(folder.file("a.h5"));
+    a.group("g");
+    a.columns(4, 0, {}, "g/");
+    a.columns(3);
+    const float scalar = 1;
+    a.dataset("scalar", {}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, &scalar);
+    H5File b(folder.file("b.h5"));
+    b.group("g");
+    b.columns(6, 4, {.chunk = 2}, "g/");
+  }
+  expect_samples(folder.file("a.h5"), {2, 0});
+  const Dataset path = std::filesystem::path(folder.file("a.h5") + ":/g");
+  EXPECT_EQ(path.count(), 4);
+  const auto both = Dataset::from_hdf5({folder.file("a.h5") + ":/g", folder.file("b.h5") + ":/g"});
+  EXPECT_EQ(both.count(), 10);
+  for (const auto& order : orders) expect_samples(both, order);
+  const auto chosen = Dataset::from_hdf5({folder.file("a.h5")}, {.columns = {"y", "x"}});
+  EXPECT_EQ(chosen.schema(), (Schema{{"y", at::kLong, {}}, {"x", at::kFloat, {3}}}));
+}
+
+TEST(Hdf5, ManyThreadsReadAtOnce) {
+  const Folder folder;
+  H5File(folder.file("a.h5")).columns(500, 0, {.chunk = 7, .deflate = 1});
+  const Dataset dataset(folder.file("a.h5"));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&dataset, t] {
+      for (std::int64_t i = 0; i < 100; ++i) expect_samples(dataset, {i + t, 499 - i, i});
+    });
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(BadFiles, AreToldApart) {
+  const Folder folder;
+  const auto file = [&](const char* name) { return folder.file(name); };
+  expect_refused(file("none.h5"), {"none.h5", "No such file", "muster convert"});
+  expect_refused(file(""), {"folder"});
+  std::ofstream(file("text.h5")) << "a,b\n1,2\n";
+  expect_refused(file("text.h5"), {"text.h5", "not an HDF5 file"});
+  std::ofstream(file("empty.h5"));
+  expect_refused(file("empty.h5"), {"empty.h5", "not an HDF5 file"});
+  H5File(file("cut.h5")).columns(1000);
+  std::filesystem::resize_file(file("cut.h5"), std::filesystem::file_size(file("cut.h5")) / 2);
+  expect_refused(file("cut.h5"), {"cut.h5", "truncated"});
+  H5File(file("no columns.h5"));
+  expect_refused(file("no columns.h5"), {"no columns.h5", "holds no datasets"});
+  expect_refused(file("no columns.h5:/g"), {"no group \"/g\""});
+  H5File(file("good.h5")).columns(3);
+  expect_refused(Dataset::from_hdf5({file("good.h5")}, {.columns = {"x", "z"}}), {"good.h5:/z", "no dataset \"z\""});
+  H5File(file("no samples.h5")).dataset("x", {0, 2}, H5T_NATIVE_FLOAT, 0, nullptr);
+  expect_refused(file("no samples.h5"), {"no samples.h5", "has no samples"});
+  H5File(file("no values.h5")).dataset("x", {2, 0}, H5T_NATIVE_FLOAT, 0, nullptr);
+  expect_refused(file("no values.h5"), {"no values.h5:/x", "a dimension is 0"});
+  H5File(file("huge.h5"))
+      .dataset("x", {hsize_t{1} << 40, hsize_t{1} << 40}, H5T_NATIVE_FLOAT, 0, nullptr, {.chunk = 0});
+  expect_refused(file("huge.h5"), {"huge.h5:/x", "larger than any memory"});
+  expect_parts(error_of([] { Dataset::from_hdf5({}); }), {"no files"});
+  expect_parts(error_of([] { Dataset::from_hdf5({"a"}, {.columns = {"x", "x"}}); }), {"\"x\"", "twice"});
+}
+
+TEST(BadFiles, ColumnsMustAgree) {
+  const Folder folder;
+  const auto values = counting<float>(12);
+  {
+    H5File file(folder.file("ragged.h5"));
+    file.dataset("a", {4}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, values.data());
+    file.dataset("b", {5}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, values.data());
+    H5File(folder.file("a4.h5")).dataset("a", {4}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, values.data());
+    H5File(folder.file("b4.h5")).dataset("b", {4}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, values.data());
+    H5File(folder.file("a43.h5")).dataset("a", {4, 3}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, values.data());
+    H5File(folder.file("a4d.h5")).dataset("a", {4}, H5T_NATIVE_DOUBLE, H5T_NATIVE_FLOAT, values.data());
+  }
+  const auto with = [&](const char* name) { return Dataset::from_hdf5({folder.file("a4.h5"), folder.file(name)}); };
+  expect_refused(folder.file("ragged.h5"), {"ragged.h5", "different length", "a: 4", "b: 5"});
+  EXPECT_EQ(Dataset::from_hdf5({folder.file("ragged.h5")}, {.columns = {"b"}}).count(), 5);
+  expect_refused(with("b4.h5"), {"b4.h5", "a4.h5"});
+  expect_refused(with("a43.h5"), {"a43.h5", "\"a\"", "[3]", "[]"});
+  expect_refused(with("a4d.h5"), {"a4d.h5", "Float", "Double"});
+}
+
+TEST(BadFiles, OnlyNumbersAreColumns) {
+  const Folder folder;
+  const hdf5::Handle text(H5Tcopy(H5T_C_S1), H5Tclose), pair(H5Tcreate(H5T_COMPOUND, 8), H5Tclose);
+  H5Tset_size(text.get(), H5T_VARIABLE);
+  H5Tinsert(pair.get(), "a", 0, H5T_NATIVE_INT);
+  H5Tinsert(pair.get(), "b", 4, H5T_NATIVE_INT);
+  H5File(folder.file("text.h5")).dataset("names", {3}, text.get(), 0, nullptr);
+  H5File(folder.file("pair.h5")).dataset("pairs", {3}, pair.get(), 0, nullptr);
+  expect_refused(folder.file("text.h5"), {"text.h5:/names", "strings"});
+  expect_refused(folder.file("pair.h5"), {"pair.h5:/pairs", "compound"});
+}
+
+/// Made before anything of ours runs, since no link to another file can be made after that.
+struct ExternalLink : Folder {
+  ExternalLink() {
+    const auto make = [this](const char* name) {
+      return H5Fcreate(file(name).c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    };
+    const hid_t target = make("target.h5"), from = make("link.h5");
+    const hsize_t rows = 3;
+    const hid_t space = H5Screate_simple(1, &rows, nullptr);
+    H5Dclose(H5Dcreate2(target, "y", H5T_NATIVE_INT64, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+    H5Sclose(space);
+    H5Lcreate_external("target.h5", "/y", from, "y", H5P_DEFAULT, H5P_DEFAULT);
+    H5Fclose(from);
+    H5Fclose(target);
+  }
+};
+const ExternalLink external_link;
+
+TEST(BadFiles, NothingLeadsOutside) {
+  const Folder folder;
+  H5File(folder.file("target.h5")).columns(3);
+  std::ofstream(folder.file("raw")) << std::string(100, 'x');
+  const hsize_t rows = 3;
+  const hdf5::Handle space(H5Screate_simple(1, &rows, nullptr), H5Sclose);
+  {
+    H5File dangling(folder.file("dangling.h5"));
+    H5Lcreate_soft("/nowhere", dangling.id(), "y", H5P_DEFAULT, H5P_DEFAULT);
+    const hdf5::Handle external(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_external(external.get(), folder.file("raw").c_str(), 0, 24);
+    H5File(folder.file("external.h5")).create("y", H5T_NATIVE_INT64, 0, space.get(), external.get(), nullptr);
+    const hdf5::Handle view(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_virtual(view.get(), space.get(), folder.file("target.h5").c_str(), "/y", space.get());
+    H5File(folder.file("virtual.h5")).create("y", H5T_NATIVE_INT64, 0, space.get(), view.get(), nullptr);
+  }
+  expect_refused(external_link.file("link.h5"), {"link.h5:/y", "link to another file"});
+  expect_refused(Dataset::from_hdf5({external_link.file("link.h5")}, {.columns = {"y"}}), {"link.h5:/y"});
+  expect_refused(folder.file("dangling.h5"), {"dangling.h5:/y", "leads nowhere"});
+  expect_refused(folder.file("external.h5"), {"external.h5:/y", "external storage"});
+  expect_refused(folder.file("virtual.h5"), {"virtual.h5:/y", "virtual"});
+}
+
+TEST(BadFiles, AreTriedAgain) {
+  const Folder folder;
+  const Dataset dataset(folder.file("late.h5"));
+  expect_refused(dataset, {"No such file"});
+  H5File(folder.file("late.h5")).columns(3);
+  EXPECT_EQ(dataset.count(), 3);
+  std::filesystem::resize_file(folder.file("late.h5"), 100);
+  expect_parts(error_of([&] { dataset.read(Samples{0, 1, 2}); }), {"late.h5:/x", "shorter"});
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,108 @@
+#include "launch/settings.hpp"
+#include "launch/threads.hpp"
+#include "launch/worlds.hpp"
+#include "muster/error.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <map>
+
+namespace muster::launch {
+namespace {
+
+std::string message(const std::function<void()>& action, ExitCode expected) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), expected) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no Error was thrown";
+  return {};
+}
+
+const Config defaults{{"lr", 0.1}, {"epochs", 10}, {"model", {{"width", 64}, {"name", "mlp"}}}, {"free", nullptr}};
+
+TEST(Settings, FlagsWinOverTheProgram) {
+  const auto config = resolve(defaults, {}, {"lr=1", "model.width=32", "model.name=12", "free=[1,2]"});
+  EXPECT_EQ(config.at("lr"), 1.0);
+  EXPECT_TRUE(config.at("lr").is_number_float());
+  EXPECT_EQ(config.at("model").at("width"), 32);
+  EXPECT_EQ(config.at("model").at("name"), "12") << "text stays text";
+  EXPECT_EQ(config.at("free").size(), 2u);
+  EXPECT_EQ(config.at("epochs"), 10);
+}
+
+TEST(Settings, NameTheNearestKnownKey) {
+  EXPECT_NE(message([] { resolve(defaults, {}, {"epoch=1"}); }, ExitCode::usage).find("\"epochs\""), std::string::npos);
+  EXPECT_NE(message([] { resolve(defaults, {}, {"model.widht=1"}); }, ExitCode::usage).find("\"model.width\""),
+            std::string::npos);
+}
+
+TEST(Settings, RefuseAnotherKind) {
+  message([] { resolve(defaults, {}, {"epochs=many"}); }, ExitCode::usage);
+  message([] { resolve(defaults, {}, {"epochs=1.5"}); }, ExitCode::usage);
+  message([] { resolve(defaults, {}, {"lr"}); }, ExitCode::usage);
+  message([] { resolve(defaults, "/nonexistent.json", {}); }, ExitCode::data);
+}
+
+TEST(Settings, AFileLiesBetween) {
+  const std::string path = testing::TempDir() + "muster-settings.json";
+  std::ofstream(path) << R"({"lr": 0.5, "epochs": 3, "model": {"width": 8}})";
+  const auto config = resolve(defaults, path, {"epochs=4"});
+  EXPECT_EQ(config.at("lr"), 0.5);
+  EXPECT_EQ(config.at("epochs"), 4);
+  EXPECT_EQ(config.at("model").at("name"), "mlp");
+  std::ofstream(path) << R"({"lr": )";
+  message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+  std::ofstream(path) << R"({"learning_rate": 1})";
+  message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+  std::remove(path.c_str());
+}
+
+TEST(Duration, ReadsOursAndSlurms) {
+  EXPECT_EQ(parse_duration("90").count(), 90);
+  EXPECT_EQ(parse_duration("1h30m").count(), 5400);
+  EXPECT_EQ(parse_duration("45s").count(), 45);
+  EXPECT_EQ(parse_duration("02:00:01").count(), 7201);
+  EXPECT_EQ(parse_duration("1-00:00:00").count(), 86400);
+  for (const char* bad : {"", "soon", "1x", "-5", "1:b"}) message([=] { parse_duration(bad); }, ExitCode::usage);
+}
+
+TEST(Threads, AreTheShareOfTheMask) {
+  EXPECT_EQ(threads_for({"11"}, 0), 2);
+  EXPECT_EQ(threads_for({"11", "11"}, 1), 1);
+  EXPECT_EQ(threads_for({"1111", "1111", "1111"}, 0), 1) << "4/3";
+  EXPECT_EQ(threads_for({"10", "01"}, 1), 1);
+  EXPECT_EQ(threads_for({"11", "11", "11", "11"}, 3), 1) << "never none";
+  EXPECT_EQ(threads_for({"111111", "111111"}, 0), 3);
+  EXPECT_TRUE(bound_below_share({"1000", "0100"}, 0, 4));
+  EXPECT_FALSE(bound_below_share({"1111", "1111"}, 0, 4));
+  EXPECT_FALSE(bound_below_share({"10", "01"}, 0, 2));
+}
+
+TEST(Worlds, TellSeparateOnesFromAWorldOfOne) {
+  std::map<std::string, const char*> variables;
+  const Environment environment = [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second;
+  };
+  EXPECT_FALSE(independent_worlds(environment, 1)) << "no launcher";
+  variables = {{"SLURM_NTASKS", "4"}};
+  EXPECT_FALSE(independent_worlds(environment, 1)) << "a plain process in a batch script";
+  variables = {{"PMI_SIZE", "4"}, {"PMI_RANK", "2"}};
+  ASSERT_TRUE(independent_worlds(environment, 1));
+  EXPECT_EQ(independent_worlds(environment, 1)->task, 2);
+  EXPECT_FALSE(independent_worlds(environment, 4));
+  variables = {{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "0"}};
+  ASSERT_TRUE(srun_without_pmix(environment));
+  EXPECT_NE(srun_without_pmix(environment)->remedy.find("--mpi=pmix"), std::string::npos);
+  variables["PMIX_RANK"] = "0";
+  EXPECT_FALSE(srun_without_pmix(environment));
+}
+
+}  // namespace
+}  // namespace muster::launch
