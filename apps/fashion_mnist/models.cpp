@@ -87,7 +87,7 @@ class ResNet18 final : public Classifier {
   }
   torch::Tensor forward(torch::Tensor x) override {
     x = torch::max_pool2d(bn1(conv1(x)).relu_(), 3, 2, 1);
-    return fc(torch::adaptive_avg_pool2d(blocks->forward(x), 1).flatten(1));
+    return fc(blocks->forward(x).mean({2, 3}));
   }
 
  private:

@@ -117,8 +117,7 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
   const bool named = flags.resume == Resume::path;
   const auto path = named ? std::filesystem::absolute(flags.resume_path).lexically_normal() : std::filesystem::path();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
-  if (named && path.parent_path() == session.run.path())
-    return checkpoint_at(path, session.control);
+  if (named && path.parent_path() == session.run.path()) return checkpoint_at(path, session.control);
   if (auto newest = session.store.newest()) return newest;
   if (named) return checkpoint_at(path, session.control);
   if (flags.resume == Resume::must && !given)
