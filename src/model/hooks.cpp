@@ -31,6 +31,7 @@ class AfterAccumulation : public autograd::PostAccumulateGradHook {
 }  // namespace
 
 Hooked hooked(const at::Tensor& parameter) {
+  if (!autograd::impl::get_autograd_meta(parameter)) return Hooked::no;  // never one that is trained
   const auto& hook = autograd::impl::post_acc_grad_hooks(parameter);
   if (!hook) return Hooked::no;
   const auto* ours = dynamic_cast<const AfterAccumulation*>(hook.get());

@@ -361,6 +361,8 @@ TEST(GradientsOf, SeveralTypesAndLayouts) {
       module->register_parameter("nothing", values({0, 3}, 6)),
       module->register_parameter("images", values({2, 3, 4, 5}, 7).contiguous(at::MemoryFormat::ChannelsLast)),
   };
+  const auto frozen = module->register_parameter("frozen", values({3}, 8), false);
+  const auto count = module->register_parameter("count", at::arange(3), false);
   const auto prepared = test::Preparation()(module);
   const auto loss = [&] {
     at::Tensor sum = at::zeros({}, at::kDouble);
@@ -375,6 +377,8 @@ TEST(GradientsOf, SeveralTypesAndLayouts) {
     EXPECT_TRUE(at::allclose(all[i].grad().to(at::kDouble), want, tolerance, tolerance)) << i;
     expect_same_bits_everywhere(all[i].grad(), std::to_string(i));
   }
+  expect_same_bits_everywhere(frozen, "frozen");
+  EXPECT_FALSE(frozen.grad().defined() || frozen.requires_grad() || count.grad().defined());
 }
 
 TEST(GradientsOf, SparseOnesAreRefusedByName) {
