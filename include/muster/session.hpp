@@ -9,6 +9,7 @@
 #include <muster/model.hpp>
 #include <muster/process_group.hpp>
 #include <muster/state.hpp>
+#include <muster/worker.hpp>
 
 #include <c10/core/Device.h>
 
@@ -157,6 +158,8 @@ class Session {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
+  /// What prepare_data_loader() needs to know of this worker.
+  Worker worker() const;
   /// This worker's view of the dataset of that name.
   DatasetShard get_dataset_shard(const std::string& name = "train") const;
 

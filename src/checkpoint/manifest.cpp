@@ -78,11 +78,12 @@ std::string checksum_line(std::string_view before) {
 
 /// A relative path of plain names.
 void check_name(const std::string& name) {
+  if (name.find('\0') != std::string::npos) throw Invalid{"a name holds a zero byte"};
   std::size_t begin = 0;
   do {
     const auto end = std::min(name.find('/', begin), name.size());
     const auto part = name.substr(begin, end - begin);
-    if (part.empty() || part == "." || part == ".." || part.find('\0') != std::string::npos)
+    if (part.empty() || part == "." || part == "..")
       throw Invalid{"the name \"" + name + "\" leads out of the directory"};
     begin = end + 1;
   } while (begin <= name.size());

@@ -57,14 +57,14 @@ struct FileEntry {
 
 struct Manifest {
   int index = 0;
-  std::string time;
+  std::string time = {};
   int world_size = 1;
   Config progress = Config::object();
   Config metrics = Config::object();
   Config metadata = Config::object();
   Config values = Config::object();
-  std::vector<TensorEntry> tensors;
-  std::vector<FileEntry> files;
+  std::vector<TensorEntry> tensors = {};
+  std::vector<FileEntry> files = {};
 
   /// The entry of state.h5.
   const FileEntry& state_file() const;

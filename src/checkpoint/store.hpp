@@ -16,9 +16,9 @@ namespace muster::checkpoint {
 
 /// What one checkpoint is made of.
 struct Contents {
-  StateDict state;                                 ///< the same names and shapes on all ranks, equal values
-  std::string random_state;                        ///< this rank's, bytes; as long on every rank
-  std::optional<std::filesystem::path> directory;  ///< the user's files on this rank
+  StateDict state = {};                                 ///< the same names and shapes on all ranks, equal values
+  std::string random_state = {};                        ///< this rank's, bytes; as long on every rank
+  std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
   Config progress = Config::object();  ///< training_iteration, epoch, position, seed … as the session wants
   Config metrics = Config::object();   ///< of the report; the score is looked up here
   Config metadata = Config::object();

@@ -98,6 +98,22 @@ void Alarm::clear(const std::vector<bool>& raised) {
   sounding_ = false;
 }
 
+Outcome caught() {
+  try {
+    throw;
+  } catch (const RemoteError& error) {
+    return {Outcome::Kind::left, error.code(), error.what()};
+  } catch (const Error& error) {
+    return {Outcome::Kind::failed, error.code(), error.what()};
+  } catch (const std::exception& error) {
+    const std::string_view text = error.what();
+    return {Outcome::Kind::failed, ExitCode::user_error,
+            std::string(text.substr(0, text.find("\nException raised from ")))};
+  } catch (...) {
+    return {Outcome::Kind::failed, ExitCode::user_error, "an exception that is not a std::exception"};
+  }
+}
+
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   communicator.channel()->world->alarm.raise(mine);
 }

@@ -2,7 +2,7 @@
 // as RemoteError; then all ranks meet in agree() and know what happened to each.
 //
 //   Outcome mine;
-//   try { attempt(); } catch (…) { mine = …; }
+//   try { attempt(); } catch (...) { mine = caught(); }
 //   auto outcomes = agree(world, mine, limit);         // collective over the world; the alarm is silent again
 //
 // After an attempt that failed, collectives may have been left half done: communicators that were used in it must not
@@ -29,6 +29,10 @@ struct Outcome {
   ExitCode code = ExitCode::done;
   std::string text;
 };
+
+/// What the exception that is being handled means for this rank: `left` for another rank's error, else `failed`. Of the
+/// text of torch's exceptions the backtrace is left out. To be called in a catch (...).
+Outcome caught();
 
 /// Tells all other ranks of the world that this one has failed. Returns at once; the second call in an attempt does
 /// nothing. agree() calls it where nobody has.

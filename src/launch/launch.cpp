@@ -233,14 +233,8 @@ int Launch::run_body(const std::function<int()>& body) {
     status = body();
   } catch (const comm::Lost& error) {
     give_up(error);
-  } catch (const RemoteError& error) {
-    mine = {Outcome::Kind::left, error.code(), error.what()};
-  } catch (const Error& error) {
-    mine = {Outcome::Kind::failed, error.code(), error.what()};
-  } catch (const std::exception& error) {
-    mine = {Outcome::Kind::failed, ExitCode::user_error, error.what()};
   } catch (...) {
-    mine = {Outcome::Kind::failed, ExitCode::user_error, "an exception that is not a std::exception"};
+    mine = comm::caught();
   }
 
   try {

@@ -15,14 +15,8 @@ std::optional<Error> attempt(const Communicator& world, std::chrono::millisecond
     work();
   } catch (const comm::Lost&) {
     throw;
-  } catch (const RemoteError& error) {
-    mine = {Outcome::Kind::left, error.code(), error.what()};
-  } catch (const Error& error) {
-    mine = {Outcome::Kind::failed, error.code(), error.what()};
-  } catch (const std::exception& error) {
-    mine = {Outcome::Kind::failed, ExitCode::user_error, error.what()};
   } catch (...) {
-    mine = {Outcome::Kind::failed, ExitCode::user_error, "an exception that is not a std::exception"};
+    mine = comm::caught();
   }
 
   std::vector<Outcome> outcomes;

@@ -111,6 +111,11 @@ Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const 
   return Evaluation(std::move(module));
 }
 
+Worker Session::worker() const {
+  return {
+      .rank = world_rank(), .world = world_size(), .seed = seed(), .device = state_->device, .weight = state_->weight};
+}
+
 DatasetShard Session::get_dataset_shard(const std::string& name) const { return DatasetShard(state_->shard(name)); }
 State Session::state(StateEntries entries) const { return State(*state_, std::move(entries)); }
 Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count); }

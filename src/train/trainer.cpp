@@ -114,12 +114,12 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
 /// What the run goes on from: its own newest checkpoint, else --resume PATH, else resume_from_checkpoint.
 std::optional<Checkpoint> choose_start(SessionState& session, const std::optional<Checkpoint>& given) {
   const auto& flags = session.launch.flags();
-  const auto path = std::filesystem::absolute(flags.resume_path).lexically_normal();
+  const bool named = flags.resume == Resume::path;
+  const auto path = named ? std::filesystem::absolute(flags.resume_path).lexically_normal() : std::filesystem::path();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
-  if (flags.resume == Resume::path && path.parent_path() == session.run.path())
-    return checkpoint_at(path, session.control);
+  if (named && path.parent_path() == session.run.path()) return checkpoint_at(path, session.control);
   if (auto newest = session.store.newest()) return newest;
-  if (flags.resume == Resume::path) return checkpoint_at(path, session.control);
+  if (named) return checkpoint_at(path, session.control);
   if (flags.resume == Resume::must && !given)
     throw Error(ExitCode::data, "resuming the run " + session.run.path().string(), "it has no checkpoint",
                 "Use --resume auto to start afresh");

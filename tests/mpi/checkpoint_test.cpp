@@ -1,0 +1,289 @@
+#include "base/file.hpp"
+#include "checkpoint/components.hpp"
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/store.hpp"
+#include "checkpoint/together.hpp"
+#include "muster/error.hpp"
+#include "support/world.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace muster::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::world;
+
+/// The same on every rank; several pieces long.
+StateDict state_of(int value) {
+  return {.tensors = {{"model/w", at::arange(60'000, at::kDouble).add(value)},
+                      {"model/b.bias", at::full({3}, value, at::kFloat)},
+                      {"optimizer/model/w/step", at::full({}, value, at::kLong)}},
+          .values = {{"model", Config::object()}, {"best", value}}};
+}
+
+Contents contents_of(int value) {
+  return {.state = state_of(value),
+          .random_state = "rank " + std::to_string(world().rank()),
+          .progress = {{"training_iteration", value}, {"epoch", value}},
+          .metrics = {{"accuracy", value % 3}}};
+}
+
+void expect_state(const StateDict& state, int value) {
+  const auto expected = state_of(value);
+  ASSERT_EQ(state.tensors.size(), expected.tensors.size());
+  for (const auto& [name, tensor] : expected.tensors) EXPECT_TRUE(at::equal(state.tensors.at(name), tensor)) << name;
+  EXPECT_EQ(state.values, expected.values);
+}
+
+/// The names in the run's directory, as rank 0 sees them.
+std::set<std::string> names_in(const fs::path& run) {
+  const auto text = on_root(world(), [&] {
+    auto names = Config::array();
+    for (const auto& entry : fs::directory_iterator(run)) names.push_back(entry.path().filename().string());
+    return names.dump();
+  });
+  return Config::parse(text).get<std::set<std::string>>();
+}
+
+void flip_a_byte(const fs::path& file, std::uint64_t at) {
+  on_root(world(), [&] {
+    File out(file, File::Mode::write);
+    std::byte byte{};
+    out.read_at({&byte, 1}, at);
+    byte ^= std::byte{4};
+    out.write_at({&byte, 1}, at);
+    return std::string();
+  });
+}
+
+/// The error of a collective call; the same on all ranks.
+std::string error_of(const std::function<void()>& call, ExitCode code) {
+  std::string what = "no error";
+  try {
+    call();
+  } catch (const Error& error) {
+    what = error.what();
+    EXPECT_EQ(error.code(), code) << what;
+  }
+  for (const auto& other : world().all_gather(what)) EXPECT_EQ(other, what);
+  return what;
+}
+
+TEST(Store, GivesBackWhatWasCommitted) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  EXPECT_FALSE(store.newest());
+  EXPECT_EQ(store.commit(contents_of(1)).path(), run / "checkpoint_000000");
+  EXPECT_EQ(store.commit(contents_of(2)).path(), run / "checkpoint_000001");
+  EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001"}));
+
+  Store again(world(), run, {});
+  const auto newest = again.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), run / "checkpoint_000001");
+  const auto restored = again.read(*newest);
+  expect_state(restored.state, 2);
+  EXPECT_EQ(restored.random_state, "rank " + std::to_string(world().rank()));
+  EXPECT_EQ(restored.progress.at("epoch"), 2);
+  EXPECT_EQ(restored.metrics.at("accuracy"), 2);
+  EXPECT_EQ(restored.world_size, world().size());
+  expect_state(newest->to_dict(), 2);
+  EXPECT_EQ(verify_checkpoint(newest->path()).problem, "");
+
+  const auto list = again.list();
+  ASSERT_EQ(list.size(), 2u);
+  EXPECT_EQ(list[0].training_iteration, 1);
+  EXPECT_EQ(list[1].index, 1);
+  EXPECT_EQ(list[1].world_size, world().size());
+}
+
+TEST(Store, TheDirectoryHasTheModeOfTheUmask) {
+  const auto run = test::shared_folder();
+  const auto before = ::umask(027);
+  Store store(world(), run, {});
+  const auto checkpoint = store.commit(contents_of(1));
+  ::umask(before);
+  struct stat status {};
+  ASSERT_EQ(::stat(checkpoint.path().c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0750u);
+}
+
+TEST(Store, AnotherWorldSizeReadsTheSame) {
+  const auto run = test::shared_folder();
+  Store(world(), run, {}).commit(contents_of(3));
+  const auto alone = world().split(world().rank(), 0);
+  Store store(alone, run, {});
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  const auto restored = store.read(*newest);
+  expect_state(restored.state, 3);
+  EXPECT_EQ(restored.world_size, world().size());
+  EXPECT_EQ(restored.random_state.has_value(), world().size() == 1);
+}
+
+TEST(Store, EmptyStateAndNoRandomState) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  const auto restored = store.read(store.commit({}));
+  EXPECT_TRUE(restored.state.tensors.empty());
+  EXPECT_FALSE(restored.random_state);
+}
+
+TEST(Store, UnitesTheUsersFiles) {
+  const auto run = test::shared_folder(), user = test::shared_folder();
+  const int rank = world().rank();
+  const auto mine = user / std::to_string(rank);
+  fs::create_directories(mine / "deep");
+  std::ofstream(mine / ("rank_" + std::to_string(rank))) << std::string(100'000, static_cast<char>('a' + rank));
+  std::ofstream(mine / "deep/common") << "of rank " << rank;
+  auto contents = contents_of(1);
+  contents.directory = mine;
+  Store store(world(), run, {});
+  const auto checkpoint = store.commit(contents);
+  world().barrier();
+  for (int r = 0; r < world().size(); ++r)
+    EXPECT_EQ(read_file(checkpoint.path() / ("rank_" + std::to_string(r))),
+              std::string(100'000, static_cast<char>('a' + r)));
+  EXPECT_EQ(read_file(checkpoint.path() / "deep/common"), "of rank 0");
+  EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
+  EXPECT_EQ(read_manifest(checkpoint.path()).files.size(), static_cast<std::size_t>(world().size()) + 2);
+  world().barrier();
+
+  flip_a_byte(checkpoint.path() / "deep/common", 3);
+  EXPECT_NE(verify_checkpoint(checkpoint.path()).problem.find("deep/common"), std::string::npos);
+}
+
+TEST(Store, OneRanksFailureIsEverybodysAndLeavesTheOldOne) {
+  const auto run = test::shared_folder(), user = test::shared_folder();
+  Store store(world(), run, {});
+  store.commit(contents_of(1));
+  const int last = world().size() - 1;
+  const auto failing = [&](const std::function<void(Contents&)>& spoil, ExitCode code, const char* fact) {
+    auto contents = contents_of(2);
+    if (world().rank() == last) spoil(contents);
+    const auto what = error_of([&] { store.commit(contents); }, code);
+    EXPECT_NE(what.find("rank " + std::to_string(last) + " on "), std::string::npos) << what;
+    EXPECT_NE(what.find(fact), std::string::npos) << what;
+    EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+  };
+  failing([&](Contents& c) { c.directory = user / "vanished"; }, ExitCode::data, "vanished");
+  failing(
+      [&](Contents& c) {
+        c.directory = user / "linked";
+        fs::create_directories(*c.directory);
+        fs::create_symlink("/etc/hostname", *c.directory / "link");
+      },
+      ExitCode::data, "symbolic link");
+  failing(
+      [&](Contents& c) {
+        c.directory = user / "ours";
+        fs::create_directories(*c.directory);
+        std::ofstream(*c.directory / "state.h5") << "mine";
+      },
+      ExitCode::usage, "that name is muster's");
+  if (world().size() > 1) {
+    failing([](Contents& c) { c.state.tensors.erase("model/w"); }, ExitCode::usage, "saving model/w");
+    failing([](Contents& c) { c.state.tensors["model/b.bias"] = at::full({4}, 1.0); }, ExitCode::usage, "model/b.bias");
+  }
+  EXPECT_EQ(store.commit(contents_of(5)).path(), run / "checkpoint_000001") << "and it goes on";
+  expect_state(store.read(*store.newest()).state, 5);
+}
+
+TEST(Store, RandomStatesMustBeOfOneLength) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  auto contents = contents_of(1);
+  contents.random_state.resize(static_cast<std::size_t>(world().rank()));
+  const auto what = error_of([&] { store.commit(contents); }, ExitCode::usage);
+  EXPECT_NE(what.find("not as long on every rank"), std::string::npos) << what;
+  EXPECT_TRUE(names_in(run).empty());
+}
+
+TEST(Store, KeepsTheNewestOrTheBest) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {.num_to_keep = 2});
+  for (int value = 0; value < 4; ++value) store.commit(contents_of(value));
+  EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000002", "checkpoint_000003"}));
+
+  const auto other = test::shared_folder();
+  Store best(world(), other, {.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"});
+  for (int value = 0; value < 4; ++value) best.commit(contents_of(value));
+  EXPECT_EQ(names_in(other), (std::set<std::string>{"checkpoint_000002", "checkpoint_000003"}));
+  EXPECT_THROW(Store(world(), other, {.num_to_keep = 0}), Error);
+}
+
+TEST(Store, WalksBackOverDamage) {
+  const auto run = test::shared_folder();
+  {
+    Store store(world(), run, {});
+    for (int value = 0; value < 4; ++value) store.commit(contents_of(value));
+  }
+  flip_a_byte(run / "checkpoint_000003/state.h5", 400'000);
+  on_root(world(), [&] { return fs::remove(run / "checkpoint_000002/manifest.json"), std::string(); });
+  Store store(world(), run, {});
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  expect_state(store.read(*newest).state, 1);
+  EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001", "checkpoint_000002.damaged",
+                                                  "checkpoint_000003.damaged"}));
+  EXPECT_EQ(store.commit(contents_of(9)).path(), run / "checkpoint_000004") << "indices never go back";
+}
+
+TEST(Store, AllDamagedIsRefusedAgainAndAgain) {
+  const auto run = test::shared_folder();
+  Store(world(), run, {}).commit(contents_of(1));
+  on_root(world(), [&] { return fs::resize_file(run / "checkpoint_000000/state.h5", 5000), std::string(); });
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    Store store(world(), run, {});
+    const auto what = error_of([&] { store.newest(); }, ExitCode::data);
+    EXPECT_NE(what.find("all that are there are damaged"), std::string::npos) << what;
+  }
+  EXPECT_EQ(Store(world(), run, {}).commit(contents_of(2)).path(), run / "checkpoint_000001");
+}
+
+TEST(Store, ReadingDamageIsTheSameErrorOnAll) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  const auto checkpoint = store.commit(contents_of(1));
+  flip_a_byte(checkpoint.path() / "state.h5", 400'000);
+  const auto what = error_of([&] { store.read(checkpoint); }, ExitCode::data);
+  EXPECT_NE(what.find("their checksum is wrong"), std::string::npos) << what;
+}
+
+TEST(Store, LeftoversGoAndCountForTheIndex) {
+  const auto run = test::shared_folder();
+  on_root(world(), [&] {
+    fs::create_directories(run / ".checkpoint_000007.saving/sub");
+    std::ofstream(run / ".checkpoint_000007.saving/sub/file") << "half";
+    fs::create_directories(run / ".checkpoint_000003.pruning");
+    fs::create_directories(run / ".checkpoint_of_mine");
+    return std::string();
+  });
+  Store store(world(), run, {});
+  EXPECT_EQ(names_in(run), std::set<std::string>{".checkpoint_of_mine"});
+  EXPECT_FALSE(store.newest());
+  EXPECT_EQ(store.commit(contents_of(1)).path(), run / "checkpoint_000008");
+}
+
+TEST(Store, ANameInTheWayIsNotReplaced) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  on_root(world(), [&] { return std::ofstream(run / "checkpoint_000000") << "somebody's file", std::string(); });
+  error_of([&] { store.commit(contents_of(1)); }, ExitCode::retry);
+  EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+}
+
+}  // namespace
+}  // namespace muster::checkpoint

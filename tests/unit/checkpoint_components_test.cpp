@@ -1,0 +1,360 @@
+#include "checkpoint/components.hpp"
+#include "muster/checkpoint.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+#include <torch/optim/schedulers/step_lr.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::checkpoint {
+namespace {
+
+using at::Tensor;
+namespace optim = torch::optim;
+
+/// tanh(x w + b) · v, with a buffer, and a parameter that takes no part.
+struct Net : torch::nn::Module {
+  explicit Net(double scale = 1, std::int64_t width = 3) {
+    w = register_parameter("w", (at::arange(4 * width, at::kFloat).reshape({4, width}).sin() * scale));
+    b = register_parameter("b", at::full({width}, scale, at::kFloat));
+    v = register_parameter("v", (at::arange(width, at::kFloat).cos() * scale));
+    unused = register_parameter("unused", at::full({2}, scale, at::kFloat));
+    steps = register_buffer("steps", at::zeros({}, at::kLong));
+  }
+  Tensor loss(int batch) {
+    const auto x = (at::arange(20, at::kFloat) + batch).reshape({5, 4}).cos();
+    steps.add_(1);
+    return ((x.matmul(w) + b).tanh().matmul(v) - x.sum(1)).pow(2).mean();
+  }
+  Tensor w, b, v, unused, steps;
+};
+
+void train(Net& net, optim::Optimizer& optimizer, int begin, int end) {
+  for (int batch = begin; batch < end; ++batch)
+    optimizer.step([&] {
+      optimizer.zero_grad();
+      auto loss = net.loss(batch);
+      loss.backward();
+      return loss;
+    });
+}
+
+void expect_equal(const Net& a, const Net& b) {
+  for (const auto& item : a.named_parameters())
+    EXPECT_TRUE(at::equal(item.value(), b.named_parameters()[item.key()])) << item.key();
+  EXPECT_TRUE(at::equal(a.steps, b.steps));
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+struct Kind {
+  const char* name;
+  /// An optimizer over two groups (LBFGS: one), with the settings of the saved or of the fresh one.
+  std::function<std::unique_ptr<optim::Optimizer>(Net&, bool fresh)> make;
+};
+
+template <class Optimizer, class Options>
+std::unique_ptr<optim::Optimizer> two_groups(Net& net, Options options, bool fresh) {
+  auto other = options;
+  other.lr(options.lr() / 3);
+  if (fresh) {
+    options.lr(options.lr() * 7);
+    other.lr(1e-9);
+  }
+  std::vector<optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<Tensor>{net.w, net.unused}, std::make_unique<Options>(options));
+  groups.emplace_back(std::vector<Tensor>{net.b, net.v}, std::make_unique<Options>(other));
+  return std::make_unique<Optimizer>(groups, options);
+}
+
+const Kind kinds[] = {
+    {"SGD", [](Net& n, bool f) { return two_groups<optim::SGD>(n, optim::SGDOptions(0.1), f); }},
+    {"SGDMomentum",
+     [](Net& n, bool f) {
+       return two_groups<optim::SGD>(n, optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-3), f);
+     }},
+    {"Adam",
+     [](Net& n, bool f) {
+       return two_groups<optim::Adam>(n, optim::AdamOptions(0.01).betas({0.8, 0.95}), f);
+     }},
+    {"AdamAmsgrad",
+     [](Net& n, bool f) { return two_groups<optim::Adam>(n, optim::AdamOptions(0.01).amsgrad(true), f); }},
+    {"AdamW", [](Net& n, bool f) { return two_groups<optim::AdamW>(n, optim::AdamWOptions(0.01), f); }},
+    {"Adagrad",
+     [](Net& n, bool f) { return two_groups<optim::Adagrad>(n, optim::AdagradOptions(0.05).lr_decay(0.01), f); }},
+    {"RMSprop",
+     [](Net& n, bool f) {
+       return two_groups<optim::RMSprop>(n, optim::RMSpropOptions(0.01).momentum(0.9).centered(true), f);
+     }},
+    {"LBFGS",
+     [](Net& n, bool f) {
+       return std::make_unique<optim::LBFGS>(std::vector<Tensor>{n.w, n.b, n.v},
+                                             optim::LBFGSOptions(f ? 0.9 : 0.5).max_iter(4).history_size(3));
+     }},
+    {"LBFGSStrongWolfe",
+     [](Net& n, bool) {
+       return std::make_unique<optim::LBFGS>(std::vector<Tensor>{n.w, n.b, n.v},
+                                             optim::LBFGSOptions(1).max_iter(3).line_search_fn("strong_wolfe"));
+     }},
+};
+
+class Optimizers : public testing::TestWithParam<Kind> {};
+
+TEST_P(Optimizers, GoOnBitForBit) {
+  auto net = std::make_shared<Net>(0.5);
+  const auto optimizer = GetParam().make(*net, false);
+  train(*net, *optimizer, 0, 3);
+  const auto saved = Checkpoint::from_dict({{"model", net}, {"optimizer", *optimizer}});
+
+  auto fresh = std::make_shared<Net>(0.7);
+  const auto fresh_optimizer = GetParam().make(*fresh, true);
+  restore({{"model", fresh}, {"optimizer", *fresh_optimizer}}, saved.to_dict());
+  auto stepped = std::make_shared<Net>(0.9);
+  const auto stepped_optimizer = GetParam().make(*stepped, true);
+  train(*stepped, *stepped_optimizer, 10, 15);
+  restore({{"optimizer", *stepped_optimizer}, {"model", stepped}}, saved.to_dict());
+
+  train(*net, *optimizer, 3, 6);
+  train(*fresh, *fresh_optimizer, 3, 6);
+  train(*stepped, *stepped_optimizer, 3, 6);
+  expect_equal(*net, *fresh);
+  expect_equal(*net, *stepped);
+}
+
+TEST_P(Optimizers, OfAFreshOneTakesBackStateThatWasThere) {
+  auto net = std::make_shared<Net>(0.5);
+  const auto optimizer = GetParam().make(*net, false);
+  const auto saved = Checkpoint::from_dict({{"model", net}, {"optimizer", *optimizer}});
+  auto stepped = std::make_shared<Net>(0.9);
+  const auto stepped_optimizer = GetParam().make(*stepped, true);
+  train(*stepped, *stepped_optimizer, 10, 12);
+  restore({{"model", stepped}, {"optimizer", *stepped_optimizer}}, saved.to_dict());
+  train(*net, *optimizer, 0, 3);
+  train(*stepped, *stepped_optimizer, 0, 3);
+  expect_equal(*net, *stepped);
+}
+
+TEST_P(Optimizers, AloneAreMatchedByTheOrderOfParameters) {
+  auto net = std::make_shared<Net>(0.5);
+  const auto optimizer = GetParam().make(*net, false);
+  train(*net, *optimizer, 0, 2);
+  const auto saved = Checkpoint::from_dict({{"model", net}, {"optimizer", *optimizer}});
+  auto fresh = std::make_shared<Net>(0.7);
+  const auto fresh_optimizer = GetParam().make(*fresh, true);
+  saved.load("optimizer", *fresh_optimizer);
+  saved.load("model", fresh);
+  train(*net, *optimizer, 2, 4);
+  train(*fresh, *fresh_optimizer, 2, 4);
+  expect_equal(*net, *fresh);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Optimizers, testing::ValuesIn(kinds), [](const auto& kind) { return kind.param.name; });
+
+TEST(Components, StateIsNamedAfterItsParameter) {
+  auto net = std::make_shared<Net>();
+  optim::Adam optimizer(net->parameters());
+  train(*net, optimizer, 0, 1);
+  const auto state = collect({{"net", net}, {"optimizer", optimizer}});
+  EXPECT_TRUE(state.tensors.contains("net/w"));
+  EXPECT_TRUE(state.tensors.contains("net/steps"));
+  EXPECT_TRUE(state.tensors.contains("optimizer/net/w/exp_avg"));
+  EXPECT_FALSE(state.tensors.contains("optimizer/net/w/max_exp_avg_sq"));
+  EXPECT_FALSE(state.tensors.contains("optimizer/net/unused/exp_avg")) << "it has no gradient, so no state";
+  EXPECT_EQ(state.values.at("optimizer").at("state").at("net/w").at("step"), 1);
+  EXPECT_TRUE(state.tensors.at("net/w").is_alias_of(net->w)) << "nothing is copied";
+}
+
+TEST(Components, SchedulersGoOn) {
+  auto net = std::make_shared<Net>();
+  optim::SGD optimizer(net->parameters(), 1.0), other(net->parameters(), 5.0);
+  optim::StepLR scheduler(optimizer, 3, 0.5), other_scheduler(other, 3, 0.5);
+  optim::ReduceLROnPlateauScheduler plateau(optimizer, optim::ReduceLROnPlateauScheduler::min, 0.1f, 1),
+      other_plateau(other, optim::ReduceLROnPlateauScheduler::min, 0.1f, 1);
+  const auto lr = [](const optim::Optimizer& o) { return o.param_groups()[0].options().get_lr(); };
+  const auto step = [](optim::StepLR& s, optim::ReduceLROnPlateauScheduler& p) { s.step(), p.step(1.0f); };
+  const auto state_of = [&](optim::Optimizer& o, optim::StepLR& s, optim::ReduceLROnPlateauScheduler& p) {
+    return StateEntries{{"model", net}, {"optimizer", o}, {"scheduler", s}, {"plateau", p}};
+  };
+  // Before its first step the plateau's best value is infinite.
+  restore(state_of(other, other_scheduler, other_plateau),
+          Checkpoint::from_dict(state_of(optimizer, scheduler, plateau)).to_dict());
+  for (int i = 0; i < 2; ++i) step(scheduler, plateau);
+  restore(state_of(other, other_scheduler, other_plateau),
+          Checkpoint::from_dict(state_of(optimizer, scheduler, plateau)).to_dict());
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(lr(optimizer), lr(other)) << i;
+    step(scheduler, plateau);
+    step(other_scheduler, other_plateau);
+  }
+  EXPECT_LT(lr(optimizer), 0.1) << "both schedulers have acted";
+}
+
+TEST(Components, ValuesComeBack) {
+  double best = std::numeric_limits<double>::infinity(), worst = std::nan("");
+  std::int64_t count = std::numeric_limits<std::int64_t>::min();
+  std::string word = "zoë\n\"";
+  Config json = {{"a", {1, 2.5, nullptr}}}, empty = Config::object(), nothing;
+  auto mask = at::ones({2, 2}, at::kBool);
+  StateDict given;
+  const StateEntries entries{{"best", best},
+                             {"worst", worst},
+                             {"count", count},
+                             {"word", word},
+                             {"json", json},
+                             {"empty", empty},
+                             {"nothing", nothing},
+                             {"mask", mask},
+                             {"own", StateEntry(
+                                         [&] {
+                                           return StateDict{.tensors = {{"t/x", mask}}, .values = {{"n", 3}}};
+                                         },
+                                         [&](const StateDict& saved) { given = saved; })}};
+  const auto saved = Checkpoint::from_dict(entries).to_dict();
+  best = 1, worst = 2, count = 3, word = "", json = 4, empty = 5, nothing = 6;
+  mask.zero_();
+  restore(entries, saved);
+  EXPECT_EQ(best, std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(worst));
+  EXPECT_EQ(count, std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(word, "zoë\n\"");
+  EXPECT_EQ(json, (Config{{"a", {1, 2.5, nullptr}}}));
+  EXPECT_EQ(empty, Config::object());
+  EXPECT_TRUE(nothing.is_null());
+  EXPECT_TRUE(mask.all().item<bool>());
+  EXPECT_TRUE(given.tensors.at("t/x").all().item<bool>());
+  EXPECT_EQ(given.values.at("n"), 3);
+}
+
+struct Tied : torch::nn::Module {
+  explicit Tied(double value, bool tied = true) {
+    in = register_parameter("in", at::full({3}, value, at::kFloat));
+    out = register_parameter("out", tied ? in : at::full({3}, value + 1, at::kFloat));
+  }
+  Tensor in, out;
+};
+
+TEST(Components, TiedWeightsStayTied) {
+  const auto saved = Checkpoint::from_dict({{"model", std::make_shared<Tied>(1)}}).to_dict();
+  EXPECT_TRUE(saved.tensors.at("model/in").is_alias_of(saved.tensors.at("model/out")));
+  auto fresh = std::make_shared<Tied>(2);
+  restore({{"model", fresh}}, saved);
+  EXPECT_EQ(fresh->out[0].item<float>(), 1);
+  EXPECT_TRUE(fresh->in.is_same(fresh->out));
+  auto apart = std::make_shared<Tied>(2, false);
+  restore({{"model", apart}}, saved);
+  EXPECT_EQ(apart->out[0].item<float>(), 1);
+
+  const auto two = collect({{"model", std::make_shared<Tied>(2, false)}});
+  EXPECT_SAYS(error_of([&] { restore({{"model", fresh}}, two); }), "model/out: the same tensor as in here");
+}
+
+TEST(Components, AllDifferencesAreListedAndNothingChanges) {
+  auto net = std::make_shared<Net>(1), wide = std::make_shared<Net>(2, 5);
+  optim::Adam optimizer(net->parameters());
+  optim::SGD other(wide->parameters(), 0.1);
+  train(*net, optimizer, 0, 1);
+  double best = 1, extra = 2;
+  auto state = collect({{"model", net}, {"optimizer", optimizer}, {"best", best}});
+  state.tensors["model/old"] = at::ones({1});
+  state.tensors.erase("model/v");
+  state.tensors["model/steps"] = at::ones({}, at::kFloat);
+  std::string text = "as before";
+  const auto what = error_of([&] { restore({{"model", wide}, {"optimizer", other}, {"extra", extra}}, state); });
+  for (const char* part :
+       {"model/w: shape [4, 3] in the checkpoint, [4, 5] here", "model/b: shape",
+        "model/steps: type Float in the checkpoint, Long here", "model/v: not in the checkpoint",
+        "model/old: in the checkpoint, not here", "optimizer: the optimizer SGD here, Adam in the checkpoint",
+        "extra: not in the checkpoint", "best: in the checkpoint, not here"})
+    EXPECT_SAYS(what, part);
+  EXPECT_EQ(wide->b[0].item<float>(), 2);
+  EXPECT_EQ(extra, 2);
+
+  Config json = collect({{"best", best}}).values;
+  EXPECT_SAYS(error_of([&] { restore({{"best", text}}, {.tensors = {}, .values = json}); }), "best: a string here");
+  EXPECT_EQ(text, "as before");
+}
+
+TEST(Components, OptimizersOfOtherShapeAreRefused) {
+  auto net = std::make_shared<Net>();
+  optim::Adam optimizer(net->parameters());
+  train(*net, optimizer, 0, 1);
+  auto state = collect({{"model", net}, {"optimizer", optimizer}});
+
+  auto groups = state;
+  groups.values["optimizer"]["param_groups"].push_back(Config::object());
+  EXPECT_SAYS(error_of([&] { restore({{"model", net}, {"optimizer", optimizer}}, groups); }), "1 groups of parameters");
+  optim::Adam some({net->w, net->b});
+  EXPECT_SAYS(error_of([&] {
+                restore({{"model", net}, {"optimizer", some}}, state);
+              }),
+              "model/v only in the checkpoint");
+  auto shape = state;
+  shape.tensors["optimizer/model/w/exp_avg"] = at::ones({2});
+  shape.tensors["optimizer/model/w/who"] = at::ones({2});
+  shape.values["optimizer"]["param_groups"][0].erase("eps");
+  shape.values["optimizer"]["state"]["model/b"]["step"] = "three";
+  auto what = error_of([&] { restore({{"model", net}, {"optimizer", optimizer}}, shape); });
+  EXPECT_SAYS(what, "optimizer/param_groups.0: eps is missing");
+  shape.values["optimizer"]["param_groups"][0]["eps"] = 1e-8;
+  what = error_of([&] { restore({{"model", net}, {"optimizer", optimizer}}, shape); });
+  EXPECT_SAYS(what, "optimizer/model/w/exp_avg: shape [2]");
+  EXPECT_SAYS(what, "optimizer/model/w/who: in the checkpoint, not here");
+  EXPECT_SAYS(what, "optimizer/model/b: step is missing");
+  for (const Config& nonsense : {Config(), Config(3), Config::array(), Config("x"), Config{{"kind", 4}}}) {
+    auto broken = state;
+    broken.values["optimizer"] = nonsense;
+    EXPECT_THROW(restore({{"model", net}, {"optimizer", optimizer}}, broken), Error) << nonsense;
+  }
+}
+
+TEST(Components, AUsersRefusalLeavesTheRestAlone) {
+  double best = 1;
+  const auto state =
+      collect({{"best", best}, {"own", StateEntry([] { return StateDict{}; }, [](const StateDict&) {})}});
+  best = 2;
+  const StateEntry refusing([] { return StateDict{}; }, [](const StateDict&) { throw std::runtime_error("no"); });
+  EXPECT_THROW(restore({{"best", best}, {"own", refusing}}, state), std::runtime_error);
+  EXPECT_EQ(best, 2);
+}
+
+TEST(Components, NamesAreChecked) {
+  double a = 1;
+  auto net = std::make_shared<Net>();
+  optim::Adam optimizer(net->parameters());
+  EXPECT_SAYS(error_of([&] { collect({{"a", a}, {"a", a}}); }), "two entries");
+  for (const char* name : {"", "a/b", ".", "..", "random"}) EXPECT_THROW(collect({{name, a}}), Error) << name;
+  EXPECT_SAYS(error_of([&] { collect({{"optimizer", optimizer}}); }), "a parameter that no module");
+  Tensor undefined;
+  EXPECT_SAYS(error_of([&] { collect({{"t", undefined}}); }), "undefined");
+}
+
+}  // namespace
+}  // namespace muster::checkpoint

@@ -1,0 +1,396 @@
+#include "muster/checkpoint.hpp"
+
+#include "base/file.hpp"
+#include "checkpoint/files.hpp"
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/names.hpp"
+#include "checkpoint/pieces.hpp"
+#include "checkpoint/retention.hpp"
+#include "checkpoint/state_file.hpp"
+#include "muster/error.hpp"
+#include "support/folder.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace muster::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Folder;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+/// Tensors of every kind; `big` spans several pieces.
+Tensors sample() {
+  const auto numbers = at::arange(24, at::kFloat).reshape({4, 6});
+  return {{"model/w", numbers},
+          {"model/b.bias", numbers.to(at::kBFloat16)},
+          {"model/half", numbers.to(at::kHalf)},
+          {"model/mask", numbers.gt(3)},
+          {"model/z", at::complex(numbers, -numbers).conj()},
+          {"model/turned", numbers.t()},
+          {"model/tied", numbers},
+          {"model/count", at::full({}, 7, at::kLong)},
+          {"model/nothing", at::empty({0, 3})},
+          {"big", at::arange(100'000, at::kDouble)},
+          {"deep/er/down", at::arange(5, at::kByte)}};
+}
+
+/// A checkpoint with those tensors and a file of the user's.
+fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts = 1) {
+  fs::create_directories(path);
+  const auto layout = lay_out(path / state_name, tensors);
+  FileEntry state{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
+  for (int part = 0; part < parts; ++part)
+    for (const auto checksum : write_part(path / state_name, layout, tensors, {part, parts}))
+      state.crc32.push_back(checksum);
+  const Folder user;
+  write_file(user / "notes.txt", "the user's own");
+  const auto notes = copy_file(user.path(), "notes.txt", path);
+  write_manifest(path, {.index = 4,
+                        .time = "2026-01-31T12:00:00Z",
+                        .world_size = parts,
+                        .progress = {{"training_iteration", 5}, {"epoch", 2}},
+                        .metrics = {{"loss", 0.25}},
+                        .values = {{"best", 0.5}},
+                        .tensors = layout.tensors,
+                        .files = {state, notes}});
+  return path;
+}
+
+TEST(Share, DividesAnyCountAmongAnyParts) {
+  for (std::uint64_t count = 0; count < 50; ++count)
+    for (int parts = 1; parts < 9; ++parts) {
+      std::uint64_t at = 0;
+      for (int index = 0; index < parts; ++index) {
+        const auto range = share(count, {index, parts});
+        EXPECT_EQ(range.begin, at);
+        EXPECT_GE(range.end - range.begin, count / parts);
+        EXPECT_LE(range.end - range.begin, count / parts + 1);
+        at = range.end;
+      }
+      EXPECT_EQ(at, count);
+    }
+}
+
+TEST(Pieces, CoverTheFile) {
+  for (const std::uint64_t bytes :
+       {0ull, 1ull, 65535ull, 65536ull, 65537ull, 1ull << 26, (1ull << 26) + 1, 1ull << 40}) {
+    const auto piece = piece_bytes_for(bytes);
+    const auto count = piece_count(bytes, piece);
+    EXPECT_EQ(piece % 4096, 0u);
+    if (bytes == 0) {
+      EXPECT_EQ(count, 0u);
+      continue;
+    }
+    EXPECT_EQ(piece_range(bytes, piece, 0).begin, 0u);
+    EXPECT_EQ(piece_range(bytes, piece, count - 1).end, bytes);
+    EXPECT_LT(piece_range(bytes, piece, count - 1).begin, bytes);
+  }
+  EXPECT_EQ(crc32(std::as_bytes(std::span("123456789", 9))), 0xcbf43926u) << "the check value of CRC-32";
+}
+
+TEST(StateFile, KeepsEveryKindOfTensor) {
+  for (const int parts : {1, 2, 3, 7}) {
+    const Folder folder;
+    const auto tensors = sample();
+    const auto path = make_checkpoint(folder / "checkpoint", tensors, parts);
+    const auto manifest = read_manifest(path);
+    for (int part = 0; part < parts; ++part) {
+      const auto back = read_tensors(path / state_name, manifest, {part, parts});
+      ASSERT_EQ(back.size(), tensors.size());
+      for (const auto& [name, tensor] : tensors) {
+        EXPECT_EQ(back.at(name).scalar_type(), tensor.scalar_type()) << name;
+        EXPECT_EQ(back.at(name).sizes(), tensor.sizes()) << name;
+        EXPECT_TRUE(at::equal(back.at(name), tensor.resolve_conj())) << name << " of " << parts << " parts";
+      }
+      EXPECT_TRUE(back.at("model/tied").is_same(back.at("model/w")));
+    }
+    EXPECT_EQ(verify_checkpoint(path).problem, "");
+  }
+}
+
+TEST(StateFile, RefusesWhatCannotBeStored) {
+  const auto number = at::full({1}, 1.0);
+  for (const char* name : {"a//b", "/a", "a/", "a/../b", "./a", ""})
+    EXPECT_SAYS(error_of([&] { check_storable({{name, number}}); }), "name has an empty part");
+  EXPECT_SAYS(error_of([&] { check_storable({{"a", number}, {"a-b", number}, {"a/b/c", number}}); }), "a group too");
+  EXPECT_SAYS(error_of([&] { check_storable({{"a", number.to_sparse()}}); }), "plain values");
+  EXPECT_SAYS(error_of([&] {
+                check_storable({{"a", at::full(std::vector<std::int64_t>(33, 1), 1.0)}});
+              }),
+              "more than 32 dimensions");
+}
+
+TEST(StateFile, RanksMustSaveTheSame) {
+  const Folder folder;
+  const Tensors mine{{"a", at::full({2}, 1.0)}, {"b", at::full({2}, 1.0)}};
+  const auto layout = layout_from_json(Config::parse(to_json(lay_out(folder / "state.h5", mine)).dump()));
+  const auto writing = [&](const Tensors& other) {
+    return error_of([&] { write_part(folder / "state.h5", layout, other, {}); });
+  };
+  EXPECT_EQ(writing(mine), "no error");
+  EXPECT_SAYS(writing({{"a", at::full({2}, 1.0)}}), "saving b: this rank does not have it");
+  EXPECT_SAYS(writing({{"a", mine.at("a")}, {"b", mine.at("b")}, {"c", mine.at("a")}}), "saving c: this rank has it");
+  EXPECT_SAYS(writing({{"a", at::full({3}, 1.0)}, {"b", mine.at("b")}}), "saving a: its shape");
+}
+
+TEST(Manifest, ComesBackAsItWas) {
+  const Folder folder;
+  const auto manifest = read_manifest(make_checkpoint(folder / "checkpoint", sample()));
+  EXPECT_EQ(manifest.index, 4);
+  EXPECT_EQ(manifest.metrics.at("loss"), 0.25);
+  EXPECT_EQ(to_text(from_text(to_text(manifest), "it")), to_text(manifest));
+  EXPECT_SAYS(error_of([&] { to_text({.metadata = "\xff"}); }), "UTF-8");
+}
+
+/// The manifest with some of its JSON changed, and a right checksum: what an attacker would write.
+std::string forge(const fs::path& checkpoint, const std::function<void(Config&)>& change) {
+  auto json = Config::parse(read_file(checkpoint / manifest_name));
+  change(json);
+  json.erase("checksum");
+  auto text = json.dump();
+  text.back() = ',';
+  text += '\n';
+  char line[64];
+  std::snprintf(line, sizeof line, "\"checksum\": \"%08x\"\n}\n", crc32(std::as_bytes(std::span(text))));
+  return text + line;
+}
+
+TEST(Manifest, TrustsNothing) {
+  const Folder folder;
+  const auto path = make_checkpoint(folder / "checkpoint", sample());
+  ASSERT_EQ(error_of([&] { from_text(forge(path, [](Config&) {}), "it"); }), "no error");
+  const std::pair<const char*, std::function<void(Config&)>> changes[] = {
+      {"leads out", [](Config& j) { j["files"][1]["name"] = "../notes.txt"; }},
+      {"leads out", [](Config& j) { j["files"][1]["name"] = "/etc/passwd"; }},
+      {"leads out", [](Config& j) { j["files"][1]["name"] = "a/../../b"; }},
+      {"zero byte", [](Config& j) { j["files"][1]["name"] = std::string("a\0b", 3); }},
+      {"leads out", [](Config& j) { j["tensors"][0]["name"] = "a/../b"; }},
+      {"lists itself", [](Config& j) { j["files"][1]["name"] = "manifest.json"; }},
+      {"is there twice", [](Config& j) { j["files"][1] = j["files"][0]; }},
+      {"does not list state.h5", [](Config& j) { j["files"].erase(0); }},
+      {"more or fewer checksums", [](Config& j) { j["files"][0]["crc32"].push_back(1); }},
+      {"is not one", [](Config& j) { j["files"][0]["crc32"][0] = -1; }},
+      {"is not one", [](Config& j) { j["files"][0]["crc32"][0] = 1ull << 40; }},
+      {"odd size", [](Config& j) { j["files"][0]["piece_bytes"] = 0; }},
+      {"odd size", [](Config& j) { j["files"][0]["bytes"] = ~0ull; }},
+      {"is not that of its shape", [](Config& j) { j["tensors"][0]["shape"] = {100'001}; }},
+      {"absurd", [](Config& j) { j["tensors"][0]["shape"] = {-1}; }},
+      {"absurd",
+       [](Config& j) {
+         j["tensors"][0]["shape"] = {1ull << 62, 16};
+       }},
+      {"absurd", [](Config& j) { j["tensors"][0]["shape"] = std::vector<int>(33, 1); }},
+      {"absurd", [](Config& j) { j["tensors"][0]["offset"] = ~0ull; }},
+      {"past the end", [](Config& j) { j["tensors"][0]["offset"] = 1ull << 60; }},
+      {"overlaps", [](Config& j) { j["tensors"][4]["offset"] = j["tensors"][0]["offset"]; }},
+      {"is unknown", [](Config& j) { j["tensors"][0]["type"] = "pickle"; }},
+      {"is there twice", [](Config& j) { j["tensors"].push_back(j["tensors"][0]); }},
+      {"which is not there", [](Config& j) { j["tensors"][0]["same_as"] = "model/gone"; }},
+      {"differ in shape", [](Config& j) { j["tensors"][1]["same_as"] = j["tensors"][0]["name"]; }},
+      {"not a list", [](Config& j) { j["tensors"] = 3; }},
+      {"not a list", [](Config& j) { j["files"] = Config::object(); }},
+      {"not an object", [](Config& j) { j["values"] = 3; }},
+      {"not an object", [](Config& j) { j["progress"] = "x"; }},
+      {"world_size", [](Config& j) { j["world_size"] = -2; }},
+      {"out of range", [](Config& j) { j["index"] = 1ull << 40; }},
+      {"must be string", [](Config& j) { j["time"] = 3; }},
+      {"tensors", [](Config& j) { j.erase("tensors"); }},
+      {"not a checkpoint's", [](Config& j) { j["format"] = "something"; }},
+      {"newer muster", [](Config& j) { j["version"] = 2; }},
+      {"version", [](Config& j) { j["version"] = "1"; }},
+  };
+  for (const auto& [fact, change] : changes)
+    EXPECT_SAYS(error_of([&, &change = change] { from_text(forge(path, change), "it"); }), fact);
+  for (const char* text : {"", "{}", "null", "{\"checksum\": \"00000000\"\n}\n"})
+    EXPECT_THROW(from_text(text, "it"), Error) << text;
+}
+
+TEST(Checkpoint, LinksOutsideAreNotFollowed) {
+  const Folder folder;
+  const auto path = make_checkpoint(folder / "checkpoint", sample());
+  fs::rename(path / "notes.txt", folder / "outside.txt");
+  fs::create_symlink(folder / "outside.txt", path / "notes.txt");
+  EXPECT_SAYS(verify_checkpoint(path).problem, "symbolic link");
+  EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(path).to_directory(folder / "copy"); }), "symbolic link");
+  fs::remove(path / "notes.txt");
+  fs::rename(folder / "outside.txt", path / "notes.txt");
+  fs::rename(path / state_name, folder / "outside.h5");
+  fs::create_symlink(folder / "outside.h5", path / state_name);
+  EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(path).to_dict(); }), "symbolic link");
+  fs::rename(path / manifest_name, folder / "outside.json");
+  fs::create_symlink(folder / "outside.json", path / manifest_name);
+  EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(path).to_dict(); }), "not a regular file");
+  const Folder special;
+  ASSERT_EQ(::mkfifo((special / "pipe").c_str(), 0600), 0);
+  EXPECT_SAYS(error_of([&] { list_files(special.path()); }), "special file");
+}
+
+/// Changes the bytes of a file; they come back when the guard ends.
+class Damaged {
+ public:
+  Damaged(fs::path path, const std::function<void(std::string&)>& change)
+      : path_(std::move(path)), whole_(read_file(path_)) {
+    auto bytes = whole_;
+    change(bytes);
+    put(bytes);
+  }
+  ~Damaged() { put(whole_); }
+
+ private:
+  void put(const std::string& bytes) const { std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes; }
+  fs::path path_;
+  std::string whole_;
+};
+
+TEST(Checkpoint, DamageIsSeen) {
+  const Folder folder;
+  const auto path = make_checkpoint(folder / "checkpoint", sample());
+  ASSERT_EQ(verify_checkpoint(path).problem, "");
+  for (const char* name : {state_name, manifest_name, "notes.txt"}) {
+    const auto file = path / name;
+    const auto size = fs::file_size(file);
+    const auto step = std::max<std::uintmax_t>(1, size / 97);
+    const auto expect_seen = [&](const char* how, std::uintmax_t at) {
+      const auto problem = verify_checkpoint(path).problem;
+      EXPECT_NE(problem.find(name), std::string::npos) << how << " at " << at << ": " << problem;
+      if (std::string(name) != "notes.txt") {
+        EXPECT_THROW(Checkpoint::from_directory(path).to_dict(), Error) << how << " at " << at;
+      }
+    };
+    for (std::uintmax_t at = 0; at < size; at += step) {
+      {
+        const Damaged flipped(file,
+                              [&](std::string& bytes) { bytes[at] = static_cast<char>(bytes[at] ^ (1 << (at % 8))); });
+        expect_seen("flipped", at);
+      }
+      const Damaged truncated(file, [&](std::string& bytes) { bytes.resize(at); });
+      expect_seen("truncated", at);
+    }
+    {
+      const Damaged zeroed(file,
+                           [&](std::string& bytes) { std::fill(bytes.begin(), bytes.begin() + 40 % size, '\0'); });
+      expect_seen("zeroed", 0);
+    }
+    {
+      const Damaged longer(file, [](std::string& bytes) { bytes += 'x'; });
+      expect_seen("longer", size);
+    }
+    fs::rename(file, folder / "away");
+    expect_seen("deleted", 0);
+    fs::rename(folder / "away", file);
+  }
+  EXPECT_EQ(verify_checkpoint(path).problem, "");
+}
+
+TEST(Checkpoint, FromDictGoesWithItsLastCopy) {
+  fs::path path;
+  {
+    double best = 0.5;
+    const auto copy = Checkpoint::from_dict({{"best", best}});
+    path = copy.path();
+    const auto again = copy;
+    EXPECT_EQ(again.to_dict().values.at("best"), 0.5);
+    EXPECT_EQ(fs::status(path).permissions() & fs::perms::mask, fs::perms::owner_all);
+  }
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(Checkpoint, CopiesAreWhole) {
+  const Folder folder;
+  const auto checkpoint = Checkpoint::from_directory(make_checkpoint(folder / "checkpoint", sample()));
+  checkpoint.to_directory(folder / "a/copy");
+  const auto info = verify_checkpoint(folder / "a/copy");
+  EXPECT_EQ(info.problem, "");
+  EXPECT_EQ(info.training_iteration, 5);
+  EXPECT_EQ(info.epoch, 2);
+  EXPECT_EQ(read_file(folder / "a/copy/notes.txt"), "the user's own");
+  EXPECT_THROW(checkpoint.to_directory(folder / "a/copy"), Error) << "nothing is written over";
+  double best = 0;
+  Checkpoint::from_directory(folder / "a/copy").load("best", best);
+  EXPECT_EQ(best, 0.5);
+  EXPECT_SAYS(error_of([&] { checkpoint.load("worst", best); }), "worst: not in the checkpoint");
+}
+
+TEST(Checkpoint, MetadataTravels) {
+  const Folder folder;
+  const auto checkpoint = Checkpoint::from_directory(make_checkpoint(folder / "checkpoint", sample()));
+  EXPECT_EQ(checkpoint.get_metadata(), Config::object());
+  checkpoint.set_metadata({{"by", "zoë"}});
+  EXPECT_EQ(checkpoint.get_metadata(), (Config{{"by", "zoë"}}));
+  EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
+
+  fs::create_directory(folder / "foreign");
+  write_file(folder / "foreign/weights.bin", "abc");
+  const auto foreign = Checkpoint::from_directory(folder / "foreign");
+  EXPECT_EQ(foreign.get_metadata(), Config::object());
+  foreign.set_metadata({{"n", 1}});
+  EXPECT_EQ(foreign.get_metadata().at("n"), 1);
+  foreign.to_directory(folder / "copy");
+  EXPECT_EQ(read_file(folder / "copy/weights.bin"), "abc");
+  EXPECT_SAYS(error_of([&] { foreign.to_dict(); }), "not a checkpoint that muster wrote");
+  EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(folder / "nowhere"); }), "no such directory");
+}
+
+TEST(Names, OnlyOursAreFound) {
+  const Folder run;
+  for (const char* name :
+       {"checkpoint_000002", "checkpoint_000010", "checkpoint_000011.damaged", ".checkpoint_000012.saving",
+        ".checkpoint_000001.pruning", "checkpoint_7", "checkpoint_000003.bak", "checkpoint_x",
+        ".checkpoint_000099.other", "logs", "checkpoint_000098x"})
+    fs::create_directory(run / name);
+  fs::create_symlink(run / "logs", run / "checkpoint_000050");
+  std::ofstream(run / "checkpoint_000051") << "a file";
+  const auto found = find_checkpoints(run.path());
+  ASSERT_EQ(found.published.size(), 2u);
+  EXPECT_EQ(found.published.rbegin()->second.filename(), "checkpoint_000010");
+  EXPECT_EQ(found.damaged.size(), 1u);
+  EXPECT_EQ(found.leftovers.size(), 2u);
+  EXPECT_EQ(found.next_index, 13);
+  fs::create_directory(run / "checkpoint_000002.damaged");
+  EXPECT_EQ(set_aside(run / "checkpoint_000002").filename(), "checkpoint_000002.damaged.1");
+  EXPECT_EQ(find_checkpoints(run.path()).damaged.size(), 3u);
+}
+
+TEST(Retention, KeepsTheNewestOrTheBest) {
+  const std::vector<Scored> all{{0, 3.0}, {1, 9.0}, {2, std::nan("")}, {3, {}}, {4, 9.0}, {5, 1.0}};
+  EXPECT_EQ(surplus(all, {}), std::vector<int>{});
+  EXPECT_EQ(surplus(all, {.num_to_keep = 6}), std::vector<int>{});
+  EXPECT_EQ(surplus(all, {.num_to_keep = 2}), (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(surplus(all, {.num_to_keep = 1}), (std::vector<int>{0, 1, 2, 3, 4}));
+  CheckpointConfig best{.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"};
+  EXPECT_EQ(surplus(all, best), (std::vector<int>{0, 1, 2, 3})) << "the newer of the best, and the newest";
+  best.num_to_keep = 3;
+  EXPECT_EQ(surplus(all, best), (std::vector<int>{2, 3}));
+  best.checkpoint_score_order = ScoreOrder::min;
+  EXPECT_EQ(surplus(all, best), (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(surplus({}, best), std::vector<int>{});
+  EXPECT_EQ(score_of({{"loss", 2}}, "loss"), 2.0);
+  EXPECT_EQ(score_of({{"loss", nullptr}}, "loss"), std::nullopt);
+  EXPECT_EQ(score_of({}, "loss"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace muster::checkpoint
