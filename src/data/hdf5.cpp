@@ -1,6 +1,9 @@
 #include "data/hdf5.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -130,6 +133,27 @@ at::ScalarType compound_type(hid_t type, const std::string& shown) {
   refuse_type(class_name(H5T_COMPOUND), shown);
 }
 
+/// Points the descriptor of a file at memory that is thrown away.
+void redirect_to_memory(hid_t file) {
+  void* descriptor = nullptr;
+  const int memory = ::memfd_create("abandoned", MFD_CLOEXEC);
+  if (memory >= 0 && H5Fget_vfd_handle(file, H5P_DEFAULT, &descriptor) >= 0)
+    ::dup3(memory, *static_cast<int*>(descriptor), O_CLOEXEC);
+  if (memory >= 0) ::close(memory);
+}
+
+/// H5Fclose for a file that was written. If what is left in its cache cannot be written (a full disk), HDF5 1.10 frees
+/// the file and keeps its identifier, and the process crashes when it ends. So the rest goes to memory then; that the
+/// file is not whole is still said.
+herr_t close_written(hid_t file) {
+  if (H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0) return H5Fclose(file);
+  const hid_t reasons = H5Eget_current_stack();
+  redirect_to_memory(file);
+  H5Fclose(file);
+  H5Eset_current_stack(reasons);  // which also closes `reasons`
+  return -1;
+}
+
 }  // namespace
 
 Lock::Lock() : lock_(mutex()) {
@@ -226,7 +250,8 @@ Handle create_file(const std::filesystem::path& path, std::uint64_t alignment) {
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), doing, ExitCode::retry);
   if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
-  return {check(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), doing, ExitCode::retry), H5Fclose};
+  return {check(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), doing, ExitCode::retry),
+          close_written};
 }
 
 Handle open_group(hid_t file, const std::string& name, const std::string& shown) {
