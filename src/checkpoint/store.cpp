@@ -93,7 +93,8 @@ void publish(const fs::path& from, const fs::path& to) {
   try {
     sync_directory(to.parent_path());
   } catch (...) {
-    fs::rename(to, from);
+    std::error_code ignored;
+    fs::rename(to, from, ignored);
     throw;
   }
 }
