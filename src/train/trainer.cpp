@@ -233,24 +233,21 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 Result DataParallelTrainer::fit() {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
-  const auto patience = comm::time_limit(world);
+  const auto limit = comm::time_limit(world);
   const int workers = count_workers(launch_, options_.scaling_config);
   options_.train_loop_config = Config::parse(comm::root_decides(
       world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
-  const auto throw_if = [](const std::optional<Error>& error) {
-    if (error) throw *error;
-  };
   // Everything that can be found wrong before training is, on the rank that sees it.
   at::Device device = at::kCPU;
-  throw_if(train::attempt(world, patience, last_grace, [&] {
+  train::check_together(world, {.done = limit, .failed = last_grace}, [&] {
     setup();
     device = choose_device(options_.scaling_config, world);
     for (const auto& [name, dataset] : options_.datasets) static_cast<void>(dataset.count());
     if (world.rank() == 0 && flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                   "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
-  }));
+  });
 
   Config params = describe(launch_, options_, run, workers);
   if (flags.resume == Resume::automatic && already_finished(run.previous_params(), params)) {
@@ -272,23 +269,24 @@ Result DataParallelTrainer::fit() {
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto part = world.split(works ? 0 : 1);
     const auto control = part.duplicate();
-    error = train::attempt(
-        world, works ? patience : spare_patience, last ? std::chrono::milliseconds(last_grace) : patience, [&] {
-          if (!works) return;
-          SessionState session{.launch = launch_,
-                               .run = run,
-                               .workers = part,
-                               .control = control,
-                               .scaling = options_.scaling_config,
-                               .config = options_.run_config,
-                               .metadata = options_.metadata,
-                               .device = device,
-                               .preprocessor = options_.preprocessor,
-                               .datasets = options_.datasets,
-                               .data_config = options_.dataset_config,
-                               .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
-          train_once(session, options_, train_loop_);
-        });
+    const train::Patience patience{.done = works ? limit : std::chrono::milliseconds(spare_patience),
+                                   .failed = last ? std::chrono::milliseconds(last_grace) : limit};
+    error = train::attempt(world, patience, [&] {
+      if (!works) return;
+      SessionState session{.launch = launch_,
+                           .run = run,
+                           .workers = part,
+                           .control = control,
+                           .scaling = options_.scaling_config,
+                           .config = options_.run_config,
+                           .metadata = options_.metadata,
+                           .device = device,
+                           .preprocessor = options_.preprocessor,
+                           .datasets = options_.datasets,
+                           .data_config = options_.dataset_config,
+                           .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
+      train_once(session, options_, train_loop_);
+    });
     if (!error) break;
     if (error->code() != ExitCode::stopped)
       comm::root_decides(world, [&] { return run.write_error(error->what()), std::string(); });
