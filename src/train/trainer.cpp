@@ -238,15 +238,18 @@ Result DataParallelTrainer::fit() {
   options_.train_loop_config = Config::parse(comm::root_decides(
       world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
+  comm::root_decides(world, [&] {
+    if (flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
+      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
+                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
+    return std::string();
+  });
   // Everything that can be found wrong before training is, on the rank that sees it.
   at::Device device = at::kCPU;
   train::check_together(world, {.done = limit, .failed = last_grace}, [&] {
     setup();
     device = choose_device(options_.scaling_config, world);
     for (const auto& [name, dataset] : options_.datasets) static_cast<void>(dataset.count());
-    if (world.rank() == 0 && flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
-      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
-                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
   });
 
   Config params = describe(launch_, options_, run, workers);
