@@ -260,7 +260,7 @@ TEST_F(Convert, FailsOnAFullFileSystem) {
   for (const ConvertOptions& options :
        {ConvertOptions{}, ConvertOptions{.chunk = 500}, ConvertOptions{.split = {{"a", 0.3}, {"b", 0.7}}}}) {
     const auto text = message(ExitCode::retry, [&] { convert_idx(inputs, disk / "out.h5", options); });
-    EXPECT_NE(text.find("No space left on device"), std::string::npos) << text;
+    EXPECT_NE(text.find(": No space left on device. "), std::string::npos) << text;
     EXPECT_TRUE(std::filesystem::is_empty(disk));
   }
   EXPECT_EQ(::umount(disk.c_str()), 0);
