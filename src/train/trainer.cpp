@@ -2,7 +2,7 @@
 
 #include "base/log.hpp"
 #include "comm/environment.hpp"
-#include "comm/root.hpp"
+#include "comm/together.hpp"
 #include "launch/settings.hpp"
 #include "muster/version.hpp"
 #include "train/attempt.hpp"
@@ -99,7 +99,7 @@ bool already_finished(const Config& previous, const Config& params) {
 
 /// The checkpoint that --resume PATH names: PATH itself, or the newest whole one of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& communicator) {
-  return Checkpoint::from_directory(comm::root_decides(communicator, [&] {
+  return Checkpoint::from_directory(comm::on_root(communicator, [&] {
     if (std::filesystem::exists(path / "manifest.json")) return path.string();
     const auto all = list_checkpoints(path);
     const auto newest =
@@ -198,7 +198,7 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
 
 /// What the run's directory holds now, the same on every rank.
 Result read_result(const Communicator& world, const Run& run, const CheckpointConfig& config) {
-  const auto content = Config::parse(comm::root_decides(world, [&] {
+  const auto content = Config::parse(comm::on_root(world, [&] {
     Config checkpoints = Config::array();
     std::string newest;
     int newest_index = -1;
@@ -235,10 +235,10 @@ Result DataParallelTrainer::fit() {
   const auto& flags = launch_.flags();
   const auto limit = comm::time_limit(world);
   const int workers = count_workers(launch_, options_.scaling_config);
-  options_.train_loop_config = Config::parse(comm::root_decides(
+  options_.train_loop_config = Config::parse(comm::on_root(
       world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
-  comm::root_decides(world, [&] {
+  comm::on_root(world, [&] {
     if (flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                   "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
@@ -257,7 +257,7 @@ Result DataParallelTrainer::fit() {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
     return read_result(world, run, options_.run_config.checkpoint_config);
   }
-  comm::root_decides(world, [&] { return run.write_params(params), std::string(); });
+  comm::on_root(world, [&] { return run.write_params(params), std::string(); });
   if (world.rank() == 0)
     log::info("run " + run.path().string() + ": " + std::to_string(workers) +
               (workers == 1 ? " worker on " : " workers on ") + std::to_string(world.topology().num_nodes) +
@@ -292,7 +292,7 @@ Result DataParallelTrainer::fit() {
     });
     if (!error) break;
     if (error->code() != ExitCode::stopped)
-      comm::root_decides(world, [&] { return run.write_error(error->what()), std::string(); });
+      comm::on_root(world, [&] { return run.write_error(error->what()), std::string(); });
     if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) break;
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
@@ -300,7 +300,7 @@ Result DataParallelTrainer::fit() {
   }
   if (!error) {
     params["finished"] = true;
-    comm::root_decides(world, [&] { return run.write_error(""), run.write_params(params), std::string(); });
+    comm::on_root(world, [&] { return run.write_error(""), run.write_params(params), std::string(); });
   }
   auto result = read_result(world, run, options_.run_config.checkpoint_config);
   result.error = error;

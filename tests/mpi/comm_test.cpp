@@ -1,7 +1,7 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/environment.hpp"
-#include "comm/root.hpp"
+#include "comm/together.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
@@ -97,16 +97,35 @@ TEST(Collectives, WaitEndsAtItsLimit) {
   EXPECT_EQ(value, 0);
 }
 
-TEST(RootDecides, EveryoneHearsTheValueOrTheError) {
+TEST(Together, EveryoneHearsTheValueOrTheError) {
   int calls = 0;
-  EXPECT_EQ(root_decides(world(), [&] { return ++calls, std::string("yes"); }), "yes");
+  EXPECT_EQ(on_root(world(), [&] { return ++calls, std::string("yes"); }), "yes");
   EXPECT_EQ(calls, world().rank() == 0 ? 1 : 0);
   try {
-    root_decides(world(), []() -> std::string { throw Error(ExitCode::data, "opening a", "it is not there", "Look"); });
+    on_root(world(), []() -> std::string { throw Error(ExitCode::data, "opening a", "it is not there", "Look"); });
     FAIL() << "no Error was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::data);
     EXPECT_STREQ(error.what(), "opening a: it is not there. Look");
+  }
+}
+
+TEST(Together, OneRanksErrorIsEverybodys) {
+  const int bad = world().size() - 1;
+  const auto values = on_all(world(), [] { return "from " + std::to_string(world().rank()); });
+  for (int r = 0; r < world().size(); ++r) EXPECT_EQ(values[static_cast<std::size_t>(r)], "from " + std::to_string(r));
+  try {
+    on_all(world(), [&]() -> std::string {
+      if (world().rank() == bad) throw Error(ExitCode::retry, "writing a", "the disk is full");
+      return {};
+    });
+    FAIL() << "no Error was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::retry);
+    EXPECT_TRUE(error.agreed());
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("rank " + std::to_string(bad)) != std::string::npos, world().size() > 1) << text;
+    EXPECT_NE(text.find("writing a: the disk is full"), std::string::npos);
   }
 }
 
