@@ -92,7 +92,7 @@ void Launch::State::add_flags() {
     std::string variable = "MUSTER_";
     for (const char* c = name + 2; *c != '\0'; ++c)
       variable += *c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
-    return app.add_option(name, value, help)->envname(variable)->group("muster");
+    return app.add_option(name, value, help)->envname(variable)->group("muster")->take_last();
   };
   option("--storage", parsing.storage, "Folder of the runs, on a file system that all nodes share [runs]");
   option("--name", parsing.name, "The run's name [program and Slurm job id, or program and time]");
