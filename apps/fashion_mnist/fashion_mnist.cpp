@@ -8,7 +8,9 @@
 #include "models.hpp"
 
 #include <torch/torch.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <muster/muster.hpp>
 
 namespace {
@@ -22,9 +24,11 @@ void train(muster::Session& session, const muster::Config& config) {
   // 1. The model, made parallel: the same weights everywhere, gradients averaged in backward().
   auto net = session.prepare_model(fashion::make_model(config.at("model")));
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
+  const auto epochs = config.at("epochs").get<std::int64_t>();
+  torch::optim::StepLR scheduler(optimizer, static_cast<unsigned>(std::max<std::int64_t>(1, epochs * 2 / 3)), 0.1);
 
-  // 2. What is saved and comes back: weights, optimizer, and with them epoch, position in the data, random state.
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  // 2. What is saved and comes back; with it come epoch, position in the data and random state.
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}});
   state.restore();
 
   // 3. The data: each rank has its share of every step.
@@ -32,10 +36,9 @@ void train(muster::Session& session, const muster::Config& config) {
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
 
-  for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
+  for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
     // 4. One pass over the training set.
     muster::Mean loss, accuracy;
-    std::int64_t step = 0;
     for (auto& batch : train_shard.iter_torch_batches(batches)) {
       const auto labels = batch["y"].to(torch::kLong);
       optimizer.zero_grad();
@@ -47,8 +50,11 @@ void train(muster::Session& session, const muster::Config& config) {
       accuracy.add(logits.argmax(1).eq(labels).to(torch::kFloat).mean(), batch.size());
       // A checkpoint in the middle of an epoch, if asked for.
       const auto every = config.at("checkpoint_steps").get<std::int64_t>();
-      if (every > 0 && ++step % every == 0) session.report({{"loss", loss}, {"accuracy", accuracy}}, state);
+      if (every > 0 && session.global_step() % every == 0)
+        session.report({{"loss", loss}, {"accuracy", accuracy}}, state);
     }
+
+    scheduler.step();
 
     // 5. The test set, shared among the ranks too; empty last batches count for nothing.
     muster::Mean val_loss, val_accuracy;
@@ -75,7 +81,7 @@ int main(int argc, char** argv) {
   std::string train_set = FASHION_MNIST_DATA "/fashion-mnist-small.train.h5";
   std::string test_set = FASHION_MNIST_DATA "/fashion-mnist-small.test.h5";
   std::string model = "resnet18";
-  int epochs = 6;
+  int epochs = 5;
   launch.app().description("Classifies clothes: Fashion-MNIST with ResNet-18 or a smaller model.");
   launch.app().add_option("--train", train_set, "Training set: columns x [28, 28] and y")->capture_default_str();
   launch.app().add_option("--test", test_set, "Test set")->capture_default_str();

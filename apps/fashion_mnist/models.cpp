@@ -59,8 +59,8 @@ class BasicBlock final : public nn::Module {
     shortcut = register_module("shortcut", nn::Sequential(convolution(in, out, 1, stride), nn::BatchNorm2d(out)));
   }
   torch::Tensor forward(const torch::Tensor& x) {
-    auto y = bn2(conv2(torch::relu_(bn1(conv1(x)))));
-    return torch::relu_(y + (shortcut.is_empty() ? x : shortcut->forward(x)));
+    auto y = bn2(conv2(bn1(conv1(x)).relu_()));
+    return (y + (shortcut.is_empty() ? x : shortcut->forward(x))).relu_();
   }
 
  private:
@@ -86,8 +86,8 @@ class ResNet18 final : public Classifier {
     }
   }
   torch::Tensor forward(torch::Tensor x) override {
-    x = torch::max_pool2d(torch::relu_(bn1(conv1(x))), 3, 2, 1);
-    return fc(torch::adaptive_avg_pool2d(blocks->forward(x), 1).flatten(1));
+    x = torch::max_pool2d(bn1(conv1(x)).relu_(), 3, 2, 1);
+    return fc(blocks->forward(x).mean({2, 3}));
   }
 
  private:

@@ -3,12 +3,20 @@
 #include "text.hpp"
 
 namespace muster::tool {
+namespace {
+
+/// The folder's own name, also where the path ends with a slash.
+std::string name_of(const std::filesystem::path& folder) {
+  return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+}
+
+}  // namespace
 
 std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
   Table table{{{"checkpoint"}, {"iteration", true}, {"epoch", true}, {"ranks", true}, {"size", true}, {"state"}}, {}};
   for (const auto& info : checkpoints)
-    table.rows.push_back({info.path.filename().string(), std::to_string(info.training_iteration),
-                          std::to_string(info.epoch), std::to_string(info.world_size), bytes_text(info.bytes),
+    table.rows.push_back({name_of(info.path), std::to_string(info.training_iteration), std::to_string(info.epoch),
+                          std::to_string(info.world_size), bytes_text(info.bytes),
                           info.problem.empty() ? "whole" : "damaged: " + info.problem});
   return to_text(table);
 }
@@ -21,7 +29,8 @@ Config to_json(const CheckpointInfo& info) {
 }
 
 bool is_checkpoint(const std::filesystem::path& folder) {
-  return std::filesystem::exists(folder / "manifest.json") || std::filesystem::exists(folder / "state.h5");
+  // Also by its name: a damaged one may have lost its files.
+  return std::filesystem::exists(folder / "manifest.json") || name_of(folder).starts_with("checkpoint_");
 }
 
 bool is_run(const std::filesystem::path& folder) {

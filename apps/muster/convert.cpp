@@ -68,11 +68,11 @@ class ProgressLine {
 };
 
 void convert(Converter converter, Arguments& arguments) {
-  if (arguments.files.size() < 2)
-    throw Error(ExitCode::usage, "converting", "inputs and an output are wanted", "Name the output last, as OUT.h5");
   auto& options = arguments.options;
   if (!arguments.columns.empty()) options.columns = separated(arguments.columns);
   for (const auto& text : arguments.split) options.split.push_back(part_of(text));
+  if (arguments.files.size() < 2)
+    throw Error(ExitCode::usage, "converting", "inputs and an output are wanted", "Name the output last, as OUT.h5");
   const auto output = arguments.files.back();
   const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
 

@@ -52,16 +52,43 @@ void inspect_dataset(const std::string& path, bool json) {
   }
 }
 
+/// Name, type and shape of what manifest.json lists; empty if it cannot be read.
+Config listed_tensors(const std::filesystem::path& checkpoint) {
+  Config tensors = Config::array();
+  const auto manifest = read_json(checkpoint / "manifest.json");
+  if (!manifest.is_object() || !manifest.contains("tensors")) return tensors;
+  for (const auto& tensor : manifest.at("tensors"))
+    tensors.push_back({{"name", tensor.at("name")},
+                       {"type", tensor.at("type")},
+                       {"shape", tensor.at("shape")},
+                       {"same_as", tensor.value("same_as", "")}});
+  return tensors;
+}
+
+std::string tensors_text(const Config& tensors) {
+  Table table{{{"tensor"}, {"type"}, {"shape"}}, {}};
+  for (const auto& tensor : tensors) {
+    const auto same_as = tensor.at("same_as").get<std::string>();
+    table.rows.push_back({tensor.at("name"), tensor.at("type"),
+                          tensor.at("shape").dump() + (same_as.empty() ? "" : " the same as " + same_as)});
+  }
+  return to_text(table);
+}
+
 void inspect_checkpoint(const std::filesystem::path& path, bool json) {
   const auto info = verify_checkpoint(path);
+  // What a damaged manifest lists is not to be believed.
+  const auto tensors = info.problem.empty() ? listed_tensors(path) : Config::array();
   if (json) {
     auto checkpoint = to_json(info);
     checkpoint["kind"] = "checkpoint";
+    checkpoint["tensors"] = tensors;
     std::cout << checkpoint.dump(2) << "\n";
     return;
   }
   std::cout << path.string() << ": a checkpoint\n" << checkpoints_text({info});
-  if (!info.metrics.empty()) std::cout << "\n" << to_text(flattened(info.metrics));
+  if (!info.metrics.empty()) std::cout << "\nmetrics\n" << to_text(flattened(info.metrics));
+  if (!tensors.empty()) std::cout << "\n" << tensors_text(tensors);
 }
 
 void inspect_run(const std::filesystem::path& path, bool json) {

@@ -13,11 +13,18 @@
 namespace muster::tool {
 namespace {
 
-/// Prints examples as they are written.
+/// Prints examples as they are written, and positional arguments by their texts ("IN... OUT.h5") alone.
 class Help : public CLI::Formatter {
  public:
   Help() { column_width(28); }
   std::string make_footer(const CLI::App* app) const override { return app->get_footer() + "\n"; }
+  std::string make_option_usage(const CLI::Option* option) const override { return option->get_option_text(); }
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    return positional ? option->get_option_text() : CLI::Formatter::make_option_name(option, positional);
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_positional() ? "" : CLI::Formatter::make_option_opts(option);
+  }
 };
 
 int fail(ExitCode code, const std::string& text) {
@@ -47,6 +54,8 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (const auto words = app.remaining(); !words.empty() && app.get_subcommands().empty())
+      return fail(ExitCode::usage, "there is no command \"" + words.front() + "\". `muster --help` lists them");
     return fail(ExitCode::usage, std::string(error.what()) + ". `" + named_command(app) + " --help` lists the options");
   }
   if (!std::cout.flush()) return fail(ExitCode::retry, "writing the result: standard output does not take it");

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 namespace muster {
 
@@ -13,14 +14,16 @@ enum class Parallel {
 
 struct ModelOptions {
   Parallel parallel = Parallel::data;
-  /// Gradients travel in buckets of this many bytes, in the order in which backward() makes them.
+  /// Gradients travel in buckets of at most this many bytes (a larger one alone), about in the order in which
+  /// backward() makes them.
   std::size_t bucket_bytes = std::size_t{25} << 20;
   /// The first bucket, which is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
 };
 
 /// While it lives, backward() adds up gradients on this rank alone; the first backward() after it averages the sum.
-/// On every rank alike.
+/// Each gradient is weighted by the samples of its own batch when it is added, so batches may be uneven. On every rank
+/// alike.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<int> depth) : depth_(std::move(depth)) { ++*depth_; }

@@ -17,3 +17,4 @@
 #include <muster/state.hpp>
 #include <muster/trainer.hpp>
 #include <muster/version.hpp>
+#include <muster/worker.hpp>

@@ -9,6 +9,7 @@
 #include <muster/model.hpp>
 #include <muster/process_group.hpp>
 #include <muster/state.hpp>
+#include <muster/worker.hpp>
 
 #include <c10/core/Device.h>
 
@@ -108,6 +109,9 @@ class Session {
   std::string experiment_name() const;
   const Config& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
+  /// Steps of this run so far, those before a restored checkpoint counted: batches of split datasets that were taken
+  /// while gradients are recorded.
+  std::int64_t global_step() const noexcept;
 
   /// cuda:local_rank with use_gpu, else cpu.
   at::Device get_device() const;
@@ -157,6 +161,8 @@ class Session {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
+  /// What prepare_data_loader() needs to know of this worker.
+  Worker worker() const;
   /// This worker's view of the dataset of that name.
   DatasetShard get_dataset_shard(const std::string& name = "train") const;
 

@@ -7,7 +7,7 @@
 #include "checkpoint/names.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/state_file.hpp"
-#include "checkpoint/together.hpp"
+#include "comm/together.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>
@@ -18,6 +18,9 @@
 #include <map>
 
 namespace muster::checkpoint {
+
+using comm::on_all;
+using comm::on_root;
 namespace {
 
 namespace fs = std::filesystem;

@@ -66,6 +66,7 @@ void BatchStream::start() {
 }
 
 void BatchStream::advance() {
+  current_ = {};  // its memory may serve the next
   auto next = batches_->next();
   if (!next) return end();
   current_ = std::move(*next);

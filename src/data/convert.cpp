@@ -28,6 +28,10 @@ bool is_hdf5_name(const std::filesystem::path& path) {
   return path.extension() == ".h5" || path.extension() == ".hdf5";
 }
 
+std::string counted(std::size_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 void check_names(const std::vector<std::string>& names, const std::string& doing) {
   std::set<std::string> seen;
   for (const auto& name : names) {
@@ -102,9 +106,10 @@ void write_column(DatasetWriter& writer, const std::string& name, InputColumn& c
 void check_conversion(std::size_t columns, const std::filesystem::path& output, const ConvertOptions& options) {
   const std::string doing = "converting to " + output.string();
   if (columns != options.columns.size())
-    refuse(doing,
-           std::to_string(columns) + " columns of input have " + std::to_string(options.columns.size()) + " names",
-           "Give one name for each, as in --columns x,y");
+    refuse(
+        doing,
+        "the input makes " + counted(columns, "column") + " and there are " + counted(options.columns.size(), "name"),
+        "Give one name for each, as in --columns x,y");
   check_names(options.columns, "naming columns");
   if (options.chunk && *options.chunk < 1) refuse(doing, "a chunk has at least one sample");
   if (options.compress && (*options.compress < 1 || *options.compress > 9))

@@ -28,10 +28,10 @@ hdf5::Handle creation_properties(const std::string& doing, hid_t stored, const s
   const hid_t id = creation.get();
   checked(H5Pset_fill_time(id, H5D_FILL_TIME_NEVER));
   checked(H5Pset_obj_track_times(id, false));  // the same input makes the same file
-  if (!layout.chunk) {
-    checked(H5Pset_alloc_time(id, H5D_ALLOC_TIME_EARLY));
-    return creation;
-  }
+  // Chunks too get their place at once if their size is known: without, HDF5 1.10 forgets where a lone chunk went that
+  // did not fit into its cache.
+  if (!layout.compress) checked(H5Pset_alloc_time(id, H5D_ALLOC_TIME_EARLY));
+  if (!layout.chunk) return creation;
   auto chunk = sizes(shape);
   chunk.front() = static_cast<hsize_t>(*layout.chunk);
   checked(H5Pset_chunk(id, static_cast<int>(chunk.size()), chunk.data()));

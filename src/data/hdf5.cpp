@@ -182,6 +182,12 @@ std::string last_error() {
       },
       &text);
   H5Eclear2(H5E_DEFAULT);
+  // Where the system refused, its word is what a reader needs; HDF5 wraps it in addresses and a time of two lines.
+  constexpr std::string_view before = "error message = '";
+  if (const auto begin = text.find(before); begin != std::string::npos) {
+    const auto end = text.find('\'', begin + before.size());
+    text = text.substr(begin + before.size(), end - begin - before.size());
+  }
   return text.empty() ? "HDF5 gives no reason" : text;
 }
 

@@ -51,7 +51,8 @@ class Handle {
   Close close_ = nullptr;
 };
 
-/// The innermost message of HDF5's error stack, or "HDF5 gives no reason"; clears the stack.
+/// The innermost message of HDF5's error stack (the system's word where a system call failed), or "HDF5 gives no
+/// reason"; clears the stack.
 std::string last_error();
 
 /// Throws Error(code, doing, last_error()) if `status` (an herr_t, hid_t, htri_t, …) is negative; returns it otherwise.

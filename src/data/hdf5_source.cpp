@@ -1,7 +1,6 @@
 #include "data/hdf5_column.hpp"
 #include "data/source.hpp"
-
-#include <ATen/ops/empty.h>
+#include "data/tensor_pool.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -120,6 +119,7 @@ class Hdf5Source final : public Source {
   std::vector<Part> parts_;
   std::int64_t count_ = 0;
   Schema schema_;
+  TensorPool pool_;
 };
 
 void Hdf5Source::open_all() {
@@ -173,7 +173,7 @@ Batch Hdf5Source::read(std::span<const std::int64_t> samples) {
   for (const auto& column : schema_) {
     std::vector<std::int64_t> shape{n};
     shape.insert(shape.end(), column.shape.begin(), column.shape.end());
-    items.emplace_back(column.name, at::empty(shape, column.dtype));
+    items.emplace_back(column.name, pool_.take(shape, column.dtype));
   }
   // In the order in which they lie in the files, whatever the order in which they are wanted.
   std::vector<std::size_t> slots(samples.size());

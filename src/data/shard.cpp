@@ -46,7 +46,8 @@ Config ShardState::position() const {
           {"consumed", consumed},
           {"window", window},
           {"global_batch_size", global_batch},
-          {"samples", samples}};
+          {"samples", samples},
+          {"seed", seed}};
 }
 
 void ShardState::restore(const Config& position) {
@@ -58,6 +59,7 @@ void ShardState::restore(const Config& position) {
     window = position.at("window");
     global_batch = position.at("global_batch_size");
     samples = position.at("samples");
+    seed = position.at("seed");
     under_way = false;
   } catch (const Config::exception& error) {
     throw Error(ExitCode::data, "restoring the position in dataset \"" + name + "\"", error.what(),

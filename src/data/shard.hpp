@@ -52,7 +52,7 @@ struct ShardState {
   bool unfinished() const noexcept;
   /// The position as JSON, for a checkpoint; the batch in hand counts as taken. Null if the dataset is not split.
   Config position() const;
-  /// The next passes go on there, at any number of workers.
+  /// The next passes go on there, at any number of workers and in the order of the seed that the run began with.
   void restore(const Config& position);
 
   // For the ranges.

@@ -1,5 +1,6 @@
 #include "data/source.hpp"
 
+#include "data/tensor_pool.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 
@@ -43,14 +44,23 @@ class MemorySource final : public Source {
     const auto indices = at::from_blob(const_cast<std::int64_t*>(samples.data()),
                                        {static_cast<std::int64_t>(samples.size())}, at::kLong);
     std::vector<Batch::Item> items;
-    for (const auto& [name, tensor] : columns_)
-      items.emplace_back(name, at::index_select(tensor, 0, indices.to(tensor.device())));
+    for (const auto& [name, tensor] : columns_) {
+      if (!tensor.is_cpu()) {
+        items.emplace_back(name, tensor.index_select(0, indices.to(tensor.device())));
+        continue;
+      }
+      auto shape = tensor.sizes().vec();
+      shape.front() = indices.size(0);
+      auto rows = pool_.take(shape, tensor.scalar_type());
+      items.emplace_back(name, at::index_select_out(rows, tensor, 0, indices));
+    }
     return Batch(std::move(items));
   }
 
  private:
   std::vector<Batch::Item> columns_;
   Schema schema_;
+  TensorPool pool_;
 };
 
 class TransformedSource final : public Source {

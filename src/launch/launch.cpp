@@ -233,27 +233,18 @@ int Launch::run_body(const std::function<int()>& body) {
     status = body();
   } catch (const comm::Lost& error) {
     give_up(error);
-  } catch (const RemoteError& error) {
-    mine = {Outcome::Kind::left, error.code(), error.what()};
-  } catch (const Error& error) {
-    mine = {Outcome::Kind::failed, error.code(), error.what()};
-  } catch (const std::exception& error) {
-    mine = {Outcome::Kind::failed, ExitCode::user_error, error.what()};
   } catch (...) {
-    mine = {Outcome::Kind::failed, ExitCode::user_error, "an exception that is not a std::exception"};
+    mine = comm::caught();
+    comm::raise_alarm(communicator(), mine);
   }
 
   try {
     const auto limit =
         mine.kind == Outcome::Kind::done ? comm::time_limit(communicator()) : std::chrono::milliseconds(grace);
-    const auto outcomes = comm::agree(communicator(), mine, limit);
-    for (std::size_t r = 0; r < outcomes.size(); ++r) {
-      if (outcomes[r].kind != Outcome::Kind::failed) continue;
-      const bool alike =
-          std::all_of(outcomes.begin(), outcomes.end(), [&](const Outcome& o) { return o.text == outcomes[r].text; });
-      const auto where = alike ? "" : "rank " + std::to_string(r) + " (" + communicator().topology().hosts[r] + "): ";
-      log::error(where + outcomes[r].text);
-      return static_cast<int>(outcomes[r].code);
+    const auto cause = comm::root_cause(comm::agree(communicator(), mine, limit), communicator().topology().hosts);
+    if (cause) {
+      log::error(cause->what());
+      return static_cast<int>(cause->code());
     }
     return status;
   } catch (const comm::Lost& error) {

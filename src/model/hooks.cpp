@@ -14,21 +14,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-class BeforeAccumulation : public autograd::FunctionPreHook {
- public:
-  BeforeAccumulation(std::weak_ptr<Reducer> reducer, std::size_t index) : reducer_(std::move(reducer)), index_(index) {}
-
-  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
-    const auto reducer = reducer_.lock();
-    if (!reducer || !gradients.at(0).defined()) return gradients;
-    return {reducer->weigh(index_, gradients[0])};
-  }
-
- private:
-  std::weak_ptr<Reducer> reducer_;
-  std::size_t index_;
-};
-
 class AfterAccumulation : public autograd::PostAccumulateGradHook {
  public:
   AfterAccumulation(std::weak_ptr<Reducer> reducer, std::size_t index) : reducer_(std::move(reducer)), index_(index) {}
@@ -46,6 +31,7 @@ class AfterAccumulation : public autograd::PostAccumulateGradHook {
 }  // namespace
 
 Hooked hooked(const at::Tensor& parameter) {
+  if (!autograd::impl::get_autograd_meta(parameter)) return Hooked::no;  // never one that is trained
   const auto& hook = autograd::impl::post_acc_grad_hooks(parameter);
   if (!hook) return Hooked::no;
   const auto* ours = dynamic_cast<const AfterAccumulation*>(hook.get());
@@ -54,7 +40,14 @@ Hooked hooked(const at::Tensor& parameter) {
 }
 
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {
-  autograd::impl::add_hook(parameter, std::make_unique<BeforeAccumulation>(reducer, index));
+  // By the public way, so that it lives beside hooks of the user's own; it wants a tensor that is to be trained.
+  const bool trained = parameter.requires_grad();
+  parameter.set_requires_grad(true);
+  parameter.register_hook([reducer, index](const at::Tensor& gradient) {
+    const auto alive = reducer.lock();
+    return alive && gradient.defined() ? alive->weigh(index, gradient) : gradient;
+  });
+  parameter.set_requires_grad(trained);
   autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AfterAccumulation>(reducer, index));
 }
 

@@ -75,6 +75,7 @@ const std::string& Session::trial_name() const noexcept { return state_->run.nam
 std::string Session::experiment_name() const { return state_->run.path().parent_path().filename(); }
 const Config& Session::metadata() const noexcept { return state_->metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->launch.flags().seed; }
+std::int64_t Session::global_step() const noexcept { return state_->global_step; }
 at::Device Session::get_device() const { return state_->device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers; }
 void Session::barrier() const { state_->workers.barrier(); }
@@ -109,6 +110,11 @@ Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const 
   for (const auto& prepared : state_->models)
     if (prepared->module() == module.get()) prepared->synchronise_buffers();
   return Evaluation(std::move(module));
+}
+
+Worker Session::worker() const {
+  return {
+      .rank = world_rank(), .world = world_size(), .seed = seed(), .device = state_->device, .weight = state_->weight};
 }
 
 DatasetShard Session::get_dataset_shard(const std::string& name) const { return DatasetShard(state_->shard(name)); }

@@ -2,7 +2,7 @@
 #include "checkpoint/components.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/store.hpp"
-#include "checkpoint/together.hpp"
+#include "comm/together.hpp"
 #include "muster/error.hpp"
 #include "support/world.hpp"
 
@@ -22,6 +22,9 @@
 #include <vector>
 
 namespace muster::checkpoint {
+
+using comm::on_all;
+using comm::on_root;
 namespace {
 
 namespace fs = std::filesystem;

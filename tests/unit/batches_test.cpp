@@ -216,7 +216,7 @@ TEST(Position, GoesOnAtAnotherWorld) {
             const BatchOptions options{.global_batch_size = 4, .shuffle = !buffer, .local_shuffle_buffer_size = buffer};
             Config position;
             auto samples = run(World(size, ranks), options, stop, &position);
-            const World later(size, later_ranks);
+            const World later(size, later_ranks, true, /*seed=*/later_ranks == 1 ? 99 : 0);
             for (const auto& state : later.states) state->restore(Config::parse(position.dump()));
             const auto rest = run(later, options);
             samples.insert(samples.end(), rest.begin(), rest.end());
@@ -349,6 +349,28 @@ class Poison : public Preprocessor {
  private:
   int bad_;
 };
+
+// Memory is used again only when nobody can see it any more.
+TEST(Batches, KeepTheirValuesWhileTheyAreHeld) {
+  const std::int64_t rows = 64, features = 2048;  // large enough to be used again
+  const auto x = at::arange(rows * features, at::kFloat).view({rows, features});
+  const auto dataset = Dataset::from_tensors({{"x", x}});
+  const Samples even{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50};
+  Samples odd = even;
+  for (auto& sample : odd) ++sample;
+  std::optional<Batch> first = dataset.read(even);
+  const auto view = (*first)["x"].select(1, 0).slice(0, 1, 5);
+  const auto* memory = (*first)["x"].const_data_ptr();
+  (*first)["x"].squeeze_().t_();
+  first.reset();
+  EXPECT_NE(dataset.read(odd)["x"].const_data_ptr(), memory) << "a view holds it";
+  EXPECT_EQ(view[0].item<float>(), 2 * features);
+  const auto* second = dataset.read(odd)["x"].const_data_ptr();
+  const auto third = dataset.read(even);
+  EXPECT_EQ(third["x"].const_data_ptr(), second);
+  EXPECT_EQ(third["x"].sizes(), (at::IntArrayRef{26, features}));
+  EXPECT_EQ(third["x"][25][3].item<float>(), 50 * features + 3);
+}
 
 TEST(Batches, GoThroughThePreprocessor) {
   const auto dataset = numbers(4).transform(std::make_shared<Poison>());

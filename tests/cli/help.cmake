@@ -1,0 +1,13 @@
+# Every subcommand explains itself, with an example, in 80 columns.
+include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
+
+foreach(command "" convert "convert idx" "convert npy" "convert csv" inspect checkpoint "checkpoint ls" "checkpoint verify")
+  string(REPLACE " " ";" words "${command}")
+  muster(0 ${words} --help)
+  expect_match("${out}" "Example:\n  muster ")
+  expect_match("${out}" "Usage: muster[^\n]*${command}")
+  expect_narrow("${out}")
+endforeach()
+
+muster(0 --version)
+expect_match("${out}" "^muster [0-9]+\\.[0-9]+\\.[0-9]+\n$")

@@ -1,0 +1,40 @@
+# muster(CODE ARGS…): runs the tool in the test's folder and requires that it ends with CODE. What it printed is in
+# `out` and `err`. Results and errors must not mix: with CODE 0 stderr is empty, since it is no terminal here.
+cmake_minimum_required(VERSION 3.22)
+file(REMOVE_RECURSE "${FOLDER}")
+file(MAKE_DIRECTORY "${FOLDER}")
+
+macro(muster code)
+  execute_process(COMMAND "${TOOL}" ${ARGN} WORKING_DIRECTORY "${FOLDER}"
+                  RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
+  if(NOT result STREQUAL "${code}")
+    message(SEND_ERROR "muster ${ARGN} ended with ${result}, not ${code}\n${out}${err}")
+  endif()
+  if("${code}" EQUAL 0 AND NOT err STREQUAL "")
+    message(SEND_ERROR "muster ${ARGN} wrote to stderr: ${err}")
+  endif()
+  if(NOT "${code}" EQUAL 0 AND NOT err MATCHES "^muster: [^\n]*\n$")
+    message(SEND_ERROR "muster ${ARGN} did not say what is wrong in one line: ${err}")
+  endif()
+endmacro()
+
+function(expect_match text pattern)
+  if(NOT text MATCHES "${pattern}")
+    message(SEND_ERROR "no \"${pattern}\" in:\n${text}")
+  endif()
+endfunction()
+
+# expect_json(VALUE PATH…): what stands at that path of `out`.
+function(expect_json expected)
+  string(JSON value ERROR_VARIABLE problem GET "${out}" ${ARGN})
+  if(problem OR NOT value STREQUAL expected)
+    message(SEND_ERROR "${ARGN} is \"${value}\", not \"${expected}\" (${problem}) in:\n${out}")
+  endif()
+endfunction()
+
+function(expect_narrow text)
+  string(REGEX MATCH "(^|\n)[^\n]{81,}" wide "${text}")
+  if(wide)
+    message(SEND_ERROR "wider than 80 columns: ${wide}")
+  endif()
+endfunction()

@@ -1,0 +1,397 @@
+// What backward() leaves in .grad: the mean over the ranks, weighted by samples.
+#include "muster/error.hpp"
+#include "support/prepared.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace muster::model {
+namespace {
+
+using test::expect_close;
+using test::expect_same_bits_everywhere;
+using test::values;
+using test::world;
+namespace nn = torch::nn;
+
+/// Three layers, the middle one left out at will.
+struct NetImpl : nn::Module {
+  nn::Linear in{nullptr}, middle{nullptr}, out{nullptr};
+  NetImpl() {
+    in = register_module("in", nn::Linear(3, 4));
+    middle = register_module("middle", nn::Linear(4, 4));
+    out = register_module("out", nn::Linear(4, 2));
+  }
+  at::Tensor forward(at::Tensor x, bool use_middle = true) {
+    x = at::tanh(in(x));
+    if (use_middle) x = at::tanh(middle(x));
+    return out(x);
+  }
+};
+TORCH_MODULE(Net);
+
+class Gradients : public testing::Test {
+ protected:
+  /// The loss of this rank's `seed`-th batch.
+  at::Tensor loss(double seed, bool use_middle = true) {
+    return net_->forward(values({5, 3}, seed), use_middle).square().mean();
+  }
+  /// Sets this rank's samples in the step; rank r has samples[r].
+  void batch(const std::vector<std::int64_t>& samples) {
+    weight().local = samples.at(static_cast<std::size_t>(rank()));
+    weight().global = 0;
+    for (int r = 0; r < size(); ++r) weight().global += samples[static_cast<std::size_t>(r)];
+  }
+  double share() { return weight().relative(size()) / size(); }
+  data::StepWeight& weight() { return *prepare_.weight; }
+  void zero_grad() { net_->zero_grad(); }
+  std::vector<at::Tensor> parameters() { return net_->parameters(); }
+
+  /// The gradients of `loss` on this rank alone; .grad stays as it is.
+  std::vector<at::Tensor> local(const at::Tensor& loss) {
+    return torch::autograd::grad({loss}, parameters(), {}, std::nullopt, false, true);
+  }
+  /// What the ranks' local gradients make together, in double precision; undefined where there is none here.
+  std::vector<at::Tensor> together(const at::Tensor& loss) {
+    std::vector<at::Tensor> sums;
+    for (const auto& g : local(loss)) sums.push_back(g.defined() ? test::weighted_sum(g, share()) : at::Tensor());
+    return sums;
+  }
+  void expect_gradients(const std::vector<at::Tensor>& want) {
+    const auto named = net_->named_parameters();
+    ASSERT_EQ(named.size(), want.size());
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      expect_close(named[i].value().grad(), want[i], named[i].key());
+      expect_same_bits_everywhere(named[i].value().grad(), named[i].key());
+    }
+  }
+
+  static int rank() { return world().rank(); }
+  static int size() { return world().size(); }
+
+  test::Preparation prepare_;
+  Net net_;
+  std::shared_ptr<DataParallel> prepared_ = prepare_(net_.ptr());
+};
+
+std::vector<at::Tensor> operator+(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  std::vector<at::Tensor> sum;
+  for (std::size_t i = 0; i < a.size(); ++i) sum.push_back(a[i] + b[i]);
+  return sum;
+}
+
+TEST_F(Gradients, AreTheMean) {
+  for (int step = 0; step < 3; ++step) {
+    const auto want = together(loss(step));
+    zero_grad();
+    loss(step).backward();
+    expect_gradients(want);
+  }
+}
+
+TEST_F(Gradients, AreTheSameInEveryRun) {
+  loss(1).backward();
+  std::vector<at::Tensor> first;
+  for (const auto& p : parameters()) first.push_back(p.grad().clone());
+  zero_grad();
+  loss(1).backward();
+  for (std::size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(at::equal(parameters()[i].grad(), first[i])) << i;
+}
+
+TEST_F(Gradients, AreWeightedBySamples) {
+  batch({1, 5, 2, 3});
+  const auto want = together(loss(1));
+  loss(1).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, BesideHooksOfTheUsersOwn) {
+  for (const bool before : {true, false}) {
+    Net net;
+    if (before) net->in->weight.register_hook([](const at::Tensor& g) { return g * 2; });
+    const auto prepared = prepare_(net.ptr());
+    if (!before) net->in->weight.register_hook([](const at::Tensor& g) { return g * 2; });
+    std::swap(net_, net);
+    batch({1, 5, 2, 3});
+    const auto want = together(loss(1));  // doubled too: grad() runs the hook as well
+    loss(1).backward();
+    expect_gradients(want);
+    std::swap(net_, net);
+  }
+}
+
+TEST_F(Gradients, ANanOfAGhostDoesNotCount) {
+  batch({4, 0, 2, 0});
+  const auto infinity = std::numeric_limits<double>::infinity();
+  const auto want = together(loss(1));
+  (share() > 0 ? loss(1) : loss(1) * infinity * 0.0).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, NoSyncAddsUpHereAndTheNextPassAverages) {
+  const auto mine = local(loss(1));
+  const auto want = together(loss(1)) + together(loss(2)) + together(loss(3));
+  {
+    const NoSync scope(prepare_.no_sync_depth);
+    loss(1).backward();
+    for (std::size_t i = 0; i < mine.size(); ++i) expect_close(parameters()[i].grad(), mine[i], "this rank's own");
+    loss(2).backward();
+  }
+  loss(3).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, UnevenPassesAddUpToTheSumOfTheirMeans) {
+  const std::vector<std::vector<std::int64_t>> passes{{3, 1, 2, 4}, {5, 0, 0, 1}, {2, 2, 2, 2}, {1, 7, 0, 0}};
+  for (const bool sync : {false, true}) {  // without averaging in between, and with
+    zero_grad();
+    std::vector<at::Tensor> want;
+    for (std::size_t i = 0; i < passes.size(); ++i) {
+      batch(passes[i]);
+      const auto mean = together(loss(static_cast<double>(i)));
+      want = want.empty() ? mean : want + mean;
+    }
+    for (std::size_t i = 0; i < passes.size(); ++i) {
+      batch(passes[i]);
+      std::optional<NoSync> scope;
+      if (!sync && i + 1 < passes.size()) scope.emplace(prepare_.no_sync_depth);
+      loss(static_cast<double>(i)).backward();
+    }
+    expect_gradients(want);
+  }
+}
+
+TEST_F(Gradients, SeveralLossesAndARetainedGraph) {
+  const auto first = together(loss(1)), second = together(loss(2));
+  auto a = loss(1), b = loss(2);
+  a.backward({}, true);
+  b.backward();
+  a.backward();
+  expect_gradients(first + second + first);
+}
+
+TEST_F(Gradients, DoubleBackward) {
+  // A penalty on the gradient with respect to the input, as in WGAN-GP: grad() inside, backward() outside.
+  const auto penalty = [&] {
+    const auto x = values({5, 3}, 1).requires_grad_();
+    const auto g = torch::autograd::grad({net_->forward(x).sum()}, {x}, {}, true, true);
+    return (g[0].square().sum() + net_->forward(x).sum());
+  };
+  const auto want = together(penalty());
+  penalty().backward();
+  expect_gradients(want);
+
+  zero_grad();
+  batch({1, 2, 3, 4});
+  const auto of_gradients = [&] {  // grad() with respect to parameters is this rank's own, whatever the weight
+    const auto g = torch::autograd::grad({loss(1)}, {net_->in->weight}, {}, true, true);
+    return g[0].square().sum() + loss(2);
+  };
+  const auto weighted = together(of_gradients());
+  of_gradients().backward();
+  expect_gradients(weighted);
+}
+
+TEST_F(Gradients, OfAParameterThatSomeRanksUse) {
+  const bool mine = rank() == 0;  // the middle layer counts on rank 0 alone
+  std::vector<at::Tensor> want;
+  const auto here = local(loss(1, mine));
+  for (std::size_t i = 0; i < here.size(); ++i)
+    want.push_back(test::mean_over_ranks(here[i].defined() ? here[i] : at::zeros_like(parameters()[i])));
+  loss(1, mine).backward();
+  expect_gradients(want);
+  loss(1, mine).backward();  // onto the averages
+  for (auto& w : want) w = w * 2;
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, OfAParameterThatNoRankUsesStayAway) {
+  loss(1, false).backward();
+  EXPECT_FALSE(net_->middle->weight.grad().defined());
+  EXPECT_TRUE(net_->in->weight.grad().defined());
+
+  net_->middle->weight.mutable_grad() = at::full({4, 4}, 7.0f);
+  loss(1, false).backward();
+  EXPECT_TRUE(at::equal(net_->middle->weight.grad(), at::full({4, 4}, 7.0f))) << "one that is there is left alone";
+}
+
+TEST_F(Gradients, OfAParameterThatOnlyAGhostUsesStayAway) {
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(size()), 2);
+  samples.back() = 0;
+  if (size() == 1) samples[0] = 2;
+  batch(samples);
+  const bool ghost = share() == 0;
+  loss(1, ghost).backward();
+  EXPECT_FALSE(net_->middle->weight.grad().defined());
+  expect_same_bits_everywhere(net_->in->weight.grad(), "in.weight");
+}
+
+TEST_F(Gradients, PendingOnesAreAveragedThoughTheLastPassDidNotReachThem) {
+  const auto want = together(loss(1));
+  {
+    const NoSync scope(prepare_.no_sync_depth);
+    loss(1).backward();
+  }
+  loss(2, false).backward();
+  expect_close(net_->middle->weight.grad(), want[2], "middle.weight");
+}
+
+TEST_F(Gradients, FrozenAndUnfrozen) {
+  net_->middle->weight.set_requires_grad(false);
+  loss(1).backward();
+  EXPECT_FALSE(net_->middle->weight.grad().defined());
+  net_->middle->weight.set_requires_grad(true);
+  zero_grad();
+  const auto want = together(loss(2));
+  loss(2).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, UnfrozenAfterItWasPreparedFrozen) {
+  Net net;
+  net->middle->weight.set_requires_grad(false);
+  const auto prepared = prepare_(net.ptr());
+  std::swap(net_, net);
+  loss(1).backward();
+  net_->middle->weight.set_requires_grad(true);
+  zero_grad();
+  const auto want = together(loss(2));
+  loss(2).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, ZeroedInPlace) {
+  const auto want = together(loss(2));
+  loss(1).backward();
+  net_->zero_grad(/*set_to_none=*/false);
+  const auto before = net_->in->weight.grad();
+  loss(2).backward();
+  expect_gradients(want);
+  EXPECT_TRUE(net_->in->weight.grad().is_same(before));
+}
+
+TEST_F(Gradients, AnExceptionInBackwardLeavesTheNextOneWhole) {
+  bool boom = true;
+  net_->in->weight.register_hook([&](const at::Tensor&) {
+    if (boom) throw std::domain_error("boom");
+  });
+  EXPECT_THROW(loss(1, rank() == 0).backward(), std::domain_error) << "buckets on their way differ by rank";
+  boom = false;
+  zero_grad();
+  const auto want = together(loss(2));
+  loss(2).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, ARankThatGoesOnAfterAnExceptionIsAnErrorOnTheOthers) {
+  const auto want = together(loss(2));
+  bool boom = rank() == 0;
+  net_->in->weight.register_hook([&](const at::Tensor&) {
+    if (std::exchange(boom, false)) throw std::domain_error("boom");
+  });
+  if (rank() == 0)
+    EXPECT_THROW(loss(1).backward(), std::domain_error);
+  else
+    EXPECT_THROW(loss(1).backward(), Error);
+  zero_grad();
+  loss(2).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, OutliveTheReducer) {
+  prepared_.reset();
+  const auto want = local(loss(1));
+  loss(1).backward();
+  for (std::size_t i = 0; i < want.size(); ++i) expect_close(parameters()[i].grad(), want[i], "this rank's own");
+}
+
+TEST_F(Gradients, OfTwoModelsInOneBackward) {
+  // As a generator and a discriminator are: the ranks reach different parts of the second, so that its buckets start
+  // before those of the first on one rank and after them on another.
+  Net judge;
+  const auto judged = prepare_(judge.ptr());
+  const bool whole = rank() % 2 == 0;
+  const auto both = [&] {
+    const auto made = net_->forward(values({5, 3}, 1));
+    return judge->forward(at::cat({made, made.narrow(1, 0, 1)}, 1), whole).square().mean();
+  };
+  const auto want = together(both());
+  const auto of_judge = torch::autograd::grad({both()}, {judge->in->weight});
+  const auto want_judge = test::mean_over_ranks(of_judge[0]);
+  for (int step = 0; step < 3; ++step) {
+    zero_grad();
+    judge->zero_grad();
+    both().backward();
+    expect_gradients(want);
+    expect_close(judge->in->weight.grad(), want_judge, "of the second model");
+    expect_same_bits_everywhere(judge->middle->weight.grad(), "used on even ranks");
+  }
+}
+
+TEST(GradientsOf, SharedParameters) {
+  auto module = std::make_shared<nn::Module>();
+  const auto w = module->register_parameter("w", values({3, 3}, 1));
+  const auto again = module->register_parameter("again", w);
+  ASSERT_EQ(module->parameters().size(), 2u);
+  const auto prepared = test::Preparation()(module);
+  const auto loss = [&] { return at::tanh(values({2, 3}, 5).mm(w)).mm(again).square().sum(); };
+  const auto want = test::mean_over_ranks(torch::autograd::grad({loss()}, {w})[0]);
+  loss().backward();
+  expect_close(w.grad(), want, "w");
+  expect_same_bits_everywhere(w.grad(), "w");
+}
+
+TEST(GradientsOf, SeveralTypesAndLayouts) {
+  auto module = std::make_shared<nn::Module>();
+  std::vector<at::Tensor> all{
+      module->register_parameter("float", values({3, 4}, 1)),
+      module->register_parameter("double", values({5}, 2).to(at::kDouble)),
+      module->register_parameter("bfloat16", values({6}, 3).to(at::kBFloat16)),
+      module->register_parameter("turned", values({3, 4}, 4).t()),
+      module->register_parameter("scalar", values({}, 5)),
+      module->register_parameter("nothing", values({0, 3}, 6)),
+      module->register_parameter("images", values({2, 3, 4, 5}, 7).contiguous(at::MemoryFormat::ChannelsLast)),
+  };
+  const auto frozen = module->register_parameter("frozen", values({3}, 8), false);
+  const auto count = module->register_parameter("count", at::arange(3), false);
+  const auto prepared = test::Preparation()(module);
+  const auto loss = [&] {
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    for (const auto& p : all) sum = sum + (p.to(at::kDouble) * values(p.sizes(), 9).to(at::kDouble)).square().sum();
+    return sum;
+  };
+  const auto local = torch::autograd::grad({loss()}, all);
+  loss().backward();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto want = test::mean_over_ranks(local[i]);
+    const double tolerance = all[i].scalar_type() == at::kBFloat16 ? 2e-2 : 1e-5;
+    EXPECT_TRUE(at::allclose(all[i].grad().to(at::kDouble), want, tolerance, tolerance)) << i;
+    expect_same_bits_everywhere(all[i].grad(), std::to_string(i));
+  }
+  expect_same_bits_everywhere(frozen, "frozen");
+  EXPECT_FALSE(frozen.grad().defined() || frozen.requires_grad() || count.grad().defined());
+}
+
+TEST(GradientsOf, SparseOnesAreRefusedByName) {
+  auto module = std::make_shared<nn::SequentialImpl>(nn::Embedding(nn::EmbeddingOptions(6, 2).sparse(true)));
+  const auto prepared = test::Preparation()(module);
+  try {
+    module->forward(at::arange(3)).sum().backward();
+    FAIL() << "sparse gradients were taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the gradient of parameter 0.weight is sparse"), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace muster::model

@@ -1,0 +1,65 @@
+// A model prepared over the ranks of a test, without a session.
+#pragma once
+
+#include "model/data_parallel.hpp"
+#include "muster/process_group.hpp"
+#include "support/world.hpp"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::test {
+
+/// What a session gives its models.
+struct Preparation {
+  std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
+  std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
+  model::Shared shared{.communicator = world(),
+                       .new_group = [] { return make_process_group(world()); },
+                       .weight = weight,
+                       .no_sync_depth = no_sync_depth};
+  /// Small, so that a small model has several.
+  ModelOptions options{.bucket_bytes = 64, .first_bucket_bytes = 16};
+
+  std::shared_ptr<model::DataParallel> operator()(std::shared_ptr<torch::nn::Module> module) const {
+    return model::DataParallel::prepare(std::move(module), shared, options);
+  }
+};
+
+/// Values that differ by rank and by `seed`, the same in every run.
+inline at::Tensor values(at::IntArrayRef sizes, double seed) {
+  const auto count = at::empty(sizes).numel();
+  return at::sin(at::arange(count, at::kDouble) * 1.7 + seed * 3.1 + world().rank() * 0.9).to(at::kFloat).view(sizes);
+}
+
+/// The sum over the ranks of share × tensor, in double precision. Collective.
+inline at::Tensor weighted_sum(const at::Tensor& tensor, double share) {
+  auto sum = (tensor.detach().to(at::kDouble) * share).contiguous();
+  world().all_reduce(std::span(sum.mutable_data_ptr<double>(), static_cast<std::size_t>(sum.numel())));
+  return sum;
+}
+
+inline at::Tensor mean_over_ranks(const at::Tensor& tensor) { return weighted_sum(tensor, 1.0 / world().size()); }
+
+/// Collective.
+inline void expect_same_bits_everywhere(const at::Tensor& tensor, const std::string& what) {
+  const auto bytes = tensor.detach().contiguous().cpu();
+  const auto of_rank =
+      world().all_gather(std::string(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()));
+  for (const auto& other : of_rank) EXPECT_TRUE(other == of_rank[0]) << what;
+}
+
+inline void expect_close(const at::Tensor& have, const at::Tensor& want, const std::string& what) {
+  ASSERT_TRUE(have.defined()) << what;
+  ASSERT_EQ(have.sizes(), want.sizes()) << what;
+  EXPECT_TRUE(at::allclose(have.to(at::kDouble), want.to(at::kDouble), 1e-5, 1e-6)) << what << ": have\n"
+                                                                                    << have << "\nwant\n"
+                                                                                    << want;
+}
+
+}  // namespace muster::test

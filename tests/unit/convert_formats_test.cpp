@@ -1,0 +1,257 @@
+// Each format, its types, and what is refused.
+#include "muster/convert.hpp"
+#include "support/files.hpp"
+
+#include <c10/util/complex.h>
+
+#include <limits>
+#include <utility>
+
+namespace muster {
+namespace {
+
+using test::bytes, test::idx, test::message, test::npy, test::values;
+using Bytes = std::vector<std::uint8_t>;
+using Shape = std::vector<std::int64_t>;
+const ConvertOptions only_x{.columns = {"x"}};
+
+Config column(const std::filesystem::path& path, std::size_t index = 0) {
+  return describe_dataset(path.string()).at("columns").at(index);
+}
+
+class Idx : public test::FolderTest {
+ protected:
+  template <class Number>
+  void round_trip(int type, const std::vector<Number>& all, const char* dtype) {
+    const auto output = folder / "out.h5";
+    convert_idx({write("x", idx(type, {static_cast<std::uint32_t>(all.size())}, all))}, output, only_x);
+    EXPECT_EQ(values<Number>(output, "x"), all);
+    EXPECT_EQ(column(output).at("dtype"), dtype);
+  }
+  std::string refusal(const std::string& content) {
+    const auto input = write("input", content);
+    return message(ExitCode::data, [&] { convert_idx({input}, folder / "out.h5", only_x); });
+  }
+};
+
+TEST_F(Idx, KeepsEveryType) {
+  round_trip<std::uint8_t>(0x08, {0, 1, 255}, "uint8");
+  round_trip<std::int8_t>(0x09, {-128, 0, 127}, "int8");
+  round_trip<std::int16_t>(0x0B, {-32768, 1, 32767}, "int16");
+  round_trip<std::int32_t>(0x0C, {std::numeric_limits<std::int32_t>::min(), 1, 65536}, "int32");
+  round_trip<float>(0x0D, {-1.5F, 0, 3e38F}, "float32");
+  round_trip<double>(0x0E, {-1.5, 1e-300, 3e300}, "float64");
+}
+
+TEST_F(Idx, KeepsTheShapeOfImagesGzippedOrNot) {
+  Bytes pixels(2 * 3 * 4);
+  for (std::size_t i = 0; i < pixels.size(); ++i) pixels[i] = static_cast<std::uint8_t>(i);
+  const auto images = write_gz("images.gz", idx(0x08, {2, 3, 4}, pixels));
+  const auto labels = write("labels", idx(0x08, {2}, Bytes{7, 9}));
+  const auto output = folder / "out.h5";
+  EXPECT_EQ(convert_idx({images, labels}, output), std::vector{output});
+  EXPECT_EQ(column(output).at("shape"), Shape({2, 3, 4}));
+  EXPECT_EQ(column(output, 1).at("shape"), Shape({2}));
+  EXPECT_EQ(values<std::uint8_t>(output, "x"), pixels);
+  EXPECT_EQ(values<std::uint8_t>(output, "y"), Bytes({7, 9}));
+}
+
+TEST_F(Idx, RefusesWhatIsNotWhole) {
+  const auto whole = idx(0x08, {3}, Bytes{1, 2, 3});
+  EXPECT_NE(refusal("").find("truncated"), std::string::npos);
+  EXPECT_NE(refusal(whole.substr(0, 6)).find("truncated"), std::string::npos);
+  EXPECT_NE(refusal(whole.substr(0, 10)).find("2 follow: it is truncated"), std::string::npos);
+  EXPECT_NE(refusal(whole + "x").find("longer than it should be"), std::string::npos);
+  EXPECT_NE(refusal("\x89PNG and so on").find("not an IDX file"), std::string::npos);
+  EXPECT_NE(refusal(idx(0x0A, {1}, Bytes{1})).find("not an IDX file"), std::string::npos);
+  EXPECT_NE(refusal(idx(0x08, {}, Bytes{1})).find("not samples"), std::string::npos);
+  EXPECT_NE(refusal(idx(0x08, {0}, Bytes{})).find("no sample"), std::string::npos);
+  EXPECT_NE(refusal(idx(0x08, {2, 0}, Bytes{})).find("samples are empty"), std::string::npos);
+  EXPECT_NE(refusal(idx(0x08, std::vector<std::uint32_t>(40, 1), Bytes{1})).find("40 dimensions"), std::string::npos);
+  EXPECT_EQ(names(), std::vector<std::string>{"input"});
+}
+
+TEST_F(Idx, RefusesAbsurdSizesBeforeItAllocates) {
+  const std::uint32_t huge = 0xFFFFFFFF;
+  EXPECT_NE(refusal(idx(0x0E, {huge, huge, huge}, Bytes{})).find("absurdly large"), std::string::npos);
+  EXPECT_NE(refusal(idx(0x0E, {huge, 1 << 20}, Bytes{1})).find("truncated"), std::string::npos);
+  const auto packed = write_gz("packed", idx(0x0E, {huge, 1 << 20}, Bytes{1}));
+  const auto shuffled = [&] { convert_idx({packed}, folder / "out.h5", {.columns = {"x"}, .shuffle = 1}); };
+  EXPECT_NE(message(ExitCode::data, shuffled).find("more than can be packed"), std::string::npos);
+}
+
+TEST_F(Idx, RefusesDamagedGzip) {
+  Bytes noise(5000);
+  for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = static_cast<std::uint8_t>(i * i >> 3);
+  const auto path = write_gz("good.gz", idx(0x08, {5000}, noise));
+  std::ifstream file(path, std::ios::binary);
+  const std::string packed(std::istreambuf_iterator<char>(file), {});
+  EXPECT_NE(refusal(packed.substr(0, packed.size() - 9)).find("truncated"), std::string::npos);
+  auto flipped = packed;
+  flipped[flipped.size() - 6] ^= 1;  // in the checksum
+  EXPECT_NE(refusal(flipped).find("damaged"), std::string::npos);
+  EXPECT_EQ(names(), (std::vector<std::string>{"good.gz", "input"}));
+}
+
+TEST_F(Idx, RefusesMissingFilesAndFolders) {
+  const auto refused = [&](const char* name) {
+    return message(ExitCode::data, [&] { convert_idx({folder / name}, folder / "out.h5", only_x); });
+  };
+  EXPECT_NE(refused("none").find("No such file"), std::string::npos);
+  EXPECT_NE(refused(".").find("it is a folder"), std::string::npos);
+}
+
+class Npy : public test::FolderTest {
+ protected:
+  static std::string header(const std::string& descr, const std::string& shape) {
+    return "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }   \n";
+  }
+  template <class Number>
+  void round_trip(const std::string& descr, const std::vector<Number>& all, const char* dtype) {
+    const auto output = folder / "out.h5";
+    std::string content;
+    for (const auto& value : all) content += bytes(value, descr.front() == '>');
+    const auto shape = "(" + std::to_string(all.size()) + ",)";
+    for (const int version : {1, 2, 3}) {
+      convert_npy({write("x.npy", npy(header(descr, shape), content, version))}, output, only_x);
+      EXPECT_EQ(values<Number>(output, "x"), all) << descr;
+      EXPECT_EQ(column(output).at("dtype"), dtype);
+    }
+  }
+  std::string refusal(const std::string& content) {
+    const auto input = write("input", content);
+    return message(ExitCode::data, [&] { convert_npy({input}, folder / "out.h5", only_x); });
+  }
+};
+
+TEST_F(Npy, KeepsEveryTypeInBothByteOrders) {
+  for (const std::string order : {"<", ">"}) {
+    round_trip<std::int16_t>(order + "i2", {-2, 258}, "int16");
+    round_trip<std::int32_t>(order + "i4", {-2, 16909060}, "int32");
+    round_trip<std::int64_t>(order + "i8", {-2, 72623859790382856}, "int64");
+    round_trip<float>(order + "f4", {-1.25F, 3e38F}, "float32");
+    round_trip<double>(order + "f8", {-1.25, 3e300}, "float64");
+  }
+  round_trip<std::int8_t>("|i1", {-1, 1}, "int8");
+  round_trip<std::uint8_t>("|u1", {0, 255}, "uint8");
+}
+
+TEST_F(Npy, KeepsUnsignedHalfComplexAndBoolean) {
+  const auto output = folder / "out.h5";
+  const auto convert = [&](const std::string& descr, const std::string& content) {
+    convert_npy({write("x.npy", npy(header(descr, "(2,)"), content))}, output, only_x);
+    return column(output).at("dtype").get<std::string>();
+  };
+  for (const bool big : {false, true}) {
+    const std::string order = big ? ">" : "<";
+    EXPECT_EQ(convert(order + "u2", bytes<std::uint16_t>(1, big) + bytes<std::uint16_t>(65535, big)), "uint16");
+    EXPECT_EQ(values<std::int32_t>(output, "x"), (std::vector<std::int32_t>{1, 65535}));
+    EXPECT_EQ(convert(order + "u4", bytes<std::uint32_t>(1, big) + bytes<std::uint32_t>(4294967295, big)), "uint32");
+    EXPECT_EQ(values<std::int64_t>(output, "x"), (std::vector<std::int64_t>{1, 4294967295}));
+    EXPECT_EQ(convert(order + "u8", bytes<std::uint64_t>(1, big) + bytes<std::uint64_t>(1ULL << 62, big)), "uint64");
+    EXPECT_EQ(values<std::int64_t>(output, "x"), (std::vector<std::int64_t>{1, std::int64_t{1} << 62}));
+    EXPECT_EQ(convert(order + "f2", bytes<std::uint16_t>(0x3C00, big) + bytes<std::uint16_t>(0xC100, big)), "float16");
+    EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{1, -2.5F}));
+    const auto parts = bytes(1.5F, big) + bytes(-2.F, big) + bytes(3.F, big) + bytes(4.F, big);
+    EXPECT_EQ(convert(order + "c8", parts), "complex64");
+    EXPECT_EQ(values<c10::complex<float>>(output, "x"), (std::vector<c10::complex<float>>{{1.5F, -2}, {3, 4}}));
+  }
+  EXPECT_EQ(convert("<c16", bytes(1., false) + bytes(2., false) + bytes(3., false) + bytes(4., false)), "complex128");
+  EXPECT_EQ(convert("|b1", std::string("\1\0", 2)), "bool");
+  EXPECT_EQ(values<std::int8_t>(output, "x").size(), 2U);
+}
+
+TEST_F(Npy, RefusesWithTheRemedy) {
+  const std::string four(16, '\0');
+  EXPECT_NE(refusal(npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }", four)).find("ascontiguousarray"),
+            std::string::npos);
+  for (const char* descr : {"<U4", "|S4", "|O", "<M8[s]", "|V8", "<f16", "f4", "<i3", "|f4", ""})
+    EXPECT_NE(refusal(npy(header(descr, "(4,)"), four)).find("astype"), std::string::npos) << descr;
+  EXPECT_NE(refusal(npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (4,), }", four)).find("fields"),
+            std::string::npos);
+  EXPECT_NE(refusal("PK\3\4 an archive").find(".npz"), std::string::npos);
+  EXPECT_NE(refusal(npy(header("<f4", "(4,)"), four, 4)).find("version, 4.0"), std::string::npos);
+  EXPECT_NE(refusal(npy(header("<f4", "()"), four)).find("not samples"), std::string::npos);
+  EXPECT_NE(refusal(npy(header("<f4", "(4,)"), four + "x")).find("longer"), std::string::npos);
+  EXPECT_NE(refusal(npy(header("<f4", "(5,)"), four)).find("truncated"), std::string::npos);
+  EXPECT_NE(refusal(npy(header("<f4", "(4,)"), "").substr(0, 30)).find("truncated"), std::string::npos);
+  EXPECT_NE(refusal("\x93NUMPY\2" + std::string("\0\xFF\xFF\xFF\xFF", 5)).find("absurdly long"), std::string::npos);
+  EXPECT_EQ(names(), std::vector<std::string>{"input"});
+}
+
+TEST_F(Npy, RefusesMalformedHeaders) {
+  for (const char* text : {
+           "",
+           "{",
+           "{}",
+           "{'descr': '<f4', 'fortran_order': False}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), 'shape': (4,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), 'more': 1}",
+           "{'descr': '<f4', 'fortran_order': 0, 'shape': (4,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (4)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (-4,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': [4]}",
+           "{'descr': '<f4, 'fortran_order': False, 'shape': (4,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (4,)} x",
+       })
+    EXPECT_NE(refusal(npy(text, std::string(16, '\0'))).find("malformed"), std::string::npos) << text;
+}
+
+class Csv : public test::FolderTest {
+ protected:
+  std::filesystem::path convert(const std::vector<std::string>& contents) {
+    std::vector<std::filesystem::path> inputs;
+    for (const auto& content : contents) inputs.push_back(write(std::to_string(inputs.size()) + ".csv", content));
+    convert_csv(inputs, folder / "out.h5");
+    return folder / "out.h5";
+  }
+  std::string refusal(const std::string& content) {
+    const auto input = write("input.csv", content);
+    return message(ExitCode::data, [&] { convert_csv({input}, folder / "out.h5"); });
+  }
+};
+
+TEST_F(Csv, TakesTheLastFieldAsTarget) {
+  const auto output = convert({"\xEF\xBB\xBFsepal,petal,class\r\n1.5, -2e1 ,0\r\n\r\n\"+3\",1e-60,2"});
+  EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{1.5F, -20, 3, 0}));
+  EXPECT_EQ(values<std::int64_t>(output, "y"), (std::vector<std::int64_t>{0, 2}));
+  EXPECT_EQ(column(output).at("shape"), Shape({2, 2}));
+  EXPECT_EQ(column(output).at("dtype"), "float32");
+  EXPECT_EQ(column(output, 1).at("dtype"), "int64");
+}
+
+TEST_F(Csv, MakesTargetsFloatWhereOneIs) {
+  const auto output = convert({"1,2\n", "1,2.5\n1,3\n"});
+  EXPECT_EQ(values<float>(output, "y"), (std::vector<float>{2, 2.5F, 3}));
+  EXPECT_EQ(column(output, 1).at("dtype"), "float32");
+  EXPECT_EQ(column(output, 1).at("shape"), Shape({3}));
+}
+
+TEST_F(Csv, JoinsFilesEachWithItsHeader) {
+  const auto output = convert({"a,b\n1,2\n", "a,b\n3,4\n"});
+  EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{1, 3}));
+}
+
+TEST_F(Csv, KnowsAHeaderWithNumbersInIt) {
+  EXPECT_EQ(values<float>(convert({",0,1,target\n7,8,9,1\n"}), "x"), (std::vector<float>{7, 8, 9}));
+}
+
+TEST_F(Csv, NamesTheLineThatIsWrong) {
+  EXPECT_NE(refusal("1,2\n\n3\n").find("line 3: it has one field"), std::string::npos);
+  EXPECT_NE(refusal("1,2,3\n1,2\n").find("line 2: it has 2 fields"), std::string::npos);
+  EXPECT_NE(refusal("a,b\n1,\n").find("line 2: field 2 is missing"), std::string::npos);
+  EXPECT_NE(refusal("1,,3\n").find("line 1: field 2 is missing"), std::string::npos);
+  EXPECT_NE(refusal("NA,2\n").find("line 1: field 1 is missing"), std::string::npos);
+  EXPECT_NE(refusal("1,2\nnan,3\n").find("line 2: field 1 is missing"), std::string::npos);
+  EXPECT_NE(refusal("1,2\n1,setosa\n").find("\"setosa\", is not a number"), std::string::npos);
+  EXPECT_NE(refusal("1,2\n1e99,2\n").find("\"1e99\", is not a number"), std::string::npos);
+  EXPECT_NE(refusal("1,2\n0x1,2\n").find("\"0x1\", is not a number"), std::string::npos);
+  EXPECT_NE(refusal("1;2\n").find("one field"), std::string::npos);
+  EXPECT_NE(refusal("a,b\n").find("no sample"), std::string::npos);
+  EXPECT_NE(refusal("").find("no sample"), std::string::npos);
+  EXPECT_EQ(names(), std::vector<std::string>{"input.csv"});
+}
+
+}  // namespace
+}  // namespace muster

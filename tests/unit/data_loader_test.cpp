@@ -1,0 +1,150 @@
+#include "muster/data_loader.hpp"
+
+#include "data/step_weight.hpp"
+
+#include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
+#include <torch/data/datasets/map.h>
+#include <torch/data/datasets/tensor.h>
+#include <torch/data/transforms/stack.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace muster {
+namespace {
+
+using Samples = std::vector<std::int64_t>;
+using torch::data::samplers::DistributedSequentialSampler;
+
+/// Sample i is the number i.
+auto numbers(std::int64_t n) {
+  return torch::data::datasets::TensorDataset(at::arange(n))
+      .map(torch::data::transforms::Stack<torch::data::TensorExample>());
+}
+
+Worker worker(int rank, int world) {
+  return {.rank = rank, .world = world, .seed = 3, .weight = std::make_shared<data::StepWeight>()};
+}
+
+template <class Loader>
+Samples pass(Loader& loader, std::int64_t* steps = nullptr) {
+  Samples samples;
+  for (const auto& batch : loader) {
+    for (std::int64_t i = 0; i < loader.batch_samples(); ++i)
+      samples.push_back(batch.data[i].template item<std::int64_t>());
+    if (steps != nullptr) ++*steps;
+  }
+  return samples;
+}
+
+Samples indices(std::int64_t n) {
+  Samples samples(static_cast<std::size_t>(n));
+  std::iota(samples.begin(), samples.end(), 0);
+  return samples;
+}
+
+TEST(DataLoader, EverySampleOnceAndAsManySteps) {
+  for (const std::int64_t size : {1, 5, 12})
+    for (int world = 1; world <= 4; ++world)
+      for (const std::size_t threads : {0, 2}) {
+        Samples samples;
+        std::set<std::int64_t> steps;
+        for (int rank = 0; rank < world; ++rank) {
+          const auto loader = prepare_data_loader(worker(rank, world), numbers(size),
+                                                  {.batch_size = 2, .shuffle = true, .workers = threads});
+          std::int64_t count = 0;
+          const auto mine = pass(*loader, &count);
+          samples.insert(samples.end(), mine.begin(), mine.end());
+          steps.insert(count);
+        }
+        std::sort(samples.begin(), samples.end());
+        EXPECT_EQ(samples, indices(size));
+        EXPECT_EQ(steps.size(), 1u);
+      }
+}
+
+TEST(DataLoader, OrdersFollowEpochAndPass) {
+  const auto loader = prepare_data_loader(worker(0, 1), numbers(30), {.batch_size = 4, .shuffle = true});
+  const auto first = pass(*loader), second = pass(*loader);
+  loader->set_epoch(1);
+  const auto third = pass(*loader);
+  EXPECT_NE(first, second);
+  EXPECT_NE(first, third);
+  loader->set_epoch(0);
+  EXPECT_EQ(pass(*loader), first);
+  EXPECT_EQ(pass(*prepare_data_loader(worker(0, 1), numbers(7), {.batch_size = 4})), indices(7));
+}
+
+TEST(DataLoader, WeighsStepsByTheirSamples) {
+  const auto self = worker(2, 3);
+  const auto loader = prepare_data_loader(self, numbers(7), {.batch_size = 2, .workers = 2});
+  std::vector<std::pair<std::int64_t, std::int64_t>> weights;
+  Samples sizes;
+  for (const auto& batch : *loader) {
+    weights.emplace_back(self.weight->local, self.weight->global);
+    sizes.push_back(batch.data.size(0));
+    EXPECT_EQ(loader->batch_samples(), self.weight->local);
+  }
+  EXPECT_EQ(weights, (std::vector<std::pair<std::int64_t, std::int64_t>>{{2, 6}, {0, 1}}));
+  EXPECT_EQ(sizes, (Samples{2, 1}));
+  EXPECT_EQ(self.weight->global, 0);
+}
+
+TEST(DataLoader, APassMayBeLeftEarly) {
+  for (const std::size_t threads : {0, 2}) {
+    const auto self = worker(0, 1);
+    const auto loader = prepare_data_loader(self, numbers(100), {.batch_size = 2, .workers = threads});
+    for (auto& batch : *loader) {
+      EXPECT_EQ(batch.data[1].item<int>(), 1);
+      break;
+    }
+    EXPECT_EQ(self.weight->global, 0);
+    EXPECT_EQ(pass(*loader), indices(100));
+  }
+}
+
+TEST(DataLoader, DividesAGlobalBatchAndDropsTheLast) {
+  std::int64_t steps = 0;
+  pass(*prepare_data_loader(worker(1, 2), numbers(10), {.global_batch_size = 3}), &steps);
+  EXPECT_EQ(steps, 4);
+  steps = 0;
+  pass(*prepare_data_loader(worker(1, 2), numbers(10), {.global_batch_size = 3, .drop_last = true}), &steps);
+  EXPECT_EQ(steps, 3);
+}
+
+TEST(DataLoader, KeepsADistributedSampler) {
+  const auto self = worker(1, 2);
+  const auto loader = prepare_data_loader(self, numbers(10), {.batch_size = 2},
+                                          DistributedSequentialSampler(10, /*num_replicas=*/2, /*rank=*/1));
+  for (int repeat = 0; repeat < 2; ++repeat) EXPECT_EQ(pass(*loader), (Samples{5, 6, 7, 8, 9}));
+  for (const auto& batch : *loader) EXPECT_EQ(self.weight->global, 0) << batch.data;
+  const auto even = prepare_data_loader(self, numbers(10), {.batch_size = 2, .drop_last = true},
+                                        DistributedSequentialSampler(10, 2, 1));
+  EXPECT_EQ(pass(*even).size(), 4u);
+}
+
+TEST(DataLoader, MovesWhatABatchHolds) {
+  auto self = worker(0, 1);
+  self.device = at::kMeta;
+  const auto loader = prepare_data_loader(self, torch::data::datasets::TensorDataset(at::arange(4)));
+  for (const auto& batch : *loader)
+    for (const auto& example : batch) EXPECT_TRUE(example.data.is_meta());
+  torch::data::Example<> pair(at::arange(2), at::arange(2));
+  data::move_to(pair, at::kMeta);
+  EXPECT_TRUE(pair.data.is_meta() && pair.target.is_meta());
+}
+
+struct Unsized : torch::data::datasets::Dataset<Unsized> {
+  torch::data::Example<> get(std::size_t) override { return {}; }
+  std::optional<std::size_t> size() const override { return {}; }
+};
+
+TEST(DataLoader, RefusesWhatHasNoIndex) {
+  EXPECT_THROW(prepare_data_loader(worker(0, 1), Unsized()), Error);
+  EXPECT_THROW(prepare_data_loader(worker(0, 1), numbers(3), {.batch_size = 0}), Error);
+}
+
+}  // namespace
+}  // namespace muster
