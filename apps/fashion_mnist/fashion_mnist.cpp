@@ -39,7 +39,6 @@ void train(muster::Session& session, const muster::Config& config) {
   for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
     // 4. One pass over the training set.
     muster::Mean loss, accuracy;
-    std::int64_t step = 0;
     for (auto& batch : train_shard.iter_torch_batches(batches)) {
       const auto labels = batch["y"].to(torch::kLong);
       optimizer.zero_grad();
@@ -51,7 +50,8 @@ void train(muster::Session& session, const muster::Config& config) {
       accuracy.add(logits.argmax(1).eq(labels).to(torch::kFloat).mean(), batch.size());
       // A checkpoint in the middle of an epoch, if asked for.
       const auto every = config.at("checkpoint_steps").get<std::int64_t>();
-      if (every > 0 && ++step % every == 0) session.report({{"loss", loss}, {"accuracy", accuracy}}, state);
+      if (every > 0 && session.global_step() % every == 0)
+        session.report({{"loss", loss}, {"accuracy", accuracy}}, state);
     }
 
     scheduler.step();

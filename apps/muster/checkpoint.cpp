@@ -59,7 +59,8 @@ void verify(const Arguments& arguments) {
   if (damaged > 0)
     throw Error(ExitCode::data, doing,
                 std::to_string(damaged) + " of " + std::to_string(verified.size()) +
-                    (verified.size() == 1 ? " checkpoint is damaged" : " checkpoints are damaged"),
+                    (verified.size() == 1 ? " checkpoint" : " checkpoints") + (damaged == 1 ? " is" : " are") +
+                    " damaged",
                 "Resuming takes the newest that is whole");
 }
 

@@ -17,8 +17,11 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
   for (const auto& info : checkpoints)
     table.rows.push_back({name_of(info.path), std::to_string(info.training_iteration), std::to_string(info.epoch),
                           std::to_string(info.world_size), bytes_text(info.bytes),
-                          info.problem.empty() ? "whole" : "damaged: " + info.problem});
-  return to_text(table);
+                          info.problem.empty() ? "whole" : "damaged"});
+  std::string text = to_text(table), problems;
+  for (const auto& info : checkpoints)
+    if (!info.problem.empty()) problems += bullet(name_of(info.path) + ": " + info.problem);
+  return problems.empty() ? text : text + "\n" + problems;
 }
 
 Config to_json(const CheckpointInfo& info) {

@@ -9,7 +9,7 @@
 
 namespace muster::tool {
 
-/// A table of them.
+/// A table of them, and what is wrong with those that are damaged.
 std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints);
 Config to_json(const CheckpointInfo& info);
 

@@ -30,7 +30,7 @@ struct ScalingConfig {
 enum class ScoreOrder { max, min };
 
 struct CheckpointConfig {
-  /// How many checkpoints stay on disk; all unless given. The newest always stays.
+  /// How many checkpoints stay on disk; all unless given. The newest always stays, beside the best if it is not one.
   std::optional<int> num_to_keep = {};
   /// The reported metric by which the best are kept; the newest are kept where it is empty.
   std::string checkpoint_score_attribute = {};

@@ -26,13 +26,16 @@ class Error : public std::runtime_error {
   /// an empty remedy is left out.
   Error(ExitCode code, std::string_view doing, std::string_view fact, std::string_view remedy = {});
 
-  /// With the whole text, as another rank worded it.
-  Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  /// What the ranks have agreed on: the whole text, the same on all of them.
+  Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code), agreed_(true) {}
 
   ExitCode code() const noexcept { return code_; }
+  /// Whether every rank has this same error; otherwise it is this rank's own.
+  bool agreed() const noexcept { return agreed_; }
 
  private:
   ExitCode code_;
+  bool agreed_ = false;
 };
 
 /// What happened on another rank, raised here so that this rank leaves its work too. what() names rank and host.

@@ -109,6 +109,9 @@ class Session {
   std::string experiment_name() const;
   const Config& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
+  /// Steps of this run so far, those before a restored checkpoint counted: batches of split datasets that were taken
+  /// while gradients are recorded.
+  std::int64_t global_step() const noexcept;
 
   /// cuda:local_rank with use_gpu, else cpu.
   at::Device get_device() const;

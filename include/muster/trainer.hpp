@@ -118,7 +118,7 @@ class TorchTrainer : public DataParallelTrainer {
   template <class Function>
   static TrainLoop wrap(Function function) {
     if constexpr (std::is_invocable_v<Function&, Session&, const Config&>)
-      return std::move(function);
+      return function;
     else
       return [function = std::move(function)](Session& session, const Config&) mutable { function(session); };
   }

@@ -13,6 +13,6 @@ std::string sentence(std::string_view doing, std::string_view fact, std::string_
 }  // namespace
 
 Error::Error(ExitCode code, std::string_view doing, std::string_view fact, std::string_view remedy)
-    : Error(code, sentence(doing, fact, remedy)) {}
+    : std::runtime_error(sentence(doing, fact, remedy)), code_(code) {}
 
 }  // namespace muster

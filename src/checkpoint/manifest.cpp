@@ -273,8 +273,11 @@ Manifest read_manifest(const std::filesystem::path& directory) {
 }
 
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest) {
-  File file(directory / manifest_name, File::Mode::create);
-  file.append(to_text(manifest));
+  const auto path = directory / manifest_name;
+  const auto text = to_text(manifest);
+  from_text(text, path.string());  // what could not be read again is not written
+  File file(path, File::Mode::create);
+  file.append(text);
   file.sync();
   file.close();
 }

@@ -4,8 +4,12 @@
 #include "data/hdf5.hpp"
 
 #include <ATen/ops/empty.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <memory>
 #include <tuple>
 
@@ -14,6 +18,23 @@ namespace {
 
 const std::string making = "making state.h5";
 
+/// A sparse file in memory that goes with its owner. HDF5 writes there and nowhere else: when a write fails underneath
+/// it, HDF5 1.10 keeps a broken file open and takes the process down with it at the end.
+class MemoryFile {
+ public:
+  MemoryFile() : descriptor_(::memfd_create("state.h5", MFD_CLOEXEC)) {
+    if (descriptor_ < 0) throw Error(ExitCode::retry, making, std::strerror(errno), "Check the memory limits");
+  }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  ~MemoryFile() { ::close(descriptor_); }
+  int descriptor() const noexcept { return descriptor_; }
+  File open() const { return {"/proc/self/fd/" + std::to_string(descriptor_), File::Mode::read}; }
+
+ private:
+  int descriptor_;
+};
+
 /// Two tensors with the same key are the same numbers in the same memory.
 using MemoryKey = std::tuple<const void*, at::ScalarType, std::vector<std::int64_t>, std::vector<std::int64_t>>;
 
@@ -21,7 +42,8 @@ MemoryKey memory_key(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()};
 }
 
-void make_dataset(hid_t file, const std::string& name, const at::Tensor& tensor, hid_t links) {
+/// Gives the place of its values in the file.
+std::uint64_t make_dataset(hid_t file, const std::string& name, const at::Tensor& tensor, hid_t links) {
   const auto type = hdf5::type_of(tensor.scalar_type());
   const std::vector<hsize_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
   const auto check = [](hid_t id) { return hdf5::check(id, making, ExitCode::retry); };
@@ -35,7 +57,10 @@ void make_dataset(hid_t file, const std::string& name, const at::Tensor& tensor,
   check(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER));
   hdf5::Handle dataset(
       check(H5Dcreate2(file, name.c_str(), type.get(), space.get(), links, creation.get(), H5P_DEFAULT)), H5Dclose);
+  const auto offset = tensor.numel() == 0 ? 0 : H5Dget_offset(dataset.get());
+  if (offset == HADDR_UNDEF) throw Error(ExitCode::retry, making, "HDF5 gave " + name + " no place");
   dataset.close(making);
+  return offset;
 }
 
 hdf5::Handle link_properties() {
@@ -45,17 +70,29 @@ hdf5::Handle link_properties() {
   return links;
 }
 
-/// Reading the offsets from the closed file shows that its structure has arrived.
-void find_offsets(const std::filesystem::path& path, Layout& layout) {
-  const auto file = hdf5::open_file(path);
-  for (auto& tensor : layout.tensors) {
-    const auto dataset = hdf5::open_dataset(file.get(), tensor.name, tensor.name);
-    if (tensor.bytes == 0 || !tensor.same_as.empty()) continue;
-    const auto offset = H5Dget_offset(dataset.get());
-    if (offset == HADDR_UNDEF) throw Error(ExitCode::retry, making, "HDF5 gave " + tensor.name + " no place");
-    tensor.offset = offset;
+/// The whole file but for the values.
+Layout make_structure(const MemoryFile& memory, const Tensors& tensors) {
+  const hdf5::Lock lock;
+  auto file = hdf5::create_file(memory.descriptor());
+  const auto links = link_properties();
+  Layout layout;
+  std::map<MemoryKey, std::string> first_name;
+  for (const auto& [name, tensor] : tensors) {
+    TensorEntry entry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()};
+    const auto [first, is_new] = first_name.try_emplace(memory_key(tensor), name);
+    if (is_new || tensor.numel() == 0) {
+      entry.bytes = tensor.nbytes();
+      entry.offset = make_dataset(file.get(), name, tensor, links.get());
+    } else {
+      entry.same_as = first->second;
+      hdf5::check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), name.c_str(), links.get(), H5P_DEFAULT),
+                  making, ExitCode::retry);
+    }
+    layout.tensors.push_back(std::move(entry));
   }
-  layout.bytes = File(path, File::Mode::read).size();
+  file.close(making);
+  layout.bytes = memory.open().size();
+  return layout;
 }
 
 /// The tensors with bytes, in the order of the file.
@@ -146,26 +183,23 @@ void check_storable(const Tensors& tensors) {
 }
 
 Layout lay_out(const std::filesystem::path& path, const Tensors& tensors) {
-  const hdf5::Lock lock;
-  auto file = hdf5::create_file(path);
-  const auto links = link_properties();
-  Layout layout;
-  std::map<MemoryKey, std::string> first_name;
-  for (const auto& [name, tensor] : tensors) {
-    TensorEntry entry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()};
-    const auto [first, is_new] = first_name.try_emplace(memory_key(tensor), name);
-    if (is_new || tensor.numel() == 0) {
-      entry.bytes = tensor.nbytes();
-      make_dataset(file.get(), name, tensor, links.get());
-    } else {
-      entry.same_as = first->second;
-      hdf5::check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), name.c_str(), links.get(), H5P_DEFAULT),
-                  making, ExitCode::retry);
-    }
-    layout.tensors.push_back(std::move(entry));
-  }
-  file.close(making);
-  find_offsets(path, layout);
+  File file(path, File::Mode::create);
+  std::uint64_t values = 0;
+  for (const auto& [name, tensor] : tensors) values += tensor.nbytes();
+  file.truncate(values);  // where files may not grow as large, this says so
+  const MemoryFile memory;
+  const auto layout = make_structure(memory, tensors);
+  const auto structure = memory.open();
+  std::vector<std::byte> bytes;
+  each_segment(by_offset(layout.tensors), Range{0, layout.bytes}, [&](Range range, const TensorEntry* tensor) {
+    if (tensor != nullptr) return;
+    bytes.resize(range.end - range.begin);
+    structure.read_at(bytes, range.begin);
+    file.write_at(bytes, range.begin);
+  });
+  file.truncate(layout.bytes);
+  file.sync();
+  file.close();
   return layout;
 }
 

@@ -1,6 +1,6 @@
-// state.h5: the tensors. One rank lays the file out with HDF5 and closes it; then every rank writes its share of the
-// file's bytes where they belong, so no HDF5 call is collective. Reading goes by the manifest's offsets: HDF5 never
-// parses what somebody else has written.
+// state.h5: the tensors. One rank has HDF5 lay the file out in memory and writes what is not values; then every rank
+// writes its share of the file's bytes where they belong, so no HDF5 call is collective and none touches a disk.
+// Reading goes by the manifest's offsets: HDF5 never parses what somebody else has written.
 #pragma once
 
 #include "checkpoint/manifest.hpp"
@@ -31,7 +31,7 @@ Layout layout_from_json(const Config& json);
 void check_storable(const Tensors& tensors);
 
 /// Makes the file with a dataset for each tensor, the parts of its name being groups; nothing is in them yet. Tensors
-/// that share their memory become one dataset with several names.
+/// that share their memory become one dataset with several names. Durable but for its folder.
 Layout lay_out(const std::filesystem::path& path, const Tensors& tensors);
 
 /// Writes this part's pieces, durably; gives their checksums. An Error (ExitCode::usage) if the tensors are not those

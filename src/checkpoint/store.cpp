@@ -7,7 +7,7 @@
 #include "checkpoint/names.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/state_file.hpp"
-#include "checkpoint/together.hpp"
+#include "comm/together.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>
@@ -18,6 +18,9 @@
 #include <map>
 
 namespace muster::checkpoint {
+
+using comm::on_all;
+using comm::on_root;
 namespace {
 
 namespace fs = std::filesystem;
@@ -93,7 +96,8 @@ void publish(const fs::path& from, const fs::path& to) {
   try {
     sync_directory(to.parent_path());
   } catch (...) {
-    fs::rename(to, from);
+    std::error_code ignored;
+    fs::rename(to, from, ignored);
     throw;
   }
 }

@@ -16,17 +16,20 @@ constexpr int notice_tag = 1;
 // A notice fits into what MPI sends without the receiver's help.
 constexpr std::size_t longest_notice = 3000;
 
-std::string pack(const Outcome& outcome, std::size_t longest) {
-  std::string bytes(2, '\0');
-  bytes[0] = static_cast<char>(outcome.kind);
-  bytes[1] = static_cast<char>(outcome.code);
+std::string pack(const Outcome& outcome, bool raised, std::size_t longest) {
+  std::string bytes{static_cast<char>(outcome.kind), static_cast<char>(outcome.code), static_cast<char>(outcome.agreed),
+                    static_cast<char>(raised)};
   return bytes.append(outcome.text, 0, longest);
 }
 
+constexpr std::size_t packed_fields = 4;
+
 Outcome unpack(std::string_view bytes) {
   return {static_cast<Outcome::Kind>(bytes[0]), static_cast<ExitCode>(static_cast<unsigned char>(bytes[1])),
-          std::string(bytes.substr(2))};
+          bytes[2] != 0, std::string(bytes.substr(packed_fields))};
 }
+
+bool unpack_raised(std::string_view bytes) { return bytes[3] != 0; }
 
 }  // namespace
 
@@ -39,7 +42,7 @@ Alarm::Alarm(MPI_Comm comm) : comm_(comm) {
 void Alarm::raise(const Outcome& mine) {
   const std::lock_guard lock(mutex_);
   if (!sends_.empty() || size_ == 1) return;
-  sent_ = pack(mine, longest_notice);
+  sent_ = pack(mine, true, longest_notice);
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     sends_.push_back(MPI_REQUEST_NULL);
@@ -50,7 +53,7 @@ void Alarm::raise(const Outcome& mine) {
 }
 
 void Alarm::take(const MPI_Status& status) {
-  std::string bytes(longest_notice + 2, '\0');
+  std::string bytes(longest_notice + packed_fields, '\0');
   MPI_Status received;
   muster::comm::check(
       MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
@@ -102,24 +105,23 @@ Outcome caught() {
   try {
     throw;
   } catch (const RemoteError& error) {
-    return {Outcome::Kind::left, error.code(), error.what()};
+    return {Outcome::Kind::left, error.code(), false, error.what()};
   } catch (const Error& error) {
-    return {Outcome::Kind::failed, error.code(), error.what()};
+    return {Outcome::Kind::failed, error.code(), error.agreed(), error.what()};
   } catch (const std::exception& error) {
     const std::string_view text = error.what();
-    return {Outcome::Kind::failed, ExitCode::user_error,
+    return {Outcome::Kind::failed, ExitCode::user_error, false,
             std::string(text.substr(0, text.find("\nException raised from ")))};
   } catch (...) {
-    return {Outcome::Kind::failed, ExitCode::user_error, "an exception that is not a std::exception"};
+    return {Outcome::Kind::failed, ExitCode::user_error, false, "an exception that is not a std::exception"};
   }
 }
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
-  communicator.channel()->world->alarm.raise(mine);
+  if (mine.kind == Outcome::Kind::failed) communicator.channel()->world->alarm.raise(mine);
 }
 
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit) {
-  if (mine.kind == Outcome::Kind::failed) raise_alarm(world, mine);
   auto& shared = *world.channel()->world;
   const MPI_Comm comm = shared.agreement;
   const auto n = static_cast<std::size_t>(world.size());
@@ -134,7 +136,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     std::vector<int> lengths;
   };
   auto memory = std::make_unique<Memory>();
-  memory->mine = pack(mine, longest - 2);
+  memory->mine = pack(mine, shared.alarm.raised(), longest - packed_fields);
   memory->theirs.resize(n);
   memory->receives.assign(n, MPI_REQUEST_NULL);
   memory->sends.assign(n, MPI_REQUEST_NULL);
@@ -180,13 +182,26 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   std::vector<Outcome> outcomes(n);
   std::vector<bool> raised(n);
   for (std::size_t r = 0; r < n; ++r) {
-    outcomes[r] =
-        r == rank ? mine
-                  : unpack(std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r])));
-    raised[r] = outcomes[r].kind == Outcome::Kind::failed;
+    const auto bytes =
+        r == rank ? std::string_view(memory->mine)
+                  : std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r]));
+    outcomes[r] = unpack(bytes);
+    raised[r] = unpack_raised(bytes);
   }
   shared.alarm.clear(raised);
   return outcomes;
+}
+
+std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts) {
+  const auto has_failed = [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::failed; };
+  const auto first = std::find_if(outcomes.begin(), outcomes.end(), has_failed);
+  if (first == outcomes.end()) return std::nullopt;
+  const bool alike = std::all_of(outcomes.begin(), outcomes.end(),
+                                 [&](const Outcome& o) { return has_failed(o) && o.text == first->text; });
+  if (first->agreed || alike) return Error(first->code, first->text);
+  const auto rank = first - outcomes.begin();
+  return Error(first->code,
+               "rank " + std::to_string(rank) + " (" + hosts[static_cast<std::size_t>(rank)] + "): " + first->text);
 }
 
 }  // namespace muster::comm

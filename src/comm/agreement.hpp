@@ -2,7 +2,7 @@
 // as RemoteError; then all ranks meet in agree() and know what happened to each.
 //
 //   Outcome mine;
-//   try { attempt(); } catch (...) { mine = caught(); }
+//   try { attempt(); } catch (...) { mine = caught(); raise_alarm(world, mine); }
 //   auto outcomes = agree(world, mine, limit);         // collective over the world; the alarm is silent again
 //
 // After an attempt that failed, collectives may have been left half done: communicators that were used in it must not
@@ -13,6 +13,7 @@
 #include "muster/error.hpp"
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,15 +28,16 @@ struct Outcome {
   };
   Kind kind = Kind::done;
   ExitCode code = ExitCode::done;
-  std::string text;
+  bool agreed = false;  ///< every rank has the same error
+  std::string text = {};
 };
 
 /// What the exception that is being handled means for this rank: `left` for another rank's error, else `failed`. Of the
 /// text of torch's exceptions the backtrace is left out. To be called in a catch (...).
 Outcome caught();
 
-/// Tells all other ranks of the world that this one has failed. Returns at once; the second call in an attempt does
-/// nothing. agree() calls it where nobody has.
+/// Tells all other ranks of the world that this one has failed, if it has; their waits throw RemoteError from then on.
+/// Returns at once; the second call before agree() does nothing.
 void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
 /// Some ranks did not come to agree(): they are stuck or lost, and all that is left is to end the job.
@@ -45,5 +47,9 @@ class Lost : public Error {
 
 /// The outcome of every rank. Past the limit Lost (ExitCode::retry) names the ranks that did not come.
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
+
+/// What all ranks say of it: the root cause, none if no rank failed. An error that not all ranks have is put with its
+/// rank and host.
+std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
 
 }  // namespace muster::comm

@@ -22,6 +22,8 @@ class Alarm {
 
   /// Sends the notice to all other ranks, once per attempt.
   void raise(const Outcome& mine);
+  /// Whether it has, since the last clear().
+  bool raised() const noexcept { return !sends_.empty(); }
   /// Throws the notice of another rank as RemoteError, again and again until clear().
   void check();
   /// Takes in the notices of the ranks that raised (`raised[rank]`), and is silent again.

@@ -154,6 +154,17 @@ herr_t close_written(hid_t file) {
   return -1;
 }
 
+Handle creation_access(std::uint64_t alignment, const std::string& doing) {
+  Handle access(check(H5Pcreate(H5P_FILE_ACCESS), doing, ExitCode::retry), H5Pclose);
+#if H5_VERSION_GE(1, 10, 7)
+  check(H5Pset_file_locking(access.get(), false, true), doing, ExitCode::retry);
+#endif
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
+  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), doing, ExitCode::retry);
+  if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
+  return access;
+}
+
 }  // namespace
 
 Lock::Lock() : lock_(mutex()) {
@@ -242,16 +253,20 @@ Handle open_file(const std::filesystem::path& path) {
 Handle create_file(const std::filesystem::path& path, std::uint64_t alignment) {
   const Lock lock;
   const std::string doing = "creating " + path.string();
-  const Handle access(check(H5Pcreate(H5P_FILE_ACCESS), doing, ExitCode::retry), H5Pclose);
+  const auto access = creation_access(alignment, doing);
   check(H5Pset_fapl_sec2(access.get()), doing, ExitCode::retry);
-#if H5_VERSION_GE(1, 10, 7)
-  check(H5Pset_file_locking(access.get(), false, true), doing, ExitCode::retry);
-#endif
-  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
-  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), doing, ExitCode::retry);
-  if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
   return {check(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), doing, ExitCode::retry),
           close_written};
+}
+
+Handle create_file(int descriptor, std::uint64_t alignment) {
+  const Lock lock;
+  const auto path = "/proc/self/fd/" + std::to_string(descriptor);
+  const std::string doing = "creating an HDF5 file in " + path;
+  const auto access = creation_access(alignment, doing);
+  // The driver of POSIX calls insists on a real path behind the link.
+  check(H5Pset_fapl_stdio(access.get()), doing, ExitCode::retry);
+  return {check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), doing, ExitCode::retry), H5Fclose};
 }
 
 Handle open_group(hid_t file, const std::string& name, const std::string& shown) {

@@ -63,6 +63,8 @@ std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = 
 Handle open_file(const std::filesystem::path& path);
 /// Makes a new file in the latest format, early allocation and data aligned to `alignment` bytes; it must not exist.
 Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
+/// The same in an open, empty file that need not have a name (memfd_create).
+Handle create_file(int descriptor, std::uint64_t alignment = 4096);
 
 /// Opens a group or a dataset by its path inside the file. Refuses soft links that lead nowhere and external ones.
 Handle open_group(hid_t file, const std::string& name, const std::string& shown);

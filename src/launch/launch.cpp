@@ -92,7 +92,7 @@ void Launch::State::add_flags() {
     std::string variable = "MUSTER_";
     for (const char* c = name + 2; *c != '\0'; ++c)
       variable += *c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
-    return app.add_option(name, value, help)->envname(variable)->group("muster");
+    return app.add_option(name, value, help)->envname(variable)->group("muster")->take_last();
   };
   option("--storage", parsing.storage, "Folder of the runs, on a file system that all nodes share [runs]");
   option("--name", parsing.name, "The run's name [program and Slurm job id, or program and time]");
@@ -235,19 +235,16 @@ int Launch::run_body(const std::function<int()>& body) {
     give_up(error);
   } catch (...) {
     mine = comm::caught();
+    comm::raise_alarm(communicator(), mine);
   }
 
   try {
     const auto limit =
         mine.kind == Outcome::Kind::done ? comm::time_limit(communicator()) : std::chrono::milliseconds(grace);
-    const auto outcomes = comm::agree(communicator(), mine, limit);
-    for (std::size_t r = 0; r < outcomes.size(); ++r) {
-      if (outcomes[r].kind != Outcome::Kind::failed) continue;
-      const bool alike =
-          std::all_of(outcomes.begin(), outcomes.end(), [&](const Outcome& o) { return o.text == outcomes[r].text; });
-      const auto where = alike ? "" : "rank " + std::to_string(r) + " (" + communicator().topology().hosts[r] + "): ";
-      log::error(where + outcomes[r].text);
-      return static_cast<int>(outcomes[r].code);
+    const auto cause = comm::root_cause(comm::agree(communicator(), mine, limit), communicator().topology().hosts);
+    if (cause) {
+      log::error(cause->what());
+      return static_cast<int>(cause->code());
     }
     return status;
   } catch (const comm::Lost& error) {

@@ -2,14 +2,26 @@
 
 #include "comm/agreement.hpp"
 
-#include <algorithm>
-#include <string>
-
 namespace muster::train {
+namespace {
 
-std::optional<Error> attempt(const Communicator& world, std::chrono::milliseconds patience,
-                             std::chrono::milliseconds grace, const std::function<void()>& work) {
-  using comm::Outcome;
+using comm::Outcome;
+
+std::optional<Error> conclude(const Communicator& world, const Patience& patience, const Outcome& mine) {
+  try {
+    const auto outcomes = comm::agree(world, mine, mine.kind == Outcome::Kind::done ? patience.done : patience.failed);
+    return comm::root_cause(outcomes, world.topology().hosts);
+  } catch (const comm::Lost& lost) {
+    if (mine.kind != Outcome::Kind::failed) throw;
+    throw comm::Lost(mine.code, mine.text + " (then: " + lost.what() + ")");
+  }
+}
+
+}  // namespace
+
+std::optional<Error> attempt(const Communicator& world, const Patience& patience, const std::function<void()>& work) {
+  // Nobody is still in a collective outside of the attempt, where an alarm from inside would be heard.
+  comm::agree(world, {}, patience.done);
   Outcome mine;
   try {
     work();
@@ -17,28 +29,19 @@ std::optional<Error> attempt(const Communicator& world, std::chrono::millisecond
     throw;
   } catch (...) {
     mine = comm::caught();
+    comm::raise_alarm(world, mine);
   }
+  return conclude(world, patience, mine);
+}
 
-  std::vector<Outcome> outcomes;
+void check_together(const Communicator& world, const Patience& patience, const std::function<void()>& work) {
+  Outcome mine;
   try {
-    outcomes = comm::agree(world, mine, mine.kind == Outcome::Kind::done ? patience : grace);
-  } catch (const comm::Lost& lost) {
-    if (mine.kind != Outcome::Kind::failed) throw;
-    throw comm::Lost(mine.code, mine.text + " (then: " + lost.what() + ")");
+    work();
+  } catch (...) {
+    mine = comm::caught();
   }
-  const auto failed =
-      std::find_if(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.kind == Outcome::Kind::failed; });
-  if (failed == outcomes.end()) return std::nullopt;
-  const bool alike = std::all_of(outcomes.begin(), outcomes.end(), [&](const Outcome& o) {
-    return o.kind == Outcome::Kind::done || o.text == failed->text;
-  });
-  if (alike && std::count_if(outcomes.begin(), outcomes.end(),
-                             [](const Outcome& o) { return o.kind == Outcome::Kind::failed; }) > 1)
-    return Error(failed->code, failed->text);
-  const auto rank = static_cast<std::size_t>(failed - outcomes.begin());
-  if (outcomes.size() == 1) return Error(failed->code, failed->text);
-  return Error(failed->code,
-               "rank " + std::to_string(rank) + " (" + world.topology().hosts[rank] + "): " + failed->text);
+  if (const auto error = conclude(world, patience, mine)) throw *error;
 }
 
 }  // namespace muster::train

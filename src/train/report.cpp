@@ -1,6 +1,7 @@
 // A report: metrics over the workers, a checkpoint if there is something to save, a row in the run's files.
 #include "base/log.hpp"
 #include "checkpoint/components.hpp"
+#include "comm/together.hpp"
 #include "muster/error.hpp"
 #include "observe/reduction.hpp"
 #include "train/random.hpp"
@@ -12,34 +13,22 @@
 namespace muster::train {
 namespace {
 
+/// What one worker brings to a report.
 struct Part {
-  Config metrics = Config::object();
+  Config metrics;
   bool saves_state = false;
   bool saves_files = false;
   bool stop = false;
-  ExitCode code = ExitCode::done;
-  std::string error = {};
 
   std::string pack() const {
-    const auto bytes = Config::to_cbor({metrics, saves_state, saves_files, stop, static_cast<int>(code), error});
+    const auto bytes = Config::to_cbor({metrics, saves_state, saves_files, stop});
     return {bytes.begin(), bytes.end()};
   }
   static Part unpack(const std::string& bytes) {
     const auto fields = Config::from_cbor(bytes);
-    return {fields[0], fields[1], fields[2], fields[3], static_cast<ExitCode>(fields[4].get<int>()), fields[5]};
+    return {fields[0], fields[1], fields[2], fields[3]};
   }
 };
-
-/// Throws what a worker could not do, the same on all.
-void throw_first(const std::vector<Part>& parts, const Topology& topology) {
-  for (std::size_t r = 0; r < parts.size(); ++r) {
-    if (parts[r].code == ExitCode::done) continue;
-    const bool alike =
-        std::all_of(parts.begin(), parts.end(), [&](const Part& p) { return p.error == parts[r].error; });
-    throw Error(parts[r].code,
-                (alike ? "" : "rank " + std::to_string(r) + " (" + topology.hosts[r] + "): ") + parts[r].error);
-  }
-}
 
 bool any(const std::vector<Part>& parts, bool Part::*flag) {
   return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part.*flag; });
@@ -70,19 +59,13 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   restore_called = true;
 
-  Part mine{.saves_state = entries != nullptr, .saves_files = files.has_value(), .stop = launch.stop_requested()};
-  try {
-    mine.metrics = observe::encode(metrics);
-  } catch (const Error& error) {
-    mine.code = error.code();
-    mine.error = error.what();
-  }
   std::vector<Part> parts;
-  for (const auto& bytes : control.all_gather(mine.pack())) parts.push_back(Part::unpack(bytes));
-  throw_first(parts, control.topology());
+  for (const auto& bytes : comm::on_all(control, [&] {
+         return Part{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}.pack();
+       }))
+    parts.push_back(Part::unpack(bytes));
   const bool saves_state = any(parts, &Part::saves_state);
-  if (saves_state != mine.saves_state ||
-      (saves_state && !std::all_of(parts.begin(), parts.end(), [](const Part& p) { return p.saves_state; })))
+  if (!std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return part.saves_state == saves_state; }))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
 

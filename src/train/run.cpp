@@ -1,7 +1,7 @@
 #include "train/run.hpp"
 
 #include "base/log.hpp"
-#include "comm/root.hpp"
+#include "comm/together.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ void check_run_name(const std::string& name) {
 
 Run::Run(const Communicator& world, const Launch& launch, const RunConfig& config) : root_(world.rank() == 0) {
   const auto& flags = launch.flags();
-  const auto chosen = comm::root_decides(world, [&] {
+  const auto chosen = comm::on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
     check_storage(storage);
@@ -113,7 +113,7 @@ void Run::take() {
 void Run::check_shared(const Communicator& world) const {
   if (world.topology().num_nodes == 1) return;
   const auto file = path_ / ".token";
-  const auto token = comm::root_decides(world, [&] {
+  const auto token = comm::on_root(world, [&] {
     const auto value = std::to_string(std::random_device{}()) + std::to_string(::getpid());
     write_file(file, value);
     return value;

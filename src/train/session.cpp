@@ -75,6 +75,7 @@ const std::string& Session::trial_name() const noexcept { return state_->run.nam
 std::string Session::experiment_name() const { return state_->run.path().parent_path().filename(); }
 const Config& Session::metadata() const noexcept { return state_->metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->launch.flags().seed; }
+std::int64_t Session::global_step() const noexcept { return state_->global_step; }
 at::Device Session::get_device() const { return state_->device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers; }
 void Session::barrier() const { state_->workers.barrier(); }

@@ -2,7 +2,7 @@
 
 #include "base/log.hpp"
 #include "comm/environment.hpp"
-#include "comm/root.hpp"
+#include "comm/together.hpp"
 #include "launch/settings.hpp"
 #include "muster/version.hpp"
 #include "train/attempt.hpp"
@@ -99,7 +99,7 @@ bool already_finished(const Config& previous, const Config& params) {
 
 /// The checkpoint that --resume PATH names: PATH itself, or the newest whole one of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& communicator) {
-  return Checkpoint::from_directory(comm::root_decides(communicator, [&] {
+  return Checkpoint::from_directory(comm::on_root(communicator, [&] {
     if (std::filesystem::exists(path / "manifest.json")) return path.string();
     const auto all = list_checkpoints(path);
     const auto newest =
@@ -198,7 +198,7 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
 
 /// What the run's directory holds now, the same on every rank.
 Result read_result(const Communicator& world, const Run& run, const CheckpointConfig& config) {
-  const auto content = Config::parse(comm::root_decides(world, [&] {
+  const auto content = Config::parse(comm::on_root(world, [&] {
     Config checkpoints = Config::array();
     std::string newest;
     int newest_index = -1;
@@ -233,31 +233,31 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 Result DataParallelTrainer::fit() {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
-  const auto patience = comm::time_limit(world);
+  const auto limit = comm::time_limit(world);
   const int workers = count_workers(launch_, options_.scaling_config);
-  options_.train_loop_config = Config::parse(comm::root_decides(
+  options_.train_loop_config = Config::parse(comm::on_root(
       world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
-  const auto throw_if = [](const std::optional<Error>& error) {
-    if (error) throw *error;
-  };
+  comm::on_root(world, [&] {
+    if (flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
+      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
+                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
+    return std::string();
+  });
   // Everything that can be found wrong before training is, on the rank that sees it.
   at::Device device = at::kCPU;
-  throw_if(train::attempt(world, patience, last_grace, [&] {
+  train::check_together(world, {.done = limit, .failed = last_grace}, [&] {
     setup();
     device = choose_device(options_.scaling_config, world);
     for (const auto& [name, dataset] : options_.datasets) static_cast<void>(dataset.count());
-    if (world.rank() == 0 && flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
-      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
-                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
-  }));
+  });
 
   Config params = describe(launch_, options_, run, workers);
   if (flags.resume == Resume::automatic && already_finished(run.previous_params(), params)) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
     return read_result(world, run, options_.run_config.checkpoint_config);
   }
-  comm::root_decides(world, [&] { return run.write_params(params), std::string(); });
+  comm::on_root(world, [&] { return run.write_params(params), std::string(); });
   if (world.rank() == 0)
     log::info("run " + run.path().string() + ": " + std::to_string(workers) +
               (workers == 1 ? " worker on " : " workers on ") + std::to_string(world.topology().num_nodes) +
@@ -272,26 +272,27 @@ Result DataParallelTrainer::fit() {
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto part = world.split(works ? 0 : 1);
     const auto control = part.duplicate();
-    error = train::attempt(
-        world, works ? patience : spare_patience, last ? std::chrono::milliseconds(last_grace) : patience, [&] {
-          if (!works) return;
-          SessionState session{.launch = launch_,
-                               .run = run,
-                               .workers = part,
-                               .control = control,
-                               .scaling = options_.scaling_config,
-                               .config = options_.run_config,
-                               .metadata = options_.metadata,
-                               .device = device,
-                               .preprocessor = options_.preprocessor,
-                               .datasets = options_.datasets,
-                               .data_config = options_.dataset_config,
-                               .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
-          train_once(session, options_, train_loop_);
-        });
+    const train::Patience patience{.done = works ? limit : std::chrono::milliseconds(spare_patience),
+                                   .failed = last ? std::chrono::milliseconds(last_grace) : limit};
+    error = train::attempt(world, patience, [&] {
+      if (!works) return;
+      SessionState session{.launch = launch_,
+                           .run = run,
+                           .workers = part,
+                           .control = control,
+                           .scaling = options_.scaling_config,
+                           .config = options_.run_config,
+                           .metadata = options_.metadata,
+                           .device = device,
+                           .preprocessor = options_.preprocessor,
+                           .datasets = options_.datasets,
+                           .data_config = options_.dataset_config,
+                           .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
+      train_once(session, options_, train_loop_);
+    });
     if (!error) break;
     if (error->code() != ExitCode::stopped)
-      comm::root_decides(world, [&] { return run.write_error(error->what()), std::string(); });
+      comm::on_root(world, [&] { return run.write_error(error->what()), std::string(); });
     if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) break;
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
@@ -299,7 +300,7 @@ Result DataParallelTrainer::fit() {
   }
   if (!error) {
     params["finished"] = true;
-    comm::root_decides(world, [&] { return run.write_error(""), run.write_params(params), std::string(); });
+    comm::on_root(world, [&] { return run.write_error(""), run.write_params(params), std::string(); });
   }
   auto result = read_result(world, run, options_.run_config.checkpoint_config);
   result.error = error;

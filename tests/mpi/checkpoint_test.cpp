@@ -2,7 +2,7 @@
 #include "checkpoint/components.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/store.hpp"
-#include "checkpoint/together.hpp"
+#include "comm/together.hpp"
 #include "muster/error.hpp"
 #include "support/world.hpp"
 
@@ -10,15 +10,21 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 namespace muster::checkpoint {
+
+using comm::on_all;
+using comm::on_root;
 namespace {
 
 namespace fs = std::filesystem;
@@ -173,7 +179,7 @@ TEST(Store, OneRanksFailureIsEverybodysAndLeavesTheOldOne) {
     auto contents = contents_of(2);
     if (world().rank() == last) spoil(contents);
     const auto what = error_of([&] { store.commit(contents); }, code);
-    EXPECT_NE(what.find("rank " + std::to_string(last) + " on "), std::string::npos) << what;
+    EXPECT_NE(what.find("rank " + std::to_string(last) + " ("), std::string::npos) << what;
     EXPECT_NE(what.find(fact), std::string::npos) << what;
     EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
   };
@@ -198,6 +204,40 @@ TEST(Store, OneRanksFailureIsEverybodysAndLeavesTheOldOne) {
   }
   EXPECT_EQ(store.commit(contents_of(5)).path(), run / "checkpoint_000001") << "and it goes on";
   expect_state(store.read(*store.newest()).state, 5);
+}
+
+/// While it lives this process cannot write past that byte of any file: the nearest thing to a full disk that needs no
+/// rights.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    ::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+TEST(Store, ADiskThatTakesNoMoreOnOneRankIsEverybodysError) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {.num_to_keep = 1});
+  store.commit(contents_of(1));
+  for (const int bad : {0, world().size() - 1}) {
+    std::optional<SmallFiles> limit;
+    if (world().rank() == bad) limit.emplace(2000);
+    error_of([&] { store.commit(contents_of(2)); }, ExitCode::retry);
+    EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+  }
+  expect_state(store.read(*store.newest()).state, 1);
+  store.commit(contents_of(3));
+  EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000001"});
 }
 
 TEST(Store, RandomStatesMustBeOfOneLength) {

@@ -1,7 +1,7 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/environment.hpp"
-#include "comm/root.hpp"
+#include "comm/together.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
@@ -97,12 +97,12 @@ TEST(Collectives, WaitEndsAtItsLimit) {
   EXPECT_EQ(value, 0);
 }
 
-TEST(RootDecides, EveryoneHearsTheValueOrTheError) {
+TEST(Together, EveryoneHearsTheValueOrTheError) {
   int calls = 0;
-  EXPECT_EQ(root_decides(world(), [&] { return ++calls, std::string("yes"); }), "yes");
+  EXPECT_EQ(on_root(world(), [&] { return ++calls, std::string("yes"); }), "yes");
   EXPECT_EQ(calls, world().rank() == 0 ? 1 : 0);
   try {
-    root_decides(world(), []() -> std::string { throw Error(ExitCode::data, "opening a", "it is not there", "Look"); });
+    on_root(world(), []() -> std::string { throw Error(ExitCode::data, "opening a", "it is not there", "Look"); });
     FAIL() << "no Error was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::data);
@@ -110,8 +110,27 @@ TEST(RootDecides, EveryoneHearsTheValueOrTheError) {
   }
 }
 
+TEST(Together, OneRanksErrorIsEverybodys) {
+  const int bad = world().size() - 1;
+  const auto values = on_all(world(), [] { return "from " + std::to_string(world().rank()); });
+  for (int r = 0; r < world().size(); ++r) EXPECT_EQ(values[static_cast<std::size_t>(r)], "from " + std::to_string(r));
+  try {
+    on_all(world(), [&]() -> std::string {
+      if (world().rank() == bad) throw Error(ExitCode::retry, "writing a", "the disk is full");
+      return {};
+    });
+    FAIL() << "no Error was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::retry);
+    EXPECT_TRUE(error.agreed());
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("rank " + std::to_string(bad)) != std::string::npos, world().size() > 1) << text;
+    EXPECT_NE(text.find("writing a: the disk is full"), std::string::npos);
+  }
+}
+
 TEST(Agreement, EveryRankHearsEveryOutcome) {
-  const Outcome mine{Outcome::Kind::done, ExitCode::done, "from " + std::to_string(world().rank())};
+  const Outcome mine{Outcome::Kind::done, ExitCode::done, false, "from " + std::to_string(world().rank())};
   const auto outcomes = agree(world(), mine, 30s);
   for (int r = 0; r < world().size(); ++r)
     EXPECT_EQ(outcomes[static_cast<std::size_t>(r)].text, "from " + std::to_string(r));
@@ -125,7 +144,8 @@ TEST(Agreement, AnErrorOnOneRankFreesTheOthers) {
     const auto channel = world().duplicate();
     Outcome mine;
     if (world().rank() == bad) {
-      mine = {Outcome::Kind::failed, ExitCode::data, "bad sample " + std::to_string(attempt)};
+      mine = {Outcome::Kind::failed, ExitCode::data, false, "bad sample " + std::to_string(attempt)};
+      raise_alarm(world(), mine);
     } else {
       try {
         channel.barrier();
@@ -135,19 +155,29 @@ TEST(Agreement, AnErrorOnOneRankFreesTheOthers) {
         EXPECT_EQ(error.code(), ExitCode::data);
         EXPECT_NE(std::string(error.what()).find("bad sample " + std::to_string(attempt)), std::string::npos);
         EXPECT_THROW(channel.barrier(), RemoteError) << "it stays raised until all have agreed";
-        mine = {Outcome::Kind::left, error.code(), error.what()};
+        mine = caught();
+        EXPECT_EQ(mine.kind, Outcome::Kind::left);
       }
     }
     const auto outcomes = agree(world(), mine, 30s);
     EXPECT_EQ(outcomes[static_cast<std::size_t>(bad)].kind, Outcome::Kind::failed);
+    const auto cause = root_cause(outcomes, world().topology().hosts);
+    ASSERT_TRUE(cause);
+    EXPECT_EQ(std::string(cause->what()), "rank " + std::to_string(bad) + " (" +
+                                              world().topology().hosts[static_cast<std::size_t>(bad)] +
+                                              "): bad sample " + std::to_string(attempt));
     EXPECT_EQ(world().duplicate().all_reduce(std::int64_t{1}), world().size()) << "fresh channels work again";
   }
 }
 
 TEST(Agreement, AllRanksMayFailAtOnce) {
   agree(world(), {}, 30s);  // nobody is still in a collective of the test before, where the alarm would be heard
-  const auto outcomes = agree(world(), {Outcome::Kind::failed, ExitCode::user_error, "mine"}, 30s);
+  const Outcome mine{Outcome::Kind::failed, ExitCode::user_error, false, "ours"};
+  raise_alarm(world(), mine);
+  const auto outcomes = agree(world(), mine, 30s);
   for (const auto& outcome : outcomes) EXPECT_EQ(outcome.kind, Outcome::Kind::failed);
+  EXPECT_STREQ(root_cause(outcomes, world().topology().hosts)->what(), "ours")
+      << "no rank is named if all say the same";
   EXPECT_NO_THROW(world().duplicate().barrier());
 }
 

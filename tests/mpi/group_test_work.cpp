@@ -122,7 +122,7 @@ TEST(Work, MayBeDropped) {
 TEST(Work, EndsWithWhatAnotherRankRaised) {
   if (size() == 1) GTEST_SKIP() << "needs another rank";
   const auto attempt = make_process_group(world());
-  comm::Outcome mine{comm::Outcome::Kind::failed, ExitCode::data, "a bad sample"};
+  comm::Outcome mine{comm::Outcome::Kind::failed, ExitCode::data, false, "a bad sample"};
   if (rank() != 0) {
     const auto work = attempt->barrier();
     try {
@@ -130,13 +130,14 @@ TEST(Work, EndsWithWhatAnotherRankRaised) {
       ADD_FAILURE() << "the barrier cannot finish";
     } catch (const RemoteError& error) {
       EXPECT_EQ(error.rank(), 0);
-      mine = {comm::Outcome::Kind::left, error.code(), error.what()};
+      mine = comm::caught();
     }
     EXPECT_TRUE(work->isCompleted());
     EXPECT_FALSE(work->isSuccess());
     EXPECT_THROW(std::rethrow_exception(work->exception()), RemoteError);
     EXPECT_THROW(work->getFuture()->value(), RemoteError);
   }
+  comm::raise_alarm(world(), mine);
   comm::agree(world(), mine, 30s);
   const auto fresh = make_process_group(world());
   Tensors tensors{values(rank(), 3, at::kDouble)};

@@ -19,9 +19,10 @@ namespace {
 
 using test::world;
 
-/// 40 samples of y = 3x − 1, uneven for every number of ranks but 1, 2 and 4.
+/// 46 samples of y = 3x − 1: the last step is never full, and has two samples or more on each of 1 to 4 ranks, as
+/// batch-norm wants.
 Dataset line() {
-  const auto x = torch::arange(41, torch::kFloat).unsqueeze(1) / 41;
+  const auto x = torch::arange(46, torch::kFloat).unsqueeze(1) / 46;
   return Dataset::from_tensors({{"x", x}, {"y", 3 * x - 1}});
 }
 
@@ -49,7 +50,7 @@ struct Fit {
   int steps = 0;
 };
 
-/// Trains a small net for `epochs`, reports after each epoch and in the middle of it. `each_step` may throw.
+/// Trains a small net for `epochs`, reports after each epoch and after steps 2, 7, 12 … `each_step` may throw.
 void fit_line(Session& session, std::int64_t epochs, Fit& fit,
               const std::function<void(std::int64_t)>& each_step = {}) {
   auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(1, 8), torch::nn::BatchNorm1d(8),
@@ -58,10 +59,8 @@ void fit_line(Session& session, std::int64_t epochs, Fit& fit,
   auto state = session.state({{"model", net}, {"optimizer", optimizer}});
   state.restore();
   auto shard = session.get_dataset_shard("train");
-  std::int64_t steps = 0;
-  for (auto epoch : session.epochs(epochs)) {
+  for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
     Mean loss;
-    std::int64_t step = 0;
     for (auto& batch : shard.iter_torch_batches({.batch_size = 4, .shuffle = true})) {
       optimizer.zero_grad();
       auto l = torch::mse_loss(net->forward(batch["x"]), batch["y"]);
@@ -69,10 +68,9 @@ void fit_line(Session& session, std::int64_t epochs, Fit& fit,
       optimizer.step();
       loss.add(l, batch.size());
       ++fit.steps;
-      if (++step == 2) session.report({{"loss", loss}}, state);
-      if (each_step) each_step(epoch * 1000 + step);
+      if (session.global_step() % 5 == 2) session.report({{"loss", loss}}, state);
+      if (each_step) each_step(session.global_step());
     }
-    ++steps;
     session.report({{"loss", loss}}, state);
   }
   fit.weights.clear();
@@ -93,14 +91,16 @@ TEST(Train, RunsTheWholePath) {
   ASSERT_TRUE(result);
   EXPECT_FALSE(result->error);
   EXPECT_EQ(result->path, storage / "whole");
-  EXPECT_EQ(result->metrics_history.size(), 6u);
-  EXPECT_EQ(result->metrics.at("training_iteration"), 6);
+  const std::size_t reports = 3 + static_cast<std::size_t>(fit.steps + 3) / 5;
+  EXPECT_EQ(result->metrics_history.size(), reports);
+  EXPECT_EQ(result->metrics.at("training_iteration"), reports);
   EXPECT_EQ(result->metrics.at("epoch"), 2);
   EXPECT_EQ(result->metrics.at("world_size"), world().size());
   EXPECT_EQ(result->metrics.at("global_step"), fit.steps);
   EXPECT_LT(result->metrics.at("loss").get<double>(), result->metrics_history.front().at("loss").get<double>());
   ASSERT_TRUE(result->checkpoint);
-  EXPECT_EQ(result->checkpoint->path().filename(), "checkpoint_000005");
+  EXPECT_EQ(list_checkpoints(storage / "whole").back().index, static_cast<int>(reports) - 1);
+  EXPECT_EQ(result->checkpoint->path(), list_checkpoints(storage / "whole").back().path);
   EXPECT_EQ(result->checkpoint->to_dict().tensors.count("model/0.weight"), 1u);
   for (const char* name : {"params.json", "result.json", "progress.csv", "logs/rank_00000.log"})
     EXPECT_TRUE(std::filesystem::exists(storage / "whole" / name)) << name;
@@ -112,12 +112,12 @@ TEST(Train, RunsTheWholePath) {
 TEST(Train, ContinuesBitForBitInTheMiddleOfAnEpoch) {
   const auto storage = test::shared_folder();
   Fit undisturbed, resumed;
-  run({storage, {}, with_line("straight")},
-      [&](Session& session, const Config&) { fit_line(session, 3, undisturbed); });
+  const auto straight = run({storage, {}, with_line("straight")},
+                            [&](Session& session, const Config&) { fit_line(session, 3, undisturbed); });
 
   const auto stopped = run({storage, {}, with_line("broken")}, [&](Session& session, const Config&) {
     fit_line(session, 3, resumed, [](std::int64_t at) {
-      if (at == 1003) throw std::runtime_error("stopped here");  // one step after the report in the second epoch
+      if (at == 8) throw std::runtime_error("stopped here");  // one step after a report in the middle of an epoch
     });
   });
   EXPECT_EQ(stopped.first, 1);
@@ -128,7 +128,7 @@ TEST(Train, ContinuesBitForBitInTheMiddleOfAnEpoch) {
       run({storage, {}, with_line("broken")}, [&](Session& session, const Config&) { fit_line(session, 3, resumed); });
   EXPECT_EQ(again.first, 0);
   EXPECT_EQ(resumed.weights, undisturbed.weights);
-  EXPECT_EQ(again.second->metrics_history.size(), 6u) << "cut back, then added to";
+  EXPECT_EQ(again.second->metrics_history.size(), straight.second->metrics_history.size()) << "cut back, then added to";
   EXPECT_FALSE(std::filesystem::exists(storage / "broken" / "error.txt"));
 }
 
@@ -160,7 +160,8 @@ TEST(Train, TriesAgainFromTheNewestCheckpoint) {
   const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
     const int attempt = ++attempts;
     fit_line(session, 2, fit, [&](std::int64_t at) {
-      if (attempt <= 2 && at == 2 + attempt && session.world_rank() == 0) throw std::runtime_error("a passing trouble");
+      if (attempt <= 2 && at == 2 + attempt * 2 && session.world_rank() == 0)
+        throw std::runtime_error("a passing trouble");
     });
   });
   EXPECT_EQ(code, 0);
@@ -181,7 +182,7 @@ TEST(Train, SparesGetTheSameResult) {
   });
   EXPECT_EQ(code, 0);
   EXPECT_EQ(calls, world().rank() == 0 ? 1 : 0);
-  EXPECT_EQ(result->metrics.at("training_iteration"), 2);
+  EXPECT_EQ(result->metrics.at("training_iteration"), result->metrics_history.size());
 }
 
 TEST(Train, RefusesMoreWorkersThanRanks) {
@@ -252,7 +253,7 @@ TEST(Train, AFinishedRunSaysSo) {
   const auto [code, result] = run({storage, {}, with_line("done")}, train);
   EXPECT_EQ(code, 0);
   EXPECT_EQ(fit.steps, steps) << "nothing was trained again";
-  EXPECT_EQ(result->metrics.at("training_iteration"), 2);
+  EXPECT_GE(result->metrics_history.size(), 2u);
 }
 
 TEST(Train, ResumeFlagsDecide) {
@@ -359,7 +360,8 @@ TEST(Train, CallbacksAndBackendsAreCalled) {
   options.run_config.callbacks = {counter};
   Fit fit;
   run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
-  EXPECT_EQ(counter->seen, (std::vector<int>{1, 2}));
+  ASSERT_GE(counter->seen.size(), 2u);
+  for (std::size_t i = 0; i < counter->seen.size(); ++i) EXPECT_EQ(counter->seen[i], static_cast<int>(i) + 1);
 }
 
 TEST(Train, RestoreTakesUpTheSavedConfiguration) {
@@ -386,7 +388,7 @@ TEST(Train, RestoreTakesUpTheSavedConfiguration) {
     return trainer.fit();
   });
   EXPECT_EQ(code, 0);
-  EXPECT_EQ(list_checkpoints(storage / "saved").back().index, 3);
+  EXPECT_EQ(list_checkpoints(storage / "saved").back().epoch, 1);
 }
 
 }  // namespace

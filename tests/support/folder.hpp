@@ -1,4 +1,4 @@
-// A temporary folder that goes with the test.
+// A temporary folder that goes with its owner.
 #pragma once
 
 #include <stdlib.h>
@@ -24,6 +24,7 @@ class Folder {
   }
   const std::filesystem::path& path() const noexcept { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  std::string file(const std::string& name) const { return path_ / name; }
 
  private:
   std::filesystem::path path_;

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "data/hdf5.hpp"
-
-#include <stdlib.h>
+#include "support/folder.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -13,21 +12,6 @@
 #include <vector>
 
 namespace muster::test {
-
-/// A folder that goes with its owner.
-class Folder {
- public:
-  Folder() : path_((std::filesystem::temp_directory_path() / "muster-data-XXXXXX").string()) {
-    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no folder for the test at " + path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 struct Layout {
   hsize_t chunk = 0;  ///< rows; contiguous if 0

@@ -352,7 +352,7 @@ class Poison : public Preprocessor {
 
 // Memory is used again only when nobody can see it any more.
 TEST(Batches, KeepTheirValuesWhileTheyAreHeld) {
-  const std::int64_t rows = 64, features = 1024;  // large enough to be used again
+  const std::int64_t rows = 64, features = 2048;  // large enough to be used again
   const auto x = at::arange(rows * features, at::kFloat).view({rows, features});
   const auto dataset = Dataset::from_tensors({{"x", x}});
   const Samples even{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50};

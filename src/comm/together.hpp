@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::comm {
 
 /// Runs `work` on every rank and gives all ranks the result of each. If it throws on any, all throw the same Error:
-/// that of the lowest rank on which it did, named with its host. Collective; no rank leaves before all have come.
+/// that of the lowest rank on which it did, named with its host unless all ranks say the same. Collective; no rank
+/// leaves before all have come.
 std::vector<std::string> on_all(const Communicator& communicator, const std::function<std::string()>& work);
 
-/// The same for work of rank 0 alone, whose result all get.
+/// Runs `work` on rank 0 alone and gives all ranks its result, or the Error that it threw. Collective.
 std::string on_root(const Communicator& communicator, const std::function<std::string()>& work);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::comm
