@@ -1,6 +1,9 @@
 #include "data/hdf5.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -141,6 +144,27 @@ Handle creation_access(std::uint64_t alignment, const std::string& doing) {
   return access;
 }
 
+/// Points the descriptor of a file at memory that is thrown away.
+void redirect_to_memory(hid_t file) {
+  void* descriptor = nullptr;
+  const int memory = ::memfd_create("abandoned", MFD_CLOEXEC);
+  if (memory >= 0 && H5Fget_vfd_handle(file, H5P_DEFAULT, &descriptor) >= 0)
+    ::dup3(memory, *static_cast<int*>(descriptor), O_CLOEXEC);
+  if (memory >= 0) ::close(memory);
+}
+
+/// H5Fclose for a file that was written. If what is left in its cache cannot be written (a full disk), HDF5 1.10 frees
+/// the file and keeps its identifier, and the process crashes when it ends. So the rest goes to memory then; that the
+/// file is not whole is still said.
+herr_t close_written(hid_t file) {
+  if (H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0) return H5Fclose(file);
+  const hid_t reasons = H5Eget_current_stack();
+  redirect_to_memory(file);
+  H5Fclose(file);
+  H5Eset_current_stack(reasons);  // which also closes `reasons`
+  return -1;
+}
+
 }  // namespace
 
 Lock::Lock() : lock_(mutex()) {
@@ -231,7 +255,8 @@ Handle create_file(const std::filesystem::path& path, std::uint64_t alignment) {
   const std::string doing = "creating " + path.string();
   const auto access = creation_access(alignment, doing);
   check(H5Pset_fapl_sec2(access.get()), doing, ExitCode::retry);
-  return {check(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), doing, ExitCode::retry), H5Fclose};
+  return {check(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), doing, ExitCode::retry),
+          close_written};
 }
 
 Handle create_file(int descriptor, std::uint64_t alignment) {
