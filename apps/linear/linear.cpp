@@ -30,13 +30,11 @@ int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   return launch.run([&] {
     auto x = torch::arange(200, torch::kFloat).unsqueeze(1) / 200;
-    return muster::TorchTrainer(
-               launch, train,
-               {
-                   .train_loop_config = {{"lr", 0.01}, {"epochs", 200}},
-                   .run_config = {.checkpoint_config = {.num_to_keep = 1}},
-                   .datasets = {{"train", muster::Dataset::from_tensors({{"x", x}, {"y", 2 * x + 1}})}},
-               })
-        .fit();
+    muster::TorchTrainerOptions options{
+        .train_loop_config = {{"lr", 0.01}, {"epochs", 200}},
+        .run_config = {.checkpoint_config = {.num_to_keep = 1}},
+        .datasets = {{"train", muster::Dataset::from_tensors({{"x", x}, {"y", 2 * x + 1}})}},
+    };
+    return muster::TorchTrainer(launch, train, options).fit();
   });
 }

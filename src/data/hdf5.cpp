@@ -133,6 +133,17 @@ at::ScalarType compound_type(hid_t type, const std::string& shown) {
   refuse_type(class_name(H5T_COMPOUND), shown);
 }
 
+Handle creation_access(std::uint64_t alignment, const std::string& doing) {
+  Handle access(check(H5Pcreate(H5P_FILE_ACCESS), doing, ExitCode::retry), H5Pclose);
+#if H5_VERSION_GE(1, 10, 7)
+  check(H5Pset_file_locking(access.get(), false, true), doing, ExitCode::retry);
+#endif
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
+  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), doing, ExitCode::retry);
+  if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
+  return access;
+}
+
 /// Points the descriptor of a file at memory that is thrown away.
 void redirect_to_memory(hid_t file) {
   void* descriptor = nullptr;
@@ -152,17 +163,6 @@ herr_t close_written(hid_t file) {
   H5Fclose(file);
   H5Eset_current_stack(reasons);  // which also closes `reasons`
   return -1;
-}
-
-Handle creation_access(std::uint64_t alignment, const std::string& doing) {
-  Handle access(check(H5Pcreate(H5P_FILE_ACCESS), doing, ExitCode::retry), H5Pclose);
-#if H5_VERSION_GE(1, 10, 7)
-  check(H5Pset_file_locking(access.get(), false, true), doing, ExitCode::retry);
-#endif
-  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
-  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), doing, ExitCode::retry);
-  if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
-  return access;
 }
 
 }  // namespace

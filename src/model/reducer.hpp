@@ -14,8 +14,7 @@
 // - Parameters are frozen and unfrozen on all ranks alike. One that was frozen from the start costs nothing until it is
 //   unfrozen.
 // - An exception in backward() leaves .grad as it stands; zero_grad() and go on, on all ranks alike. A rank that goes
-// on
-//   where others had no exception is an error on those.
+//   on where others had no exception is an error on those.
 #pragma once
 
 #include "data/step_weight.hpp"

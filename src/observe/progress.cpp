@@ -1,5 +1,6 @@
 #include "observe/progress.hpp"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -9,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string_view>
 
 namespace muster::observe {
@@ -18,14 +21,27 @@ constexpr std::array<std::string_view, 10> own_fields{
     "epoch",        "training_iteration", "global_step",   "timestamp",  "time_this_iter_s",
     "time_total_s", "num_samples",        "samples_per_s", "world_size", "checkpoint_dir_name"};
 
-int terminal_width() {
-  winsize size{};
-  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+/// A descriptor of the terminal that shows our stderr, -1 if none does. mpirun takes the output of its ranks through a
+/// pipe, so on its own node its stderr is asked.
+int open_terminal() {
+  if (::isatty(STDERR_FILENO) != 0) return ::dup(STDERR_FILENO);
+  const auto parent = std::filesystem::path("/proc") / std::to_string(::getppid());
+  std::string name;
+  std::getline(std::ifstream(parent / "comm"), name);
+  if (name != "mpirun" && name != "mpiexec" && name != "orterun" && name != "prterun") return -1;
+  const int descriptor = ::open((parent / "fd" / "2").c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+  if (descriptor >= 0 && ::isatty(descriptor) == 0) return ::close(descriptor), -1;
+  return descriptor;
 }
 
-bool is_terminal() {
+int width_of(int terminal) {
+  winsize size{};
+  return ::ioctl(terminal, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+bool can_redraw() {
   const char* kind = std::getenv("TERM");
-  return ::isatty(STDERR_FILENO) != 0 && kind != nullptr && std::strcmp(kind, "dumb") != 0;
+  return kind != nullptr && std::strcmp(kind, "dumb") != 0;
 }
 
 std::string number(double value) {
@@ -78,9 +94,14 @@ std::string report_line(const Config& row, std::int64_t epochs) {
 }
 
 ProgressLine::ProgressLine(Progress mode)
-    : live_(mode == Progress::bar || (mode == Progress::automatic && is_terminal())), lines_(mode != Progress::none) {}
+    : terminal_(mode == Progress::bar || mode == Progress::automatic ? open_terminal() : -1),
+      live_(mode == Progress::bar || (terminal_ >= 0 && can_redraw())),
+      lines_(mode != Progress::none) {}
 
-ProgressLine::~ProgressLine() { erase(); }
+ProgressLine::~ProgressLine() {
+  erase();
+  if (terminal_ >= 0) ::close(terminal_);
+}
 
 void ProgressLine::erase() {
   if (drawn_) std::fputs("\r\033[K", stderr);
@@ -99,7 +120,7 @@ void ProgressLine::step(const Step& step) {
   last_draw_ = now;
   const auto seconds = std::chrono::duration<double>(now - pass_begin_).count();
   const double rate = seconds > 0 ? static_cast<double>(step.consumed - pass_first_) / seconds : 0;
-  std::fprintf(stderr, "\r\033[K%s", progress_line(step, rate, terminal_width()).c_str());
+  std::fprintf(stderr, "\r\033[K%s", progress_line(step, rate, width_of(terminal_)).c_str());
   drawn_ = true;
 }
 

@@ -40,6 +40,7 @@ class ProgressLine {
   using Clock = std::chrono::steady_clock;
   void erase();
 
+  int terminal_ = -1;
   bool live_ = false;
   bool lines_ = false;
   bool drawn_ = false;
