@@ -13,10 +13,12 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -37,6 +39,25 @@ struct Topology {
   std::vector<std::string> hosts;  ///< [size], the host's name of each rank
 };
 
+/// Memory of one rank that every rank of its node can reach, so that collectives need not copy it. Made by
+/// Communicator::shared_memory(); a cheap value, and the memory lives until the last copy of it is gone.
+class SharedMemory {
+ public:
+  /// Zeroes at first; aligned to a page.
+  std::byte* data() const noexcept { return data_.get(); }
+  std::size_t size() const noexcept { return size_; }
+  template <class T>
+  std::span<T> as() const noexcept {
+    return {reinterpret_cast<T*>(data()), size_ / sizeof(T)};
+  }
+
+  SharedMemory(std::shared_ptr<std::byte> data, std::size_t size) noexcept : data_(std::move(data)), size_(size) {}
+
+ private:
+  std::shared_ptr<std::byte> data_;
+  std::size_t size_;
+};
+
 class Communicator {
  public:
   int rank() const noexcept;
@@ -55,11 +76,15 @@ class Communicator {
   /// The value of each rank, in the order of ranks. Collective.
   std::vector<std::string> all_gather(const std::string& value) const;
   /// Element-wise over the ranks, in place; all ranks give the same length. Collective.
+  void all_reduce(std::span<float> values, ReduceOp op = ReduceOp::sum) const;
   void all_reduce(std::span<double> values, ReduceOp op = ReduceOp::sum) const;
   void all_reduce(std::span<std::int64_t> values, ReduceOp op = ReduceOp::sum) const;
   /// The same for one value. Collective.
   double all_reduce(double value, ReduceOp op = ReduceOp::sum) const;
   std::int64_t all_reduce(std::int64_t value, ReduceOp op = ReduceOp::sum) const;
+
+  /// `bytes` of memory, the same number on every rank, in which all_reduce() works without a copy. Collective.
+  SharedMemory shared_memory(std::size_t bytes) const;
 
   explicit Communicator(std::shared_ptr<comm::Channel> channel);
   const std::shared_ptr<comm::Channel>& channel() const noexcept { return channel_; }

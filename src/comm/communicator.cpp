@@ -104,6 +104,10 @@ void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtyp
 
 }  // namespace
 
+void Communicator::all_reduce(std::span<float> values, ReduceOp op) const {
+  reduce_in_place(*this, values, Dtype::f32, op);
+}
+
 void Communicator::all_reduce(std::span<double> values, ReduceOp op) const {
   reduce_in_place(*this, values, Dtype::f64, op);
 }
@@ -120,6 +124,10 @@ double Communicator::all_reduce(double value, ReduceOp op) const {
 std::int64_t Communicator::all_reduce(std::int64_t value, ReduceOp op) const {
   all_reduce(std::span(&value, 1), op);
   return value;
+}
+
+SharedMemory Communicator::shared_memory(std::size_t bytes) const {
+  return {std::shared_ptr<std::byte>(new std::byte[bytes](), std::default_delete<std::byte[]>()), bytes};
 }
 
 }  // namespace muster
