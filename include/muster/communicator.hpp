@@ -12,6 +12,8 @@
 // or with the error that another rank has raised (RemoteError).
 #pragma once
 
+#include <muster/reduce_op.hpp>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +28,6 @@ namespace muster {
 namespace comm {
 class Channel;
 }
-
-enum class ReduceOp { sum, product, min, max, bit_and, bit_or, bit_xor };
 
 /// Where the ranks of a communicator are. A node is what shares memory.
 struct Topology {

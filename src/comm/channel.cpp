@@ -1,6 +1,7 @@
 #include "comm/channel.hpp"
 
 #include "comm/mpi_call.hpp"
+#include "comm/shared_memory.hpp"
 #include "comm/topology.hpp"
 #include "muster/mpi.hpp"
 
@@ -32,6 +33,12 @@ Channel::Channel(MPI_Comm collective_comm, MPI_Comm point_to_point_comm, std::sh
   topology = make_topology(nodes, std::move(hosts), rank);
 }
 
+Communicator open(std::shared_ptr<Channel> channel) {
+  Communicator communicator(std::move(channel));
+  attach_node(communicator);
+  return communicator;
+}
+
 Communicator make_world(MPI_Comm comm) {
   const MPI_Comm collective = duplicate(comm);
   auto world = std::make_shared<World>(duplicate(comm), duplicate(comm));
@@ -61,7 +68,7 @@ Communicator make_world(MPI_Comm comm) {
     world->hosts.emplace_back(hosts.data() + r * host.size());
     ranks[r] = static_cast<int>(r);
   }
-  return Communicator(std::make_shared<Channel>(collective, duplicate(comm), std::move(world), std::move(ranks)));
+  return open(std::make_shared<Channel>(collective, duplicate(comm), std::move(world), std::move(ranks)));
 }
 
 }  // namespace muster::comm

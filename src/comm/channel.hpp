@@ -3,6 +3,7 @@
 
 #include "comm/agreement.hpp"
 #include "muster/communicator.hpp"
+#include "node/team.hpp"
 
 #include <mpi.h>
 
@@ -55,6 +56,17 @@ struct World {
   std::atomic<std::int64_t> limit_ms{1'800'000};
 };
 
+/// What the ranks of a channel on one node have in common.
+struct Node {
+  std::vector<int> ranks;        ///< [local size]: rank in the channel
+  std::shared_ptr<void> memory;  ///< the team's
+  std::unique_ptr<node::Team> team;
+  /// Ranks of each node that take part in what goes between nodes: the least that a node has.
+  int owners = 1;
+  /// [num_nodes][owners]: rank in the channel.
+  std::vector<std::vector<int>> owners_of_node;
+};
+
 class Channel {
  public:
   /// Takes `collective` and `point_to_point`, duplicates that nobody else uses. Collective: learns who is where.
@@ -67,7 +79,12 @@ class Channel {
   int rank = 0;
   int size = 1;
   Topology topology;
+  /// Where memory is shared; null where there is one rank or none shares memory, and until attach_node().
+  std::unique_ptr<Node> node;
 };
+
+/// A communicator over a channel, whose ranks share memory from here on. Collective.
+Communicator open(std::shared_ptr<Channel> channel);
 
 /// A duplicate with MPI_ERRORS_RETURN. Collective.
 MPI_Comm duplicate(MPI_Comm comm);

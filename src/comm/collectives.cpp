@@ -1,6 +1,7 @@
 #include "comm/collectives.hpp"
 
 #include "comm/channel.hpp"
+#include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/reduction.hpp"
 #include "comm/wait.hpp"
@@ -11,14 +12,48 @@
 
 namespace muster::comm {
 
+/// What an operation does, in words, put together when somebody asks.
+struct Doing {
+  const char* what;
+  std::size_t count = 0;
+  const char* direction = nullptr;  ///< " to ", " from "
+  int peer = -1;
+
+  std::string text() const {
+    std::string text = std::string("waiting for ") + what;
+    if (std::strcmp(what, "a barrier") != 0) text += " of " + std::to_string(count) + " elements";
+    if (direction != nullptr) text += direction + (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
+    return text;
+  }
+};
+
+/// Goes one of three ways: MPI's requests, the engine's ticket, or the two together.
 struct Request::State {
   std::shared_ptr<Channel> channel;
-  std::string doing;
-  std::vector<MPI_Request> pending;
-  std::vector<std::shared_ptr<void>> kept;
+  Doing doing;
+  std::vector<MPI_Request> pending = {};
+  node::Team::Ticket ticket = 0;
+  std::shared_ptr<HierarchicalAllReduce> over_nodes = nullptr;
+  std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
+  bool finished = false;
 
   bool test() {
+    if (finished) return true;
+    if (over_nodes)
+      finished = over_nodes->advance();
+    else if (ticket != 0)
+      finished = channel->node->team->done(ticket);
+    else
+      finished = test_mpi();
+    if (finished) {
+      pending.clear();
+      kept.clear();
+    }
+    return finished;
+  }
+
+  bool test_mpi() {
     int flag = 1;
     if (pending.size() == 1) {
       MPI_Status status;
@@ -27,15 +62,11 @@ struct Request::State {
     } else if (!pending.empty()) {
       check(MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, MPI_STATUSES_IGNORE), "MPI_Testall");
     }
-    if (flag) {
-      pending.clear();
-      kept.clear();
-    }
     return flag != 0;
   }
 
   ~State() {
-    if (pending.empty()) return;
+    if (finished || kept.empty()) return;
     // MPI may still read or write there, so this memory is given up for good.
     new std::vector<std::shared_ptr<void>>(std::move(kept));
   }
@@ -48,17 +79,19 @@ Request& Request::operator=(Request&&) noexcept = default;
 Request::~Request() = default;
 
 bool Request::done() {
-  if (!state_ || state_->pending.empty() || state_->test()) return true;
+  if (!state_ || state_->test()) return true;
   state_->channel->world->alarm.check();
   return false;
 }
 
 void Request::wait(std::optional<std::chrono::milliseconds> limit) {
   if (!state_) return;
+  // What is quick is quicker than asking whether anybody has failed.
+  if (spin_until([&] { return state_->test(); }, state_->channel->topology.local_size)) return;
   const auto& world = *state_->channel->world;
   const auto longest = limit.value_or(std::chrono::milliseconds(world.limit_ms.load()));
   if (!wait_until([&] { return done(); }, longest))
-    throw Error(ExitCode::retry, state_->doing,
+    throw Error(ExitCode::retry, state_->doing.text(),
                 "not finished within " + std::to_string(longest.count() / 1000.0).substr(0, 6) + " s on rank " +
                     std::to_string(state_->channel->rank) + " of " + std::to_string(state_->channel->size),
                 "A rank is stuck, lost or in another collective; --timeout sets the limit");
@@ -67,7 +100,7 @@ void Request::wait(std::optional<std::chrono::milliseconds> limit) {
 int Request::source() const noexcept { return state_ ? state_->source : -1; }
 
 void Request::keep(std::shared_ptr<void> owner) {
-  if (state_ && !state_->pending.empty()) state_->kept.push_back(std::move(owner));
+  if (state_ && !state_->finished) state_->kept.push_back(std::move(owner));
 }
 
 Collectives::Collectives(Communicator communicator, std::size_t chunk)
@@ -86,15 +119,14 @@ void each_chunk(std::size_t count, std::size_t chunk, Body&& body) {
   } while (first < count);
 }
 
-std::unique_ptr<Request::State> start(const Communicator& communicator, std::string doing) {
-  auto state = std::make_unique<Request::State>();
-  state->channel = communicator.channel();
-  state->doing = std::move(doing);
-  return state;
+std::unique_ptr<Request::State> start(const Communicator& communicator, Doing doing) {
+  return std::unique_ptr<Request::State>(new Request::State{.channel = communicator.channel(), .doing = doing});
 }
 
-std::string describe(const char* what, std::size_t count) {
-  return std::string("waiting for ") + what + " of " + std::to_string(count) + " elements";
+/// The engine of the node that holds all ranks, if one does.
+node::Team* team_of_all(const Communicator& communicator) {
+  const auto& channel = *communicator.channel();
+  return channel.node && channel.topology.num_nodes == 1 ? channel.node->team.get() : nullptr;
 }
 
 std::byte* at(void* data, std::size_t element, Dtype type) {
@@ -122,14 +154,24 @@ void start_receives(Request::State& state, MPI_Comm comm, void* data, std::size_
 }  // namespace
 
 Request Collectives::barrier() {
-  auto state = start(communicator_, "waiting for a barrier");
+  if (communicator_.size() == 1) return {};
+  auto state = start(communicator_, {"a barrier"});
+  if (auto* team = team_of_all(communicator_)) {
+    state->ticket = team->barrier();
+    return Request(std::move(state));
+  }
   state->pending.push_back(MPI_REQUEST_NULL);
   check(MPI_Ibarrier(state->channel->collective, &state->pending.back()), "MPI_Ibarrier");
   return Request(std::move(state));
 }
 
 Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int root) {
-  auto state = start(communicator_, describe("a broadcast", count));
+  if (communicator_.size() == 1) return {};
+  auto state = start(communicator_, {"a broadcast", count});
+  if (auto* team = team_of_all(communicator_)) {
+    state->ticket = team->broadcast(data, count * size_of(type), root);
+    return Request(std::move(state));
+  }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);
     check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective,
@@ -140,8 +182,17 @@ Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int ro
 }
 
 Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, ReduceOp op) {
-  auto state = start(communicator_, describe("an all-reduce", count));
   const MPI_Op native = mpi_op(op, type);
+  if (communicator_.size() == 1) return {};
+  auto state = start(communicator_, {"an all-reduce", count});
+  if (auto* team = team_of_all(communicator_)) {
+    state->ticket = team->all_reduce(data, count, {type, op});
+    return Request(std::move(state));
+  }
+  if (state->channel->node) {
+    state->over_nodes = HierarchicalAllReduce::start(state->channel, data, count, {type, op});
+    return Request(std::move(state));
+  }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);
     check(MPI_Iallreduce(MPI_IN_PLACE, at(data, first, type), part, mpi_type(type), native, state->channel->collective,
@@ -152,8 +203,13 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
 }
 
 Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp op, int root) {
-  auto state = start(communicator_, describe("a reduction", count));
   const MPI_Op native = mpi_op(op, type);
+  if (communicator_.size() == 1) return {};
+  auto state = start(communicator_, {"a reduction", count});
+  if (auto* team = team_of_all(communicator_)) {
+    state->ticket = team->reduce(data, count, {type, op}, root);
+    return Request(std::move(state));
+  }
   const bool here = state->channel->rank == root;
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);
@@ -167,7 +223,7 @@ Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp 
 Request Collectives::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives, Dtype type) {
   std::size_t total = 0;
   for (const auto& piece : receives) total += piece.count;
-  auto state = start(communicator_, describe("an exchange", total));
+  auto state = start(communicator_, {"an exchange", total});
   const int rank = state->channel->rank;
   std::vector<const Piece*> from_self, to_self;
   for (const auto& piece : receives) {
@@ -190,13 +246,13 @@ Request Collectives::exchange(const std::vector<Piece>& sends, const std::vector
 }
 
 Request Collectives::send(const void* data, std::size_t count, Dtype type, int to, int tag) {
-  auto state = start(communicator_, describe("a send", count) + " to rank " + std::to_string(to));
+  auto state = start(communicator_, {"a send", count, " to ", to});
   start_sends(*state, state->channel->point_to_point, data, count, type, to, tag, chunk_);
   return Request(std::move(state));
 }
 
 Request Collectives::receive(void* data, std::size_t count, Dtype type, int from, int tag) {
-  auto state = start(communicator_, describe("a receive", count) + " from rank " + std::to_string(from));
+  auto state = start(communicator_, {"a receive", count, " from ", from});
   start_receives(*state, state->channel->point_to_point, data, count, type, from, tag, chunk_);
   state->source = from;
   return Request(std::move(state));
@@ -206,7 +262,7 @@ Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int 
   if (count > chunk_)
     throw Error(ExitCode::usage, "receiving from any rank",
                 std::to_string(count) + " elements are more than one message holds", "Receive from a named rank");
-  auto state = start(communicator_, describe("a receive", count) + " from any rank");
+  auto state = start(communicator_, {"a receive", count, " from "});
   start_receives(*state, state->channel->point_to_point, data, count, type, MPI_ANY_SOURCE, tag, chunk_);
   return Request(std::move(state));
 }

@@ -2,10 +2,14 @@
 //
 // Every call starts the operation and returns a Request. Calls on one communicator must come in the same order on all
 // of its ranks. Counts are in elements and may exceed 2^31: what MPI's int cannot hold goes in chunks.
+//
+// Where the ranks of a communicator share memory (src/node), barriers, broadcasts and reductions go through it; across
+// nodes an all-reduce goes through it inside each node (hierarchy.hpp). Everything else is MPI's.
 #pragma once
 
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
+#include "node/dtype.hpp"
 
 #include <chrono>
 #include <cstddef>
@@ -16,10 +20,8 @@
 
 namespace muster::comm {
 
-enum class Dtype { u8, i8, i16, i32, i64, f16, bf16, f32, f64, c64, c128, boolean };
-
-/// Bytes of one element.
-std::size_t size_of(Dtype type) noexcept;
+using node::Dtype;
+using node::size_of;
 
 /// An operation under way. Move-only. It makes progress only inside done() and wait().
 ///

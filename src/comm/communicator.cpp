@@ -3,6 +3,7 @@
 #include "comm/channel.hpp"
 #include "comm/collectives.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/shared_memory.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -20,9 +21,9 @@ int Communicator::size() const noexcept { return channel_->size; }
 const Topology& Communicator::topology() const noexcept { return channel_->topology; }
 
 Communicator Communicator::duplicate() const {
-  return Communicator(std::make_shared<comm::Channel>(comm::duplicate(channel_->collective),
-                                                      comm::duplicate(channel_->point_to_point), channel_->world,
-                                                      channel_->world_ranks));
+  return comm::open(std::make_shared<comm::Channel>(comm::duplicate(channel_->collective),
+                                                    comm::duplicate(channel_->point_to_point), channel_->world,
+                                                    channel_->world_ranks));
 }
 
 Communicator Communicator::split(int color, int key) const {
@@ -37,7 +38,7 @@ Communicator Communicator::split(int color, int key) const {
   const int mine = channel_->world_ranks[static_cast<std::size_t>(rank())];
   std::vector<int> ranks(static_cast<std::size_t>(size));
   check(MPI_Allgather(&mine, 1, MPI_INT, ranks.data(), 1, MPI_INT, part), "MPI_Allgather");
-  return Communicator(std::make_shared<comm::Channel>(part, comm::duplicate(part), channel_->world, std::move(ranks)));
+  return comm::open(std::make_shared<comm::Channel>(part, comm::duplicate(part), channel_->world, std::move(ranks)));
 }
 
 void Communicator::barrier() const { Collectives(*this).barrier().wait(); }
@@ -95,6 +96,8 @@ namespace {
 
 template <class T>
 void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtype type, ReduceOp op) {
+  if (!comm::reaches_beyond_this_call(communicator, values.data(), values.size_bytes()))
+    return Collectives(communicator).all_reduce(values.data(), values.size(), type, op).wait();
   auto memory = std::make_shared<std::vector<T>>(values.begin(), values.end());
   auto request = Collectives(communicator).all_reduce(memory->data(), memory->size(), type, op);
   request.keep(memory);
@@ -126,8 +129,6 @@ std::int64_t Communicator::all_reduce(std::int64_t value, ReduceOp op) const {
   return value;
 }
 
-SharedMemory Communicator::shared_memory(std::size_t bytes) const {
-  return {std::shared_ptr<std::byte>(new std::byte[bytes](), std::default_delete<std::byte[]>()), bytes};
-}
+SharedMemory Communicator::shared_memory(std::size_t bytes) const { return comm::shared_memory(*this, bytes); }
 
 }  // namespace muster

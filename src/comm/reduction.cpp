@@ -117,26 +117,6 @@ MPI_Op native_op(ReduceOp op) {
 
 }  // namespace
 
-std::size_t size_of(Dtype type) noexcept {
-  switch (type) {
-    case Dtype::u8:
-    case Dtype::i8:
-    case Dtype::boolean:
-      return 1;
-    case Dtype::i16:
-    case Dtype::f16:
-    case Dtype::bf16:
-      return 2;
-    case Dtype::i32:
-    case Dtype::f32:
-      return 4;
-    case Dtype::c128:
-      return 16;
-    default:
-      return 8;
-  }
-}
-
 MPI_Datatype mpi_type(Dtype type) {
   switch (type) {
     case Dtype::u8:

@@ -6,14 +6,40 @@
 #include <chrono>
 #include <thread>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace muster::comm {
+
+/// Tells the processor that this is a spin.
+inline void pause() noexcept {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Calls ready() until it is true, some tens of microseconds long, without giving up the core; for less than one where
+/// the ranks of this node are more than its cores, since the one that is waited for may want this one's.
+template <class Ready>
+bool spin_until(Ready&& ready, int ranks_of_node) {
+  static const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int spins = ranks_of_node <= cores ? 1000 : 20;
+  for (int spin = 0; spin < spins; ++spin) {
+    if (ready()) return true;
+    pause();
+  }
+  return false;
+}
 
 /// Calls ready() until it is true; false past the limit.
 template <class Ready>
 bool wait_until(Ready&& ready, std::chrono::milliseconds limit) {
   using Clock = std::chrono::steady_clock;
   using namespace std::chrono_literals;
-  for (int spin = 0; spin < 200; ++spin)
+  for (int spin = 0; spin < 20; ++spin)
     if (ready()) return true;
   const auto begin = Clock::now();
   for (;;) {

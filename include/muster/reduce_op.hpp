@@ -1,0 +1,8 @@
+// The operations of reductions.
+#pragma once
+
+namespace muster {
+
+enum class ReduceOp { sum, product, min, max, bit_and, bit_or, bit_xor };
+
+}  // namespace muster

@@ -1,0 +1,134 @@
+#include "comm/shared_memory.hpp"
+
+#include "base/log.hpp"
+#include "comm/channel.hpp"
+#include "comm/collectives.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster::comm {
+namespace {
+
+/// The part of a segment that a rank takes memory for.
+struct Part {
+  std::size_t first = 0;
+  std::size_t bytes = 0;
+};
+
+/// The local ranks of `node` map a segment of `bytes`, each takes memory for its part. Empty if that fails anywhere.
+std::shared_ptr<node::SharedSegment> map_together(const Communicator& communicator, const std::vector<int>& node,
+                                                  std::size_t bytes, Part part) {
+  const int root = node.front();
+  const bool here = communicator.rank() == root;
+  auto segment = std::make_shared<node::SharedSegment>();
+  std::string problem;
+  if (here) {
+    try {
+      *segment = node::SharedSegment::create(bytes);
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+  }
+
+  // The name goes from the lowest rank of the node to the others; an empty one says that there is none.
+  constexpr std::size_t longest = 64;
+  auto name = std::make_shared<std::vector<char>>(longest);
+  std::copy(segment->name().begin(), segment->name().end(), name->begin());
+  std::vector<Piece> sends, receives;
+  if (here)
+    for (const int r : node) sends.push_back({name->data(), longest, r});
+  if (!here) receives.push_back({name->data(), longest, root});
+  if (here) std::erase_if(sends, [&](const Piece& piece) { return piece.rank == root; });
+  auto request = Collectives(communicator).exchange(sends, receives, Dtype::u8);
+  request.keep(name);
+  request.wait();
+
+  try {
+    if (!here && name->front() != 0) *segment = node::SharedSegment::open(name->data(), bytes);
+    if (segment->data() != nullptr) segment->reserve(part.first, part.bytes);
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  const bool mapped = segment->data() != nullptr && problem.empty();
+  const bool everywhere = communicator.all_reduce(std::int64_t{mapped}, ReduceOp::min) == 1;
+  if (here && segment->data() != nullptr) segment->unlink();
+  if (everywhere) return segment;
+
+  static std::atomic<bool> warned{false};
+  const auto problems = communicator.all_gather(problem);
+  const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
+  if (first != problems.end() && !warned.exchange(true))
+    log::warn("rank " + std::to_string(first - problems.begin()) + ": " + *first +
+              ". Until then MPI carries what the ranks would share, which is slower.");
+  return nullptr;
+}
+
+std::vector<int> ranks_of_node(const Topology& topology, int node) {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < topology.node_of_rank.size(); ++r)
+    if (topology.node_of_rank[r] == node) ranks.push_back(static_cast<int>(r));
+  return ranks;
+}
+
+}  // namespace
+
+void attach_node(const Communicator& communicator) {
+  const auto& topology = communicator.topology();
+  auto node = std::make_unique<Node>();
+  node->owners = communicator.size();
+  for (int n = 0; n < topology.num_nodes; ++n) {
+    node->owners_of_node.push_back(ranks_of_node(topology, n));
+    node->owners = std::min(node->owners, static_cast<int>(node->owners_of_node.back().size()));
+  }
+  node->ranks = node->owners_of_node[static_cast<std::size_t>(topology.node_rank)];
+  for (auto& owners : node->owners_of_node) owners.resize(static_cast<std::size_t>(node->owners));
+  // One rank on each node has nobody to share with.
+  if (topology.num_nodes == communicator.size()) return;
+
+  const auto bytes = node::Team::memory(topology.local_size);
+  const bool root = topology.local_rank == 0;
+  const auto segment = map_together(communicator, node->ranks, bytes, {0, root ? bytes : 0});
+  if (!segment) return;
+  node->memory = segment;
+  node->team = std::make_unique<node::Team>(segment->data(), topology.local_rank, topology.local_size);
+  communicator.channel()->node = std::move(node);
+}
+
+std::shared_ptr<node::SharedSegment> share(const Communicator& communicator, std::size_t bytes) {
+  const auto* node = communicator.channel()->node.get();
+  if (node == nullptr) return nullptr;
+  const auto local = static_cast<std::size_t>(communicator.topology().local_rank);
+  return map_together(communicator, node->ranks, bytes * node->ranks.size(), {local * bytes, bytes});
+}
+
+std::optional<node::Region> shared_region(const Communicator& communicator, std::size_t bytes_per_rank) {
+  constexpr std::size_t page = 4096;
+  const auto stride = std::max<std::size_t>(1, (bytes_per_rank + page - 1) / page) * page;
+  const auto segment = share(communicator, stride);
+  if (!segment) return std::nullopt;
+  node::Region region{segment->data(), stride, segment};
+  communicator.channel()->node->team->add(region);
+  return region;
+}
+
+SharedMemory shared_memory(const Communicator& communicator, std::size_t bytes) {
+  if (const auto region = shared_region(communicator, bytes)) {
+    const int local = communicator.topology().local_rank;
+    return {std::shared_ptr<std::byte>(region->owner, region->of(local)), bytes};
+  }
+  return {std::shared_ptr<std::byte>(new std::byte[bytes](), std::default_delete<std::byte[]>()), bytes};
+}
+
+bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes) {
+  if (communicator.size() == 1) return false;
+  const auto& channel = *communicator.channel();
+  if (!channel.node) return true;
+  // Inside a node only this rank writes to its own memory; a region lives as long as the channel.
+  return communicator.topology().num_nodes > 1 && !channel.node->team->registered(data, bytes);
+}
+
+}  // namespace muster::comm

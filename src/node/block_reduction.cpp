@@ -1,0 +1,127 @@
+#include "node/block_reduction.hpp"
+
+#include "node/kernels.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace muster::node {
+namespace {
+
+constexpr std::size_t page = 4096;
+constexpr std::size_t line = 64;
+constexpr std::size_t part_bytes = std::size_t{256} << 10;
+
+}  // namespace
+
+/// The beginning of the shared memory; zeroes are its valid first state. Words hold the round in the upper half and a
+/// number in the lower, so that nothing has to be reset.
+struct BlockReduction::Shared {
+  struct Rank {
+    alignas(line) std::atomic<std::uint64_t> published;
+    alignas(line) std::atomic<std::uint64_t> finished;
+  };
+  alignas(line) std::atomic<std::uint64_t> claimed;
+  Rank ranks[1];  // [size], and behind them the entries: [size][2][blocks]
+
+  static std::size_t bytes(int size) { return sizeof(Shared) + sizeof(Rank) * static_cast<std::size_t>(size - 1); }
+};
+
+struct BlockReduction::Entry {
+  std::uint64_t offset;
+  std::uint64_t note;
+};
+
+std::size_t BlockReduction::memory(int size, std::size_t blocks) {
+  const auto bytes = Shared::bytes(size) + 2 * blocks * sizeof(Entry) * static_cast<std::size_t>(size);
+  return (bytes + page - 1) / page * page;
+}
+
+BlockReduction::BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks,
+                               Work work)
+    : shared_(reinterpret_cast<Shared*>(memory)),
+      region_(std::move(region)),
+      rank_(rank),
+      size_(size),
+      blocks_(std::move(blocks)),
+      work_(std::move(work)),
+      data_(static_cast<std::size_t>(size)) {
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    const auto step = part_bytes / size_of(blocks_[b].type);
+    for (std::size_t first = 0; first < blocks_[b].count; first += step)
+      parts_.push_back({b, first, std::min(step, blocks_[b].count - first)});
+  }
+}
+
+BlockReduction::Entry& BlockReduction::entry(int rank, std::size_t block) const {
+  auto* entries = reinterpret_cast<Entry*>(reinterpret_cast<std::byte*>(shared_) + Shared::bytes(size_));
+  return entries[(2 * static_cast<std::size_t>(rank) + (round_ & 1)) * blocks_.size() + block];
+}
+
+void BlockReduction::begin() {
+  ++round_;
+  mine_ = ready_ = 0;
+  finished_ = false;
+}
+
+void BlockReduction::publish(const void* data, std::uint32_t note) {
+  entry(rank_, mine_) = {static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_)), note};
+  ++mine_;
+  shared_->ranks[rank_].published.store(round_ << 32 | mine_, std::memory_order_release);
+}
+
+std::size_t BlockReduction::published() const {
+  std::size_t all = blocks_.size();
+  for (int r = 0; r < size_; ++r) {
+    const auto word = shared_->ranks[r].published.load(std::memory_order_acquire);
+    // A rank that is a round ahead has published everything of this one.
+    const auto theirs = word >> 32;
+    if (theirs < (round_ & 0xffffffff)) return 0;
+    if (theirs == (round_ & 0xffffffff)) all = std::min<std::size_t>(all, word & 0xffffffff);
+  }
+  return all;
+}
+
+bool BlockReduction::advance() {
+  const auto name = round_ << 32;
+  auto now = shared_->claimed.load(std::memory_order_relaxed);
+  while (!finished_) {
+    const auto next = (now & ~std::uint64_t{0xffffffff}) == name ? now & 0xffffffff : 0;
+    if (next >= parts_.size()) {
+      if (mine_ < blocks_.size()) return false;
+      finished_ = true;
+      shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
+      break;
+    }
+    const auto& part = parts_[next];
+    if (part.block >= ready_) {
+      ready_ = published();
+      if (part.block >= ready_) return false;
+    }
+    if (!shared_->claimed.compare_exchange_weak(now, name | (next + 1), std::memory_order_relaxed)) continue;
+    const auto at = part.first * size_of(blocks_[part.block].type);
+    for (int r = 0; r < size_; ++r)
+      data_[static_cast<std::size_t>(r)] = region_.of(r) + entry(r, part.block).offset + at;
+    work_(part, data_);
+    return false;
+  }
+  for (int r = 0; r < size_; ++r)
+    if (shared_->ranks[r].finished.load(std::memory_order_acquire) < round_) return false;
+  return true;
+}
+
+std::uint32_t BlockReduction::note(int rank, std::size_t block) const {
+  return static_cast<std::uint32_t>(entry(rank, block).note);
+}
+
+BlockReduction::Work in_place_sum(std::vector<BlockReduction::Block> blocks, double scale) {
+  return [blocks = std::move(blocks), scale, targets = std::vector<void*>(), sources = std::vector<const void*>()](
+             const BlockReduction::Part& part, std::span<std::byte* const> data) mutable {
+    targets.assign(data.begin(), data.end());
+    sources.assign(data.begin(), data.end());
+    reduce_arrays(targets, sources, part.count, {.type = blocks[part.block].type, .scale = scale});
+  };
+}
+
+}  // namespace muster::node

@@ -1,0 +1,84 @@
+// A reduction over a fixed list of blocks that is run again and again, as gradients are.
+//
+// Every rank publishes where its blocks lie in registered memory, one after the other in the order of the list, each as
+// soon as it is complete. A block that all ranks have published may be worked on, in parts, by whoever comes first: the
+// rank that is early does more, and nobody waits for a turn. A round ends when all parts are done and all ranks know.
+//
+//   reduction.begin();
+//   for (…) reduction.publish(address, note);       // every block, in order
+//   while (!reduction.advance()) …;                 // now every rank's blocks hold the result
+#pragma once
+
+#include "node/dtype.hpp"
+#include "node/team.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace muster::node {
+
+class BlockReduction {
+ public:
+  struct Block {
+    std::size_t count = 0;  ///< elements
+    Dtype type = Dtype::f32;
+  };
+  /// What one rank works on at once.
+  struct Part {
+    std::size_t block = 0;
+    std::size_t first = 0;  ///< element of the block
+    std::size_t count = 0;
+  };
+  /// Does the work on a part; data[r] is where the part begins in the memory of rank r. It is called once per part and
+  /// round, by any of the ranks.
+  using Work = std::function<void(const Part& part, std::span<std::byte* const> data)>;
+
+  /// Bytes of memory, aligned to a page, for that many blocks.
+  static std::size_t memory(int size, std::size_t blocks);
+
+  /// `memory`: as for a Team, and the same for all ranks; `region` holds the ranks' blocks. The blocks are the same on
+  /// all ranks.
+  BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks, Work work);
+
+  std::size_t size() const noexcept { return blocks_.size(); }
+
+  /// A new round; the one before has ended.
+  void begin();
+  /// The next block of the round lies at `data`, in this rank's part of the region, and stays there until the round has
+  /// ended. The note can be read by all ranks.
+  void publish(const void* data, std::uint32_t note);
+  /// Works on one part if one is ready; true when the round has ended.
+  bool advance();
+
+  /// Of the round that has ended, until the next begins.
+  std::uint32_t note(int rank, std::size_t block) const;
+
+ private:
+  struct Shared;
+  struct Entry;
+
+  Entry& entry(int rank, std::size_t block) const;
+  /// Blocks that all ranks have published.
+  std::size_t published() const;
+
+  Shared* shared_;
+  Region region_;
+  int rank_;
+  int size_;
+  std::vector<Block> blocks_;
+  std::vector<Part> parts_;
+  Work work_;
+  std::vector<std::byte*> data_;  // [size]
+  std::uint64_t round_ = 0;
+  std::size_t mine_ = 0;   ///< blocks that this rank has published
+  std::size_t ready_ = 0;  ///< blocks that all have, as far as is known
+  bool finished_ = true;
+};
+
+/// The work of an average: the sum over the ranks, in their order, times `scale`, to all of them.
+BlockReduction::Work in_place_sum(std::vector<BlockReduction::Block> blocks, double scale);
+
+}  // namespace muster::node

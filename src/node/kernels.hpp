@@ -1,0 +1,36 @@
+// Element-wise reductions over several arrays, for the processor that this runs on.
+#pragma once
+
+#include "muster/reduce_op.hpp"
+#include "node/dtype.hpp"
+
+#include <cstddef>
+#include <span>
+
+namespace muster::node {
+
+/// What one set of kernels was compiled for.
+enum class Isa { portable, avx2, avx512 };
+
+/// The best that was built and that this processor has.
+Isa best_isa() noexcept;
+
+struct Reduction {
+  Dtype type = Dtype::f32;
+  ReduceOp op = ReduceOp::sum;
+  /// The result is multiplied by this; floating-point and complex types only.
+  double scale = 1.0;
+};
+
+/// Whether the operation has a meaning for the type: no bits of fractions, no order among complex numbers.
+bool reducible(Dtype type, ReduceOp op) noexcept;
+
+/// targets[t][i] = scale · (sources[0][i] op sources[1][i] op …), left to right, so that the result does not depend on
+/// who computes it. Half types are reduced in float and rounded once, to nearest. A NaN is the minimum and the maximum
+/// of all. Integers wrap around. On booleans sum and max are or, product and min are and. A target may be a source.
+void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
+                   const Reduction& reduction, Isa isa);
+void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
+                   const Reduction& reduction);
+
+}  // namespace muster::node

@@ -1,0 +1,342 @@
+// The body of the kernels, compiled once for each instruction set with MUSTER_ISA as its name. Everything is internal
+// to the file that includes this, so that no code for a newer processor is shared with the rest of the program; for the
+// same reason nothing of the standard library is called here. Loops stand in functions that are not inlined, whose
+// arrays do not overlap: that is what the compiler makes vectors of.
+
+#include "node/kernels_table.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace muster::node {
+namespace {
+
+constexpr std::size_t block = 1024;  ///< elements that are reduced at once and stay in the first cache
+
+struct Half {
+  std::uint16_t bits;
+};
+struct Bfloat {
+  std::uint16_t bits;
+};
+struct Bool {
+  std::uint8_t bits;
+};
+template <class T>
+struct Complex {
+  T re, im;
+};
+
+// The type in which elements are reduced.
+template <class T>
+struct WideOf {
+  using type = T;
+};
+template <>
+struct WideOf<Half> {
+  using type = float;
+};
+template <>
+struct WideOf<Bfloat> {
+  using type = float;
+};
+template <class T>
+using Wide = typename WideOf<T>::type;
+
+inline std::uint32_t bits_of(float x) {
+  std::uint32_t u;
+  std::memcpy(&u, &x, sizeof u);
+  return u;
+}
+inline float float_of(std::uint32_t u) {
+  float x;
+  std::memcpy(&x, &u, sizeof x);
+  return x;
+}
+
+inline float widen(Bfloat x) { return float_of(std::uint32_t{x.bits} << 16); }
+inline Bfloat narrow_bfloat(float x) {
+  const std::uint32_t u = bits_of(x);
+  const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet = (u >> 16) | 0x40u;
+  return {static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded)};
+}
+
+// IEEE 754 binary16: 5 bits of exponent with bias 15, 10 of fraction.
+inline float widen(Half x) {
+  const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16;
+  const std::uint32_t rest = x.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
+  if (rest >= 0x400u) return float_of(sign | ((rest << 13) + 0x38000000u));
+  const float tiny = static_cast<float>(rest) * 0x1p-24f;
+  return float_of(sign | bits_of(tiny));
+}
+inline Half narrow_half(float x) {
+  const std::uint32_t u = bits_of(x);
+  const std::uint32_t sign = (u >> 16) & 0x8000u;
+  const std::uint32_t rest = u & 0x7fffffffu;
+  if (rest > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u | ((rest >> 13) & 0x3ffu))};
+  if (rest >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // rounds past 65504
+  if (rest < 0x38800000u) {
+    // Below the normal numbers: adding 0.5 leaves the fraction, rounded, in the lowest bits.
+    const std::uint32_t shifted = bits_of(float_of(rest) + 0.5f) - 0x3f000000u;
+    return {static_cast<std::uint16_t>(sign | shifted)};
+  }
+  const std::uint32_t rounded = rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u);
+  return {static_cast<std::uint16_t>(sign | (rounded >> 13))};
+}
+
+// Whole arrays: to the wide type and back.
+template <class T>
+[[gnu::noinline]] void load(Wide<T>* __restrict wide, const T* __restrict from, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    if constexpr (sizeof(Wide<T>) == sizeof(T))
+      wide[i] = from[i];
+    else
+      wide[i] = widen(from[i]);
+  }
+}
+template <class T>
+[[gnu::noinline]] void store(T* __restrict to, const Wide<T>* __restrict wide, std::size_t n) {
+  if constexpr (sizeof(Wide<T>) == sizeof(T)) {
+    std::memcpy(static_cast<void*>(to), wide, n * sizeof(T));
+  } else {
+    for (std::size_t i = 0; i < n; ++i) to[i] = narrow_bfloat(wide[i]);
+  }
+}
+template <>
+[[gnu::noinline]] void load<Half>(float* __restrict wide, const Half* __restrict from, std::size_t n) {
+  std::size_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+#endif
+  for (; i < n; ++i) wide[i] = widen(from[i]);
+}
+template <>
+[[gnu::noinline]] void store<Half>(Half* __restrict to, const float* __restrict wide, std::size_t n) {
+  std::size_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(wide + i), 0));
+#endif
+  for (; i < n; ++i) to[i] = narrow_half(wide[i]);
+}
+
+template <class T>
+struct UnsignedOf {
+  using type = T;
+};
+template <>
+struct UnsignedOf<std::int8_t> {
+  using type = std::uint8_t;
+};
+template <>
+struct UnsignedOf<std::int16_t> {
+  using type = std::uint16_t;
+};
+template <>
+struct UnsignedOf<std::int32_t> {
+  using type = std::uint32_t;
+};
+template <>
+struct UnsignedOf<std::int64_t> {
+  using type = std::uint64_t;
+};
+template <class T>
+using Unsigned = typename UnsignedOf<T>::type;
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(static_cast<Unsigned<T>>(a) + static_cast<Unsigned<T>>(b));
+  }
+  static Bool apply(Bool a, Bool b) { return {static_cast<std::uint8_t>((a.bits | b.bits) != 0)}; }
+  template <class T>
+  static Complex<T> apply(Complex<T> a, Complex<T> b) {
+    return {a.re + b.re, a.im + b.im};
+  }
+};
+struct Product {
+  template <class T>
+  static T apply(T a, T b) {
+    // Through 32 bits at least: small unsigned types would be multiplied as signed ints.
+    return static_cast<T>(static_cast<Unsigned<T>>(a) * Unsigned<T>{1} * static_cast<Unsigned<T>>(b));
+  }
+  static std::int16_t apply(std::int16_t a, std::int16_t b) {
+    return static_cast<std::int16_t>(std::uint32_t{static_cast<std::uint16_t>(a)} * static_cast<std::uint16_t>(b));
+  }
+  static Bool apply(Bool a, Bool b) { return {static_cast<std::uint8_t>(a.bits != 0 && b.bits != 0)}; }
+  template <class T>
+  static Complex<T> apply(Complex<T> a, Complex<T> b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  }
+};
+struct Min {
+  template <class T>
+  static T apply(T a, T b) {
+    return (a < b || a != a) ? a : b;
+  }
+  static Bool apply(Bool a, Bool b) { return Product::apply(a, b); }
+};
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    return (a > b || a != a) ? a : b;
+  }
+  static Bool apply(Bool a, Bool b) { return Sum::apply(a, b); }
+};
+struct And {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a & b);
+  }
+  static Bool apply(Bool a, Bool b) { return Product::apply(a, b); }
+};
+struct Or {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a | b);
+  }
+  static Bool apply(Bool a, Bool b) { return Sum::apply(a, b); }
+};
+struct Xor {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a ^ b);
+  }
+  static Bool apply(Bool a, Bool b) { return {static_cast<std::uint8_t>((a.bits != 0) != (b.bits != 0))}; }
+};
+
+template <class Op, class T>
+[[gnu::noinline]] void combine(T* __restrict result, const T* __restrict a, const T* __restrict b, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) result[i] = Op::apply(a[i], b[i]);
+}
+template <class Op, class T>
+[[gnu::noinline]] void accumulate(T* __restrict result, const T* __restrict b, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) result[i] = Op::apply(result[i], b[i]);
+}
+
+template <class T>
+[[gnu::noinline]] void multiply(T* __restrict values, T factor, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) values[i] *= factor;
+}
+template <class T>
+[[gnu::noinline]] void multiply(Complex<T>* __restrict values, T factor, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) values[i] = {values[i].re * factor, values[i].im * factor};
+}
+template <class T>
+void scale_by(T*, double, std::size_t) {}  // integers and booleans have no fractions
+void scale_by(float* values, double factor, std::size_t n) { multiply(values, static_cast<float>(factor), n); }
+void scale_by(double* values, double factor, std::size_t n) { multiply(values, factor, n); }
+void scale_by(Complex<float>* values, double factor, std::size_t n) {
+  multiply(values, static_cast<float>(factor), n);
+}
+void scale_by(Complex<double>* values, double factor, std::size_t n) { multiply(values, factor, n); }
+
+template <class Op, class T>
+void reduce_blocks(void* const* targets, std::size_t target_count, const void* const* sources, std::size_t source_count,
+                   std::size_t count, double scale) {
+  alignas(64) Wide<T> result[block];
+  for (std::size_t first = 0; first < count; first += block) {
+    const std::size_t n = count - first < block ? count - first : block;
+    const auto source = [&](std::size_t s) { return static_cast<const T*>(sources[s]) + first; };
+    std::size_t s = 1;
+    if constexpr (sizeof(Wide<T>) == sizeof(T)) {
+      if (source_count > 1) {
+        combine<Op>(result, source(0), source(1), n);
+        s = 2;
+      } else {
+        load(result, source(0), n);
+      }
+      for (; s < source_count; ++s) accumulate<Op>(result, source(s), n);
+    } else {
+      alignas(64) Wide<T> next[block];
+      load<T>(result, source(0), n);
+      for (; s < source_count; ++s) {
+        load<T>(next, source(s), n);
+        accumulate<Op>(result, next, n);
+      }
+    }
+    if (scale != 1.0) scale_by(result, scale, n);
+    for (std::size_t t = 0; t < target_count; ++t) store(static_cast<T*>(targets[t]) + first, result, n);
+  }
+}
+
+template <class T>
+ReduceArrays of_number(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return reduce_blocks<Sum, T>;
+    case ReduceOp::product:
+      return reduce_blocks<Product, T>;
+    case ReduceOp::min:
+      return reduce_blocks<Min, T>;
+    case ReduceOp::max:
+      return reduce_blocks<Max, T>;
+    default:
+      return nullptr;
+  }
+}
+template <class T>
+ReduceArrays of_bits(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::bit_and:
+      return reduce_blocks<And, T>;
+    case ReduceOp::bit_or:
+      return reduce_blocks<Or, T>;
+    case ReduceOp::bit_xor:
+      return reduce_blocks<Xor, T>;
+    default:
+      return of_number<T>(op);
+  }
+}
+template <class T>
+ReduceArrays of_complex(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return reduce_blocks<Sum, Complex<T>>;
+    case ReduceOp::product:
+      return reduce_blocks<Product, Complex<T>>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+ReduceArrays MUSTER_ISA(Dtype type, ReduceOp op) noexcept {
+  switch (type) {
+    case Dtype::u8:
+      return of_bits<std::uint8_t>(op);
+    case Dtype::i8:
+      return of_bits<std::int8_t>(op);
+    case Dtype::i16:
+      return of_bits<std::int16_t>(op);
+    case Dtype::i32:
+      return of_bits<std::int32_t>(op);
+    case Dtype::i64:
+      return of_bits<std::int64_t>(op);
+    case Dtype::boolean:
+      return of_bits<Bool>(op);
+    case Dtype::f16:
+      return of_number<Half>(op);
+    case Dtype::bf16:
+      return of_number<Bfloat>(op);
+    case Dtype::f32:
+      return of_number<float>(op);
+    case Dtype::f64:
+      return of_number<double>(op);
+    case Dtype::c64:
+      return of_complex<float>(op);
+    case Dtype::c128:
+      return of_complex<double>(op);
+  }
+  return nullptr;
+}
+
+}  // namespace muster::node

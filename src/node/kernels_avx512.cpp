@@ -1,0 +1,2 @@
+#define MUSTER_ISA avx512_kernel
+#include "node/kernels.inl"

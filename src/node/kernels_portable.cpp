@@ -1,0 +1,2 @@
+#define MUSTER_ISA portable_kernel
+#include "node/kernels.inl"

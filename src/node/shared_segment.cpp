@@ -1,0 +1,103 @@
+#include "node/shared_segment.hpp"
+
+#include "muster/error.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace muster::node {
+namespace {
+
+constexpr const char* sharing = "sharing memory among the ranks of this node";
+
+[[noreturn]] void fail(const char* call, int error) {
+  throw Error(ExitCode::retry, sharing, std::string(call) + ": " + std::strerror(error),
+              "Make /dev/shm larger (--shm-size of a container)");
+}
+
+std::string random_name() {
+  std::array<unsigned char, 16> random{};
+  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) fail("getrandom", errno);
+  std::string name = "/muster.";
+  for (const auto byte : random) {
+    name += "0123456789abcdef"[byte >> 4];
+    name += "0123456789abcdef"[byte & 15];
+  }
+  return name;
+}
+
+}  // namespace
+
+SharedSegment SharedSegment::create(std::size_t bytes) {
+  SharedSegment segment;
+  segment.name_ = random_name();
+  segment.file_ = ::shm_open(segment.name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (segment.file_ < 0) fail("shm_open", errno);
+  if (::ftruncate(segment.file_, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    segment.unlink();
+    fail("ftruncate", error);
+  }
+  try {
+    segment.map(bytes);
+  } catch (...) {
+    segment.unlink();
+    throw;
+  }
+  return segment;
+}
+
+SharedSegment SharedSegment::open(const std::string& name, std::size_t bytes) {
+  SharedSegment segment;
+  segment.name_ = name;
+  segment.file_ = ::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600);
+  if (segment.file_ < 0) fail("shm_open", errno);
+  segment.map(bytes);
+  return segment;
+}
+
+void SharedSegment::map(std::size_t bytes) {
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+  if (address == MAP_FAILED) fail("mmap", errno);
+  data_ = static_cast<std::byte*>(address);
+  size_ = bytes;
+}
+
+void SharedSegment::reserve(std::size_t first, std::size_t bytes) {
+  if (bytes == 0) return;
+  int error = 0;
+  do {
+    error = ::posix_fallocate(file_, static_cast<off_t>(first), static_cast<off_t>(bytes));
+  } while (error == EINTR);
+  if (error != 0) fail("posix_fallocate", error);
+}
+
+void SharedSegment::unlink() noexcept { ::shm_unlink(name_.c_str()); }
+
+SharedSegment::SharedSegment(SharedSegment&& other) noexcept
+    : name_(std::move(other.name_)),
+      file_(std::exchange(other.file_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
+  std::swap(name_, other.name_);
+  std::swap(file_, other.file_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+SharedSegment::~SharedSegment() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+  if (file_ >= 0) ::close(file_);
+}
+
+}  // namespace muster::node

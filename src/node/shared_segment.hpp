@@ -1,0 +1,42 @@
+// Memory that the processes of a node map together.
+//
+// One process creates it, the others open it by its name, and then the name is removed: from there on the memory lives
+// as long as somebody maps it, and nothing is left behind by a process that is killed.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace muster::node {
+
+/// Move-only. Unmapped by the destructor, which concerns this process alone.
+class SharedSegment {
+ public:
+  SharedSegment() noexcept = default;
+  /// Address space for `bytes`, all zeroes, under a new name that nobody can guess; readable by this user alone.
+  static SharedSegment create(std::size_t bytes);
+  static SharedSegment open(const std::string& name, std::size_t bytes);
+  SharedSegment(SharedSegment&& other) noexcept;
+  SharedSegment& operator=(SharedSegment&& other) noexcept;
+  ~SharedSegment();
+
+  /// Takes memory for that part, so that no access to it can fail later. An Error (ExitCode::retry) if there is not
+  /// enough.
+  void reserve(std::size_t first, std::size_t bytes);
+  /// Removes the name.
+  void unlink() noexcept;
+
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+  const std::string& name() const noexcept { return name_; }
+
+ private:
+  void map(std::size_t bytes);
+
+  std::string name_;
+  int file_ = -1;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace muster::node

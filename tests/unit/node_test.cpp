@@ -1,0 +1,443 @@
+// The engine of collectives inside a node, its ranks as threads.
+#include "node/block_reduction.hpp"
+#include "node/kernels.hpp"
+#include "node/team.hpp"
+#include "unit/node_threads.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <complex>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+using muster::ReduceOp;
+using muster::node::Dtype;
+using muster::node::Isa;
+using muster::node::Reduction;
+using muster::node::Region;
+using muster::node::size_of;
+using muster::node::Team;
+using muster::test::on_ranks;
+using muster::test::wait;
+using Bytes = std::vector<std::byte>;
+
+// A sanitizer makes everything slower by an order of magnitude.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool brief = true;
+#else
+constexpr bool brief = false;
+#endif
+
+constexpr std::array all_types{Dtype::u8,   Dtype::i8,  Dtype::i16, Dtype::i32, Dtype::i64,  Dtype::f16,
+                               Dtype::bf16, Dtype::f32, Dtype::f64, Dtype::c64, Dtype::c128, Dtype::boolean};
+constexpr std::array all_ops{ReduceOp::sum,     ReduceOp::product, ReduceOp::min,    ReduceOp::max,
+                             ReduceOp::bit_and, ReduceOp::bit_or,  ReduceOp::bit_xor};
+
+/// Small integers, which every type holds exactly, so that results can be compared exactly; bit patterns of the halves
+/// are written by hand.
+int number(std::size_t i, int rank, ReduceOp op) {
+  if (op == ReduceOp::product) return std::array{1, 2, 1, 1}[(i + static_cast<std::size_t>(rank)) % 4];
+  return static_cast<int>((i * 7 + static_cast<std::size_t>(rank) * 3) % 5);
+}
+
+std::uint16_t half_bits(int value) {
+  if (value == 0) return 0;
+  const int exponent = std::bit_width(static_cast<unsigned>(value)) - 1;
+  return static_cast<std::uint16_t>((exponent + 15) << 10 | ((value << 10 >> exponent) & 0x3ff));
+}
+std::uint16_t bfloat_bits(int value) {
+  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16);
+}
+
+void put(std::byte* at, Dtype type, int value) {
+  const auto write = [&](auto v) { std::memcpy(at, &v, sizeof v); };
+  switch (type) {
+    case Dtype::u8:
+      return write(static_cast<std::uint8_t>(value));
+    case Dtype::i8:
+      return write(static_cast<std::int8_t>(value));
+    case Dtype::i16:
+      return write(static_cast<std::int16_t>(value));
+    case Dtype::i32:
+      return write(value);
+    case Dtype::i64:
+      return write(std::int64_t{value});
+    case Dtype::f16:
+      return write(half_bits(value));
+    case Dtype::bf16:
+      return write(bfloat_bits(value));
+    case Dtype::f32:
+      return write(static_cast<float>(value));
+    case Dtype::f64:
+      return write(static_cast<double>(value));
+    case Dtype::c64:
+      return write(std::complex<float>(static_cast<float>(value), 0));
+    case Dtype::c128:
+      return write(std::complex<double>(value, 0));
+    case Dtype::boolean:
+      return write(static_cast<std::uint8_t>(value != 0));
+  }
+}
+
+int reduced(std::size_t i, int ranks, ReduceOp op, Dtype type) {
+  int result = number(i, 0, op);
+  const bool boolean = type == Dtype::boolean;
+  if (boolean) result = result != 0;
+  for (int r = 1; r < ranks; ++r) {
+    int next = number(i, r, op);
+    if (boolean) next = next != 0;
+    switch (op) {
+      case ReduceOp::sum:
+        result += next;
+        break;
+      case ReduceOp::product:
+        result *= next;
+        break;
+      case ReduceOp::min:
+        result = std::min(result, next);
+        break;
+      case ReduceOp::max:
+        result = std::max(result, next);
+        break;
+      case ReduceOp::bit_and:
+        result &= next;
+        break;
+      case ReduceOp::bit_or:
+        result |= next;
+        break;
+      case ReduceOp::bit_xor:
+        result ^= next;
+        break;
+    }
+  }
+  return result;
+}
+
+void fill(std::byte* data, std::size_t count, Dtype type, ReduceOp op, int rank) {
+  for (std::size_t i = 0; i < count; ++i) put(data + i * size_of(type), type, number(i, rank, op));
+}
+
+/// The first element that is not what the reduction of all ranks gives; count if there is none.
+std::size_t first_wrong(const std::byte* data, std::size_t count, Dtype type, ReduceOp op, int ranks) {
+  std::array<std::byte, 16> want{};
+  for (std::size_t i = 0; i < count; ++i) {
+    put(want.data(), type, reduced(i, ranks, op, type));
+    if (std::memcmp(data + i * size_of(type), want.data(), size_of(type)) != 0) return i;
+  }
+  return count;
+}
+
+std::string described(Dtype type, ReduceOp op, int ranks, std::size_t count) {
+  return "type " + std::to_string(static_cast<int>(type)) + ", operation " + std::to_string(static_cast<int>(op)) +
+         ", " + std::to_string(ranks) + " ranks, " + std::to_string(count) + " elements";
+}
+
+TEST(Kernels, EveryTypeAndOperationOnEveryInstructionSet) {
+  for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    if (isa > muster::node::best_isa()) continue;
+    for (const auto type : all_types)
+      for (const auto op : all_ops) {
+        if (!muster::node::reducible(type, op)) continue;
+        for (const std::size_t count : {std::size_t{1}, std::size_t{7}, std::size_t{1024}, std::size_t{2051}}) {
+          constexpr int ranks = 3;
+          std::vector<Bytes> data(ranks, Bytes(count * size_of(type)));
+          std::vector<const void*> sources;
+          std::vector<void*> targets;
+          for (int r = 0; r < ranks; ++r) {
+            auto& bytes = data[static_cast<std::size_t>(r)];
+            fill(bytes.data(), count, type, op, r);
+            sources.push_back(bytes.data());
+            targets.push_back(bytes.data());
+          }
+          muster::node::reduce_arrays(targets, sources, count, {type, op}, isa);
+          for (const auto& bytes : data)
+            ASSERT_EQ(first_wrong(bytes.data(), count, type, op, ranks), count) << described(type, op, ranks, count);
+        }
+      }
+  }
+}
+
+TEST(Kernels, RefuseWhatHasNoMeaning) {
+  EXPECT_FALSE(muster::node::reducible(Dtype::f32, ReduceOp::bit_and));
+  EXPECT_FALSE(muster::node::reducible(Dtype::c64, ReduceOp::max));
+  EXPECT_TRUE(muster::node::reducible(Dtype::boolean, ReduceOp::bit_xor));
+}
+
+/// Adds 0 to every pattern, so that it goes through float and back.
+std::vector<std::uint16_t> round_trip(Dtype type, Isa isa) {
+  std::vector<std::uint16_t> values(65536), zeroes(65536);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
+  void* const target = values.data();
+  const std::array<const void*, 2> sources{values.data(), zeroes.data()};
+  muster::node::reduce_arrays(std::span(&target, 1), sources, values.size(), {.type = type}, isa);
+  return values;
+}
+
+TEST(Kernels, EveryHalfSurvivesTheWayThroughFloat) {
+  for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    if (isa > muster::node::best_isa()) continue;
+    for (const auto type : {Dtype::f16, Dtype::bf16}) {
+      const auto values = round_trip(type, isa);
+      const std::uint16_t infinity = type == Dtype::f16 ? 0x7c00 : 0x7f80;
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const auto magnitude = i & 0x7fff;
+        if (magnitude > infinity)
+          EXPECT_GT(values[i] & 0x7fff, infinity) << i;  // still a NaN
+        else
+          EXPECT_EQ(values[i], i == 0x8000 ? 0 : i) << i;  // -0 + 0 is 0
+      }
+    }
+  }
+}
+
+TEST(Kernels, HalvesAreRoundedOnceToNearest) {
+  // 2048 + 1 + 1 is 2050 in half precision, but 2048 if each sum were rounded; three ranks.
+  const std::array<std::uint16_t, 3> ranks{half_bits(2048), half_bits(1), half_bits(1)};
+  for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    if (isa > muster::node::best_isa()) continue;
+    std::vector<std::vector<std::uint16_t>> data;
+    for (const auto value : ranks) data.emplace_back(11, value);
+    const std::array<const void*, 3> sources{data[0].data(), data[1].data(), data[2].data()};
+    void* const target = data[0].data();
+    muster::node::reduce_arrays(std::span(&target, 1), sources, 11, {.type = Dtype::f16}, isa);
+    for (const auto value : data[0]) EXPECT_EQ(value, half_bits(2050));
+  }
+}
+
+TEST(Kernels, ANumberThatIsNoneIsKept) {
+  const float nan = std::nanf("");
+  for (const auto op : {ReduceOp::min, ReduceOp::max, ReduceOp::sum}) {
+    std::array<float, 2> a{nan, 1}, b{2, nan};
+    const std::array<const void*, 2> sources{a.data(), b.data()};
+    void* const target = a.data();
+    muster::node::reduce_arrays(std::span(&target, 1), sources, 2, {.type = Dtype::f32, .op = op});
+    EXPECT_TRUE(std::isnan(a[0]) && std::isnan(a[1]));
+  }
+}
+
+TEST(Team, SlicesCoverEverythingOnce) {
+  for (const std::size_t count : {0, 1, 15, 16, 17, 1000, 4097})
+    for (int owners = 1; owners <= 8; ++owners) {
+      std::size_t next = 0;
+      for (int o = 0; o < owners; ++o) {
+        const auto slice = Team::slice(count, owners, o, Dtype::f32);
+        EXPECT_EQ(slice.first, next);
+        next += slice.count;
+      }
+      EXPECT_EQ(next, count);
+    }
+}
+
+/// An all-reduce, a broadcast and a reduction of that type and size; with registered memory where `registered` says so
+/// for the rank.
+void check_collectives(int ranks, Dtype type, ReduceOp op, std::size_t count,
+                       const std::function<bool(int)>& registered) {
+  const auto bytes = count * size_of(type);
+  const std::size_t odd = size_of(type);  // data begin one element into the memory
+  on_ranks(ranks, bytes + odd + 64, [&](Team& team, const Region& region) {
+    Bytes own(bytes + odd);
+    std::byte* data = (registered(team.rank()) ? region.of(team.rank()) : own.data()) + odd;
+    fill(data, count, type, op, team.rank());
+    wait(team, team.all_reduce(data, count, {type, op}));
+    EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "all-reduce, " << described(type, op, ranks, count);
+
+    const int root = ranks - 1;
+    fill(data, count, type, op, team.rank());
+    wait(team, team.reduce(data, count, {type, op}, root));
+    if (team.rank() == root) {
+      EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "reduce, " << described(type, op, ranks, count);
+    }
+    wait(team, team.broadcast(data, bytes, root));
+    EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "broadcast, " << described(type, op, ranks, count);
+
+    for (int owners = 1; owners <= ranks; owners += ranks) {
+      fill(data, count, type, op, team.rank());
+      wait(team, team.reduce_scatter(data, count, owners, {type, op}));
+      bool asked = false;
+      wait(team, team.all_gather(data, count, owners, type, [&] { return std::exchange(asked, true); }));
+      EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "slices, " << described(type, op, ranks, count);
+    }
+  });
+}
+
+TEST(Team, EveryCollectiveOfEveryTypeAndOperation) {
+  for (int ranks = 1; ranks <= (brief ? 3 : 5); ++ranks)
+    for (const auto type : all_types)
+      for (const auto op : all_ops) {
+        if (!muster::node::reducible(type, op)) continue;
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}, std::size_t{9001}}) {
+          if (brief && count > 5000) continue;
+          check_collectives(ranks, type, op, count, [](int) { return false; });
+          check_collectives(ranks, type, op, count, [](int) { return true; });
+        }
+      }
+}
+
+TEST(Team, EverySizeAndNumberOfRanks) {
+  for (int ranks = 1; ranks <= 8; ++ranks)
+    for (const std::size_t count : {2UL, 63UL, 2049UL, 16'385UL, 70'001UL, 300'007UL, 700'001UL}) {
+      if (brief && (count > 80'000 || ranks % 3 == 1)) continue;
+      check_collectives(ranks, Dtype::f32, ReduceOp::sum, count, [](int) { return false; });
+      check_collectives(ranks, Dtype::f32, ReduceOp::sum, count, [](int) { return true; });
+      check_collectives(ranks, Dtype::bf16, ReduceOp::sum, count, [](int rank) { return rank == 0; });
+    }
+}
+
+TEST(Team, TenMillionElements) {
+  if (brief) GTEST_SKIP() << "too slow under the thread sanitizer";
+  check_collectives(2, Dtype::f32, ReduceOp::sum, 10'000'000, [](int) { return false; });
+  check_collectives(2, Dtype::f32, ReduceOp::sum, 10'000'000, [](int) { return true; });
+  check_collectives(3, Dtype::f16, ReduceOp::sum, 10'000'000, [](int) { return true; });
+}
+
+TEST(Team, SameBitsOnEveryRankOnEveryPathAndCloseToASumInDouble) {
+  for (int ranks = 1; ranks <= 4; ++ranks)
+    for (const std::size_t count : {1000UL, 50'001UL, brief ? 60'000UL : 1'000'003UL}) {
+      const auto value = [&](std::size_t i, int rank) {
+        return std::sin(static_cast<float>(i) + 1.7f * static_cast<float>(rank)) * 1e3f;
+      };
+      std::vector<std::vector<float>> results(static_cast<std::size_t>(2 * ranks));
+      on_ranks(ranks, count * 4, [&](Team& team, const Region& region) {
+        std::vector<float> own(count);
+        float* registered = reinterpret_cast<float*>(region.of(team.rank()));
+        for (std::size_t i = 0; i < count; ++i) own[i] = registered[i] = value(i, team.rank());
+        wait(team, team.all_reduce(own.data(), count, {.scale = 1.0 / ranks}));
+        wait(team, team.all_reduce(registered, count, {.scale = 1.0 / ranks}));
+        const auto r = static_cast<std::size_t>(team.rank());
+        results[2 * r] = own;
+        results[2 * r + 1].assign(registered, registered + count);
+      });
+      for (const auto& result : results) ASSERT_EQ(std::memcmp(result.data(), results[0].data(), count * 4), 0);
+      for (std::size_t i = 0; i < count; ++i) {
+        double sum = 0;
+        for (int r = 0; r < ranks; ++r) sum += value(i, r);
+        ASSERT_NEAR(results[0][i], sum / ranks, 1e3 * 1.2e-7 * ranks);
+      }
+    }
+}
+
+/// Several operations under way at once, of all kinds, memory and sizes.
+TEST(Team, AThousandRandomOperations) {
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    constexpr std::size_t most = 40'000;
+    constexpr std::size_t places = 4;
+    on_ranks(ranks, places * most * 8, [&](Team& team, const Region& region) {
+      std::mt19937 same(7);  // what all ranks do alike
+      std::mt19937 mine(static_cast<unsigned>(team.rank()));
+      struct Running {
+        Team::Ticket ticket;
+        std::function<void()> check;
+      };
+      std::deque<Running> running;
+      std::vector<Bytes> own(places, Bytes(most * 8));
+      const int rounds = brief ? 200 : 1000;
+      for (int i = 0; i < rounds; ++i) {
+        if (running.size() == places || (!running.empty() && same() % 3 == 0)) {
+          wait(team, running.front().ticket);
+          running.front().check();
+          running.pop_front();
+        }
+        if (running.size() == places) continue;
+        const auto place = static_cast<std::size_t>(i) % places;
+        if (!running.empty() && running.size() >= places - 1) {
+          wait(team, running.front().ticket);
+          running.front().check();
+          running.pop_front();
+        }
+        const auto type = std::array{Dtype::f32, Dtype::f64, Dtype::i32, Dtype::bf16}[same() % 4];
+        const std::size_t count = same() % (same() % 4 == 0 ? most : 700);
+        std::byte* data = mine() % 4 != 0 ? region.of(team.rank()) + place * most * 8 : own[place].data();
+        const int root = static_cast<int>(same() % static_cast<unsigned>(ranks));
+        const auto kind = same() % 8;
+        const auto right = [=] { EXPECT_EQ(first_wrong(data, count, type, ReduceOp::sum, ranks), count) << i; };
+        fill(data, count, type, ReduceOp::sum, team.rank());
+        if (kind == 0) {
+          running.push_back({team.barrier(), [] {}});
+        } else if (kind == 1) {
+          const bool root_here = team.rank() == root;
+          running.push_back({team.reduce(data, count, {.type = type}, root), [=] {
+                               if (root_here) right();
+                             }});
+        } else if (kind == 2) {
+          running.push_back({team.broadcast(data, count * size_of(type), root), [=] {
+                               Bytes want(count * size_of(type));
+                               fill(want.data(), count, type, ReduceOp::sum, root);
+                               EXPECT_TRUE(std::equal(want.begin(), want.end(), data)) << i;
+                             }});
+        } else {
+          running.push_back({team.all_reduce(data, count, {.type = type}), right});
+        }
+      }
+      while (!running.empty()) {
+        wait(team, running.front().ticket);
+        running.front().check();
+        running.pop_front();
+      }
+    });
+  }
+}
+
+using muster::node::BlockReduction;
+
+TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
+  const std::vector<BlockReduction::Block> blocks{
+      {70'000, Dtype::f32}, {1, Dtype::f32}, {0, Dtype::f32}, {300'001, Dtype::f32}, {513, Dtype::bf16}};
+  const std::size_t bytes = 400'000 * 4;
+  for (int ranks = 1; ranks <= 5; ++ranks) {
+    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size()));
+    on_ranks(ranks, 2 * bytes, [&](Team& team, const Region& region) {
+      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks,
+                               muster::node::in_place_sum(blocks, 1.0));
+      for (int round = 0; round < (brief ? 5 : 20); ++round) {
+        reduction.begin();
+        std::byte* data = region.of(team.rank()) + (round + team.rank()) % 2 * bytes;  // where they lie may change
+        std::vector<std::byte*> at;
+        for (std::size_t b = 0; b < blocks.size(); ++b) {
+          fill(data, blocks[b].count, blocks[b].type, ReduceOp::sum, team.rank());
+          at.push_back(data);
+          reduction.publish(
+              data, static_cast<std::uint32_t>(1000 * round + 10 * team.rank()) + static_cast<std::uint32_t>(b));
+          data += (blocks[b].count * size_of(blocks[b].type) + 63) / 64 * 64;
+          reduction.advance();
+        }
+        muster::test::wait_for([&] { return reduction.advance(); });
+        for (std::size_t b = 0; b < blocks.size(); ++b) {
+          ASSERT_EQ(first_wrong(at[b], blocks[b].count, blocks[b].type, ReduceOp::sum, ranks), blocks[b].count);
+          for (int r = 0; r < ranks; ++r)
+            ASSERT_EQ(reduction.note(r, b), 1000U * static_cast<unsigned>(round) + 10U * static_cast<unsigned>(r) + b);
+        }
+      }
+    });
+  }
+}
+
+TEST(BlockReduction, EveryPartIsWorkedOnOnce) {
+  constexpr int ranks = 3;
+  const std::vector<BlockReduction::Block> blocks{{200'000, Dtype::f32}, {5, Dtype::f32}, {100'000, Dtype::f64}};
+  const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size()));
+  std::vector<std::atomic<int>> touched(300'005);
+  on_ranks(ranks, 4096, [&](Team& team, const Region& region) {
+    BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks,
+                             [&](const BlockReduction::Part& part, std::span<std::byte* const> data) {
+                               ASSERT_EQ(data.size(), static_cast<std::size_t>(ranks));
+                               const std::size_t before = part.block == 0 ? 0 : part.block == 1 ? 200'000 : 200'005;
+                               for (std::size_t i = 0; i < part.count; ++i) ++touched[before + part.first + i];
+                             });
+    for (int round = 0; round < 2; ++round) {
+      reduction.begin();
+      for (std::size_t b = 0; b < blocks.size(); ++b) reduction.publish(region.of(team.rank()), 0);
+      muster::test::wait_for([&] { return reduction.advance(); });
+    }
+  });
+  for (const auto& count : touched) ASSERT_EQ(count, 2);
+}
+
+}  // namespace
