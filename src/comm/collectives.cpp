@@ -85,16 +85,8 @@ bool Request::done() {
 }
 
 void Request::wait(std::optional<std::chrono::milliseconds> limit) {
-  if (!state_) return;
-  // What is quick is quicker than asking whether anybody has failed.
-  if (spin_until([&] { return state_->test(); }, state_->channel->topology.local_size)) return;
-  const auto& world = *state_->channel->world;
-  const auto longest = limit.value_or(std::chrono::milliseconds(world.limit_ms.load()));
-  if (!wait_until([&] { return done(); }, longest))
-    throw Error(ExitCode::retry, state_->doing.text(),
-                "not finished within " + std::to_string(longest.count() / 1000.0).substr(0, 6) + " s on rank " +
-                    std::to_string(state_->channel->rank) + " of " + std::to_string(state_->channel->size),
-                "A rank is stuck, lost or in another collective; --timeout sets the limit");
+  if (!state_ || state_->test()) return;
+  wait_for(Communicator(state_->channel), [&] { return state_->test(); }, [&] { return state_->doing.text(); }, limit);
 }
 
 int Request::source() const noexcept { return state_ ? state_->source : -1; }

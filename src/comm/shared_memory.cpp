@@ -98,27 +98,23 @@ void attach_node(const Communicator& communicator) {
   communicator.channel()->node = std::move(node);
 }
 
-std::shared_ptr<node::SharedSegment> share(const Communicator& communicator, std::size_t bytes) {
+std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
   const auto* node = communicator.channel()->node.get();
-  if (node == nullptr) return nullptr;
-  const auto local = static_cast<std::size_t>(communicator.topology().local_rank);
-  return map_together(communicator, node->ranks, bytes * node->ranks.size(), {local * bytes, bytes});
-}
-
-std::optional<node::Region> shared_region(const Communicator& communicator, std::size_t bytes_per_rank) {
+  if (node == nullptr) return std::nullopt;
   constexpr std::size_t page = 4096;
-  const auto stride = std::max<std::size_t>(1, (bytes_per_rank + page - 1) / page) * page;
-  const auto segment = share(communicator, stride);
+  const auto stride = std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
+  const int local = communicator.topology().local_rank;
+  auto segment = map_together(communicator, node->ranks, stride * node->ranks.size(),
+                              {static_cast<std::size_t>(local) * stride, reserved});
   if (!segment) return std::nullopt;
-  node::Region region{segment->data(), stride, segment};
-  communicator.channel()->node->team->add(region);
-  return region;
+  const node::Region region{segment->data(), stride, segment};
+  return SharedRegion{std::move(segment), region, local};
 }
 
 SharedMemory shared_memory(const Communicator& communicator, std::size_t bytes) {
-  if (const auto region = shared_region(communicator, bytes)) {
-    const int local = communicator.topology().local_rank;
-    return {std::shared_ptr<std::byte>(region->owner, region->of(local)), bytes};
+  if (const auto shared = share(communicator, bytes, bytes)) {
+    communicator.channel()->node->team->add(shared->region);
+    return {std::shared_ptr<std::byte>(shared->segment, shared->data()), bytes};
   }
   return {std::shared_ptr<std::byte>(new std::byte[bytes](), std::default_delete<std::byte[]>()), bytes};
 }

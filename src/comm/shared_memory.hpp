@@ -15,16 +15,28 @@ namespace muster::comm {
 /// /dev/shm, a warning says so once, and MPI carries everything. Collective.
 void attach_node(const Communicator& communicator);
 
-/// A segment that all ranks of a node map, `bytes` for each of them: none if any rank of the communicator has no room.
-/// Its name is gone already. Collective.
-std::shared_ptr<node::SharedSegment> share(const Communicator& communicator, std::size_t bytes);
+/// Memory of each rank that all ranks of its node map. It lives as long as a copy of this does; what is registered
+/// lives as long as the channel.
+struct SharedRegion {
+  std::shared_ptr<node::SharedSegment> segment;
+  node::Region region;
+  int local_rank = 0;
+
+  /// This rank's part.
+  std::byte* data() const noexcept { return region.of(local_rank); }
+  /// Takes memory for a piece of this rank's part, so that no access to it can fail. Local; an Error (ExitCode::retry)
+  /// if there is not enough.
+  void reserve(std::size_t first, std::size_t bytes) const {
+    segment->reserve(static_cast<std::size_t>(data() - region.base) + first, bytes);
+  }
+};
+
+/// `bytes` of address space for each rank, the same on all, of which `reserved` bytes are taken at once. None where
+/// memory cannot be shared or any rank has no room; the memory's name is gone already. Collective.
+std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
 /// Communicator::shared_memory(). Where memory cannot be shared it is the rank's own. Collective.
 SharedMemory shared_memory(const Communicator& communicator, std::size_t bytes);
-
-/// The same as a region that the engine knows; none where memory cannot be shared. It lives as long as the channel;
-/// the pages of this rank's part come when they are touched. Collective.
-std::optional<node::Region> shared_region(const Communicator& communicator, std::size_t bytes_per_rank);
 
 /// Whether a reduction of that memory that is left before its end may write there later.
 bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes);

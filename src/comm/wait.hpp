@@ -1,9 +1,14 @@
 // How one waits: a bounded spin, then yielding, then short naps, so that an oversubscribed node does not collapse.
 #pragma once
 
+#include "muster/communicator.hpp"
+
 #include <sched.h>
 
 #include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -52,5 +57,11 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds limit) {
       std::this_thread::sleep_for(50us);
   }
 }
+
+/// Until ready() is true, as every wait on a communicator does: a bounded spin, then asking whether another rank has
+/// failed (RemoteError), up to the limit of the launch unless one is given (Error, ExitCode::retry). `doing` gives the
+/// beginning of that error.
+void wait_for(const Communicator& communicator, const std::function<bool()>& ready,
+              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit = {});
 
 }  // namespace muster::comm

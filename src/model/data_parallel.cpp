@@ -1,14 +1,17 @@
 #include "model/data_parallel.hpp"
 
+#include "model/bucket_exchange.hpp"
 #include "model/hooks.hpp"
 #include "model/layout.hpp"
 #include "model/reducer.hpp"
+#include "model/shared_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -83,6 +86,17 @@ bool is_running_statistic(std::string_view name) {
   return last == "running_mean" || last == "running_var";
 }
 
+Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                     const ModelOptions& options) {
+  std::optional<Communicator> own;
+  if (shared.share_memory) own = shared.communicator.duplicate();
+  return [own, group, options](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+    if (own)
+      if (auto exchange = SharedExchange::make(parameters, *own)) return exchange;
+    return std::make_unique<BucketExchange>(parameters, group, options);
+  };
+}
+
 /// Parallel::none.
 class Moved : public DataParallel {
  public:
@@ -103,7 +117,8 @@ class Averaged : public DataParallel {
     const auto buffers = module_->buffers();
     tensors.insert(tensors.end(), buffers.begin(), buffers.end());
     broadcast(*group_, tensors);
-    reducer_ = std::make_shared<Reducer>(module_, group_, shared.weight, shared.no_sync_depth, options);
+    reducer_ = std::make_shared<Reducer>(module_, shared.communicator.size(), exchange_maker(shared, group_, options),
+                                         shared.weight, shared.no_sync_depth);
     reducer_->install();
   }
 

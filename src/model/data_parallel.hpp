@@ -29,6 +29,8 @@ struct Shared {
   std::shared_ptr<const data::StepWeight> weight;
   std::shared_ptr<const int> no_sync_depth;  ///< 0: gradients are averaged
   c10::Device device = c10::kCPU;
+  /// Gradients go through node-shared memory where that is possible, not through the process group.
+  bool share_memory = true;
 };
 
 /// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.

@@ -1,22 +1,15 @@
 #include "model/reducer.hpp"
 
-#include "model/buckets.hpp"
 #include "model/hooks.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <set>
 
 namespace muster::model {
@@ -43,11 +36,9 @@ struct Reducer::Parameter {
   c10::Device device;
 
   static constexpr std::size_t none = ~std::size_t{0};
-  std::size_t bucket = none;
-  at::Tensor place = {};  ///< in the bucket, in the parameter's shape
+  std::size_t index = none;  ///< in the exchange
 
-  bool reached = false;  ///< in the pass under way
-  bool used = false;     ///< what is in the bucket came from a sample
+  bool added = false;    ///< to the exchange, in the pass under way
   bool pending = false;  ///< .grad holds what was added up and not yet averaged
   bool ghost = false;    ///< .grad was made by passes of weight 0 alone
 
@@ -56,28 +47,17 @@ struct Reducer::Parameter {
   }
 };
 
-struct Reducer::Bucket {
-  std::vector<std::size_t> parameters;
-  at::Tensor flat;  ///< the gradients, then `used`
-  at::Tensor used;  ///< [parameters], in the end on how many ranks each was used; NaN: a rank has left the pass
-  std::size_t missing = 0;
-  c10::intrusive_ptr<c10d::Work> work;
-};
-
 struct Reducer::Pass {
   bool averages = true;
 };
 
-Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                 std::shared_ptr<const data::StepWeight> weight, std::shared_ptr<const int> no_sync_depth,
-                 const ModelOptions& options)
+Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int world, MakeExchange make_exchange,
+                 std::shared_ptr<const data::StepWeight> weight, std::shared_ptr<const int> no_sync_depth)
     : module_(std::move(module)),
-      group_(std::move(group)),
+      world_(world),
+      make_exchange_(std::move(make_exchange)),
       weight_(std::move(weight)),
-      no_sync_depth_(std::move(no_sync_depth)),
-      options_(options),
-      world_(group_->getSize()),
-      scale_(at::scalar_tensor(1.0 / world_, at::kDouble)) {
+      no_sync_depth_(std::move(no_sync_depth)) {
   std::set<const void*> seen;  // parameters() lists a shared tensor under each of its names
   for (const auto& item : module_->named_parameters()) {
     const auto& tensor = item.value();
@@ -86,7 +66,7 @@ Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c
     if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) continue;
     parameters_.push_back({item.key(), tensor, tensor.sizes().vec(), tensor.scalar_type(), tensor.device()});
   }
-  make_buckets();
+  choose_parameters();
 }
 
 Reducer::~Reducer() = default;
@@ -112,43 +92,18 @@ void Reducer::check_parameters() const {
              text_of(p.tensor.scalar_type(), p.tensor.sizes(), p.tensor.device()) + " now");
 }
 
-/// Over the parameters that are or once were to be trained.
-void Reducer::make_buckets() {
-  std::vector<std::size_t> members;
-  std::vector<GradientSize> sizes;
+/// Those that are or once were to be trained.
+void Reducer::choose_parameters() {
+  exchanged_.clear();
+  std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& p = parameters_[i];
-    if (!p.tensor.requires_grad() && p.bucket == Parameter::none) continue;
-    const auto same_kind = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& other) {
-      return other.type == p.type && other.device == p.device;
-    });
-    members.push_back(i);
-    sizes.push_back({p.tensor.nbytes(), static_cast<int>(same_kind - parameters_.begin())});
+    auto& p = parameters_[i];
+    if (!p.tensor.requires_grad() && p.index == Parameter::none) continue;
+    p.index = exchanged_.size();
+    exchanged_.push_back(i);
+    tensors.push_back(p.tensor);
   }
-  buckets_.clear();
-  for (const auto& chosen : assign_buckets(sizes, options_.first_bucket_bytes, options_.bucket_bytes)) {
-    Bucket bucket;
-    std::int64_t elements = 0;
-    for (const auto i : chosen) {
-      bucket.parameters.push_back(members[i]);
-      elements += parameters_[members[i]].tensor.numel();
-    }
-    const auto count = static_cast<std::int64_t>(chosen.size());
-    bucket.flat =
-        at::empty({elements + count}, parameters_[bucket.parameters[0]].tensor.options().requires_grad(false));
-    bucket.used = bucket.flat.narrow(0, elements, count);
-    std::int64_t offset = 0;
-    for (const auto i : bucket.parameters) {
-      auto& p = parameters_[i];
-      p.bucket = buckets_.size();
-      const auto piece = bucket.flat.narrow(0, offset, p.tensor.numel());
-      // In the parameter's own order of memory, so that copies run straight through.
-      p.place =
-          p.tensor.is_non_overlapping_and_dense() ? piece.as_strided(p.sizes, p.tensor.strides()) : piece.view(p.sizes);
-      offset += p.tensor.numel();
-    }
-    buckets_.push_back(std::move(bucket));
-  }
+  exchange_ = make_exchange_(tensors);
 }
 
 at::Tensor Reducer::weigh(std::size_t parameter, const at::Tensor& gradient) {
@@ -172,7 +127,7 @@ void Reducer::accumulated(std::size_t parameter) {
     throw Error(ExitCode::data, averaging,
                 c10::str("the gradient of parameter ", p.name, " is ", gradient.scalar_type(), ", not ", p.type),
                 "Keep gradients in the type of their parameter");
-  if (p.reached)
+  if (p.added)
     throw Error(ExitCode::data, averaging, "parameter " + p.name + " was given a gradient twice in one backward()",
                 "Do not run backward() inside backward()");
 
@@ -182,30 +137,25 @@ void Reducer::accumulated(std::size_t parameter) {
     p.pending |= counts;
     return;
   }
-  p.reached = true;
-  p.used = counts || p.pending;
-  load(p);
-  --buckets_[p.bucket].missing;
-  issue_full();
+  add(p, counts || p.pending ? Use::used : Use::none);
 }
 
 std::shared_ptr<Reducer::Pass> Reducer::begin() {
   drain();
   check_parameters();
   if (std::any_of(parameters_.begin(), parameters_.end(),
-                  [](const Parameter& p) { return p.bucket == Parameter::none && p.tensor.requires_grad(); }))
-    make_buckets();
-  for (auto& p : parameters_) p.reached = false;
-  for (auto& bucket : buckets_) bucket.missing = bucket.parameters.size();
-  issued_ = 0;
+                  [](const Parameter& p) { return p.index == Parameter::none && p.tensor.requires_grad(); }))
+    choose_parameters();
+  for (auto& p : parameters_) p.added = false;
 
   const auto pass = std::make_shared<Pass>(Pass{*no_sync_depth_ == 0});
   pass_ = pass;
   open_ = pass->averages;
+  if (open_) exchange_->begin();
   at_end_of_backward([weak = weak_from_this(), pass] {
     const auto self = weak.lock();
     if (!self || !pass->averages) return;
-    self->issue_rest();
+    self->add_rest();
     // After the rest of every other model in this backward(), which may come in another order on another rank.
     at_end_of_backward([weak, pass] {
       if (const auto again = weak.lock()) again->finish();
@@ -214,85 +164,45 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   return pass;
 }
 
-void Reducer::load(Parameter& parameter) {
-  const at::NoGradGuard no_grad;
-  const auto& gradient = parameter.tensor.grad();
-  if (gradient.defined())
-    at::mul_out(parameter.place, gradient, scale_);
-  else
-    parameter.place.zero_();
-}
-
-void Reducer::issue_full() {
-  while (issued_ < buckets_.size() && buckets_[issued_].missing == 0) issue(buckets_[issued_++]);
-}
-
-void Reducer::issue(Bucket& bucket) {
-  const at::NoGradGuard no_grad;
-  std::vector<float> used;
-  for (const auto i : bucket.parameters) used.push_back(parameters_[i].used ? 1.0f : 0.0f);
-  bucket.used.copy_(at::tensor(used));
-  std::vector<at::Tensor> tensors{bucket.flat};
-  bucket.work = group_->allreduce(tensors);
+void Reducer::add(Parameter& parameter, Use use) {
+  parameter.added = true;
+  exchange_->add(parameter.index, use == Use::left ? at::Tensor() : parameter.tensor.grad(), use);
 }
 
 /// What this pass did not reach gives what an earlier one has left in .grad, which is the same on all ranks unless it
 /// is pending.
-void Reducer::issue_rest() {
-  for (; issued_ < buckets_.size(); ++issued_) {
-    for (const auto i : buckets_[issued_].parameters) {
-      auto& p = parameters_[i];
-      if (p.reached) continue;
-      p.used = p.pending && p.tensor.grad().defined();
-      load(p);
-    }
-    issue(buckets_[issued_]);
+void Reducer::add_rest() {
+  for (const auto i : exchanged_) {
+    auto& p = parameters_[i];
+    if (!p.added) add(p, p.pending && p.tensor.grad().defined() ? Use::used : Use::none);
   }
 }
 
 void Reducer::finish() {
-  const at::NoGradGuard no_grad;
-  for (auto& bucket : buckets_) {
-    bucket.work->wait();
-    bucket.work.reset();
-    const auto used = bucket.used.abs().to(at::kCPU, at::kFloat);
-    const auto* on_ranks = used.const_data_ptr<float>();
-    for (std::size_t i = 0; i < bucket.parameters.size(); ++i) store(parameters_[bucket.parameters[i]], on_ranks[i]);
-  }
+  exchange_->finish();
   open_ = false;
+  for (const auto i : exchanged_) store(parameters_[i]);
 }
 
-void Reducer::store(Parameter& parameter, float used) {
-  if (std::isnan(used))
+void Reducer::store(Parameter& parameter) {
+  const int users = exchange_->users(parameter.index);
+  if (users < 0)
     throw Error(ExitCode::user_error, averaging, "another rank has left this backward() by an exception and gone on",
                 "Let the exception end the training function");
   auto& gradient = parameter.tensor.mutable_grad();
-  if (used > 0.0f) {
-    if (gradient.defined())
-      gradient.copy_(parameter.place);
-    else
-      gradient = parameter.place.clone();
-  } else if (parameter.ghost) {
+  if (users > 0)
+    exchange_->fetch(parameter.index, gradient);
+  else if (parameter.ghost)
     gradient.reset();
-  }
   parameter.pending = parameter.ghost = false;
 }
 
-/// Ends a pass that an exception has cut off: the other ranks may wait for its buckets.
+/// Ends a pass that an exception has cut off: the other ranks may wait for it.
 void Reducer::drain() {
   if (!open_) return;
-  const at::NoGradGuard no_grad;
-  for (; issued_ < buckets_.size(); ++issued_) {
-    auto& bucket = buckets_[issued_];
-    bucket.flat.fill_(std::numeric_limits<double>::quiet_NaN());
-    std::vector<at::Tensor> tensors{bucket.flat};
-    bucket.work = group_->allreduce(tensors);
-  }
-  for (auto& bucket : buckets_) {
-    if (!bucket.work) continue;
-    bucket.work->wait();
-    bucket.work.reset();
-  }
+  for (const auto i : exchanged_)
+    if (!parameters_[i].added) add(parameters_[i], Use::left);
+  exchange_->finish();
   open_ = false;
 }
 

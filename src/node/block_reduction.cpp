@@ -23,28 +23,24 @@ struct BlockReduction::Shared {
     alignas(line) std::atomic<std::uint64_t> finished;
   };
   alignas(line) std::atomic<std::uint64_t> claimed;
-  Rank ranks[1];  // [size], and behind them the entries: [size][2][blocks]
+  Rank ranks[1];  // [size], and behind them the words of each rank: [size][2][blocks + notes]
 
   static std::size_t bytes(int size) { return sizeof(Shared) + sizeof(Rank) * static_cast<std::size_t>(size - 1); }
 };
 
-struct BlockReduction::Entry {
-  std::uint64_t offset;
-  std::uint64_t note;
-};
-
-std::size_t BlockReduction::memory(int size, std::size_t blocks) {
-  const auto bytes = Shared::bytes(size) + 2 * blocks * sizeof(Entry) * static_cast<std::size_t>(size);
-  return (bytes + page - 1) / page * page;
+std::size_t BlockReduction::memory(int size, std::size_t blocks, std::size_t notes) {
+  const auto words = 2 * (blocks + notes) * static_cast<std::size_t>(size);
+  return (Shared::bytes(size) + words * sizeof(std::uint64_t) + page - 1) / page * page;
 }
 
 BlockReduction::BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks,
-                               Work work)
+                               std::size_t notes, Work work)
     : shared_(reinterpret_cast<Shared*>(memory)),
       region_(std::move(region)),
       rank_(rank),
       size_(size),
       blocks_(std::move(blocks)),
+      notes_(notes),
       work_(std::move(work)),
       data_(static_cast<std::size_t>(size)) {
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
@@ -54,9 +50,9 @@ BlockReduction::BlockReduction(std::byte* memory, Region region, int rank, int s
   }
 }
 
-BlockReduction::Entry& BlockReduction::entry(int rank, std::size_t block) const {
-  auto* entries = reinterpret_cast<Entry*>(reinterpret_cast<std::byte*>(shared_) + Shared::bytes(size_));
-  return entries[(2 * static_cast<std::size_t>(rank) + (round_ & 1)) * blocks_.size() + block];
+std::uint64_t* BlockReduction::words(int rank) const {
+  auto* first = reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(shared_) + Shared::bytes(size_));
+  return first + (2 * static_cast<std::size_t>(rank) + (round_ & 1)) * (blocks_.size() + notes_);
 }
 
 void BlockReduction::begin() {
@@ -65,11 +61,13 @@ void BlockReduction::begin() {
   finished_ = false;
 }
 
-void BlockReduction::publish(const void* data, std::uint32_t note) {
-  entry(rank_, mine_) = {static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_)), note};
+void BlockReduction::publish(const void* data) {
+  words(rank_)[mine_] = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
   ++mine_;
   shared_->ranks[rank_].published.store(round_ << 32 | mine_, std::memory_order_release);
 }
+
+void BlockReduction::write_note(std::size_t index, std::uint32_t note) { words(rank_)[blocks_.size() + index] = note; }
 
 std::size_t BlockReduction::published() const {
   std::size_t all = blocks_.size();
@@ -102,7 +100,7 @@ bool BlockReduction::advance() {
     if (!shared_->claimed.compare_exchange_weak(now, name | (next + 1), std::memory_order_relaxed)) continue;
     const auto at = part.first * size_of(blocks_[part.block].type);
     for (int r = 0; r < size_; ++r)
-      data_[static_cast<std::size_t>(r)] = region_.of(r) + entry(r, part.block).offset + at;
+      data_[static_cast<std::size_t>(r)] = region_.of(r) + words(r)[part.block] + at;
     work_(part, data_);
     return false;
   }
@@ -111,8 +109,8 @@ bool BlockReduction::advance() {
   return true;
 }
 
-std::uint32_t BlockReduction::note(int rank, std::size_t block) const {
-  return static_cast<std::uint32_t>(entry(rank, block).note);
+std::uint32_t BlockReduction::note(int rank, std::size_t index) const {
+  return static_cast<std::uint32_t>(words(rank)[blocks_.size() + index]);
 }
 
 BlockReduction::Work in_place_sum(std::vector<BlockReduction::Block> blocks, double scale) {

@@ -5,7 +5,7 @@
 // rank that is early does more, and nobody waits for a turn. A round ends when all parts are done and all ranks know.
 //
 //   reduction.begin();
-//   for (…) reduction.publish(address, note);       // every block, in order
+//   for (…) reduction.publish(address);             // every block, in order
 //   while (!reduction.advance()) …;                 // now every rank's blocks hold the result
 #pragma once
 
@@ -36,31 +36,33 @@ class BlockReduction {
   /// round, by any of the ranks.
   using Work = std::function<void(const Part& part, std::span<std::byte* const> data)>;
 
-  /// Bytes of memory, aligned to a page, for that many blocks.
-  static std::size_t memory(int size, std::size_t blocks);
+  /// Bytes of memory, aligned to a page, for that many blocks and notes.
+  static std::size_t memory(int size, std::size_t blocks, std::size_t notes);
 
-  /// `memory`: as for a Team, and the same for all ranks; `region` holds the ranks' blocks. The blocks are the same on
-  /// all ranks.
-  BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks, Work work);
-
-  std::size_t size() const noexcept { return blocks_.size(); }
+  /// `memory`: as for a Team, and the same for all ranks; `region` holds the ranks' blocks. Blocks and the number of
+  /// notes are the same on all ranks.
+  BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks, std::size_t notes,
+                 Work work);
 
   /// A new round; the one before has ended.
   void begin();
   /// The next block of the round lies at `data`, in this rank's part of the region, and stays there until the round has
-  /// ended. The note can be read by all ranks.
-  void publish(const void* data, std::uint32_t note);
+  /// ended.
+  void publish(const void* data);
+  /// A word that all ranks can read when the round has ended; each is written in every round, before the last block is
+  /// published.
+  void write_note(std::size_t index, std::uint32_t note);
   /// Works on one part if one is ready; true when the round has ended.
   bool advance();
 
   /// Of the round that has ended, until the next begins.
-  std::uint32_t note(int rank, std::size_t block) const;
+  std::uint32_t note(int rank, std::size_t index) const;
 
  private:
   struct Shared;
-  struct Entry;
 
-  Entry& entry(int rank, std::size_t block) const;
+  /// What the rank writes in this round: the offsets of its blocks, then its notes.
+  std::uint64_t* words(int rank) const;
   /// Blocks that all ranks have published.
   std::size_t published() const;
 
@@ -69,6 +71,7 @@ class BlockReduction {
   int rank_;
   int size_;
   std::vector<Block> blocks_;
+  std::size_t notes_;
   std::vector<Part> parts_;
   Work work_;
   std::vector<std::byte*> data_;  // [size]

@@ -23,13 +23,16 @@ using test::values;
 using test::world;
 namespace nn = torch::nn;
 
+/// Wide enough that the middle layer's weight counts as a large gradient; the others are small.
+constexpr int width = 96;
+
 /// Three layers, the middle one left out at will.
 struct NetImpl : nn::Module {
   nn::Linear in{nullptr}, middle{nullptr}, out{nullptr};
   NetImpl() {
-    in = register_module("in", nn::Linear(3, 4));
-    middle = register_module("middle", nn::Linear(4, 4));
-    out = register_module("out", nn::Linear(4, 2));
+    in = register_module("in", nn::Linear(3, width));
+    middle = register_module("middle", nn::Linear(width, width));
+    out = register_module("out", nn::Linear(width, 2));
   }
   at::Tensor forward(at::Tensor x, bool use_middle = true) {
     x = at::tanh(in(x));
@@ -219,9 +222,9 @@ TEST_F(Gradients, OfAParameterThatNoRankUsesStayAway) {
   EXPECT_FALSE(net_->middle->weight.grad().defined());
   EXPECT_TRUE(net_->in->weight.grad().defined());
 
-  net_->middle->weight.mutable_grad() = at::full({4, 4}, 7.0f);
+  net_->middle->weight.mutable_grad() = at::full({width, width}, 7.0f);
   loss(1, false).backward();
-  EXPECT_TRUE(at::equal(net_->middle->weight.grad(), at::full({4, 4}, 7.0f))) << "one that is there is left alone";
+  EXPECT_TRUE(at::equal(net_->middle->weight.grad(), at::full({width, width}, 7.0f))) << "one that is there is left alone";
 }
 
 TEST_F(Gradients, OfAParameterThatOnlyAGhostUsesStayAway) {
@@ -305,6 +308,32 @@ TEST_F(Gradients, ARankThatGoesOnAfterAnExceptionIsAnErrorOnTheOthers) {
   zero_grad();
   loss(2).backward();
   expect_gradients(want);
+}
+
+TEST_F(Gradients, MadeElsewhereAreAveragedAllTheSame) {
+  // Given by hand before backward() adds to them, the large one among them.
+  const auto& weight = net_->middle->weight;
+  const auto want = test::mean_over_ranks(local(loss(1))[2] + values(weight.sizes(), 3));
+  for (int step = 0; step < 2; ++step) {
+    zero_grad();
+    weight.mutable_grad() = values(weight.sizes(), 3);
+    loss(1).backward();
+    expect_close(weight.grad(), want, "middle.weight");
+    expect_same_bits_everywhere(weight.grad(), "middle.weight");
+  }
+}
+
+TEST_F(Gradients, StayWhatTheyAreWhileTheNextOnesAreMade) {
+  loss(1).backward();
+  const auto kept = net_->middle->weight.grad();
+  const auto values_then = kept.clone();
+  for (int step = 2; step < 5; ++step) {
+    const auto want = together(loss(step));
+    zero_grad();
+    loss(step).backward();
+    expect_gradients(want);
+  }
+  EXPECT_TRUE(at::equal(kept, values_then)) << "somebody held on to it";
 }
 
 TEST_F(Gradients, OutliveTheReducer) {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,7 +23,8 @@ struct Preparation {
   model::Shared shared{.communicator = world(),
                        .new_group = [] { return make_process_group(world()); },
                        .weight = weight,
-                       .no_sync_depth = no_sync_depth};
+                       .no_sync_depth = no_sync_depth,
+                       .share_memory = std::getenv("MUSTER_TEST_BUCKETS") == nullptr};
   /// Small, so that a small model has several.
   ModelOptions options{.bucket_bytes = 64, .first_bucket_bytes = 16};
 

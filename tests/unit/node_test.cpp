@@ -392,9 +392,9 @@ TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
       {70'000, Dtype::f32}, {1, Dtype::f32}, {0, Dtype::f32}, {300'001, Dtype::f32}, {513, Dtype::bf16}};
   const std::size_t bytes = 400'000 * 4;
   for (int ranks = 1; ranks <= 5; ++ranks) {
-    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size()));
+    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), blocks.size()));
     on_ranks(ranks, 2 * bytes, [&](Team& team, const Region& region) {
-      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks,
+      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, blocks.size(),
                                muster::node::in_place_sum(blocks, 1.0));
       for (int round = 0; round < (brief ? 5 : 20); ++round) {
         reduction.begin();
@@ -403,8 +403,8 @@ TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
         for (std::size_t b = 0; b < blocks.size(); ++b) {
           fill(data, blocks[b].count, blocks[b].type, ReduceOp::sum, team.rank());
           at.push_back(data);
-          reduction.publish(
-              data, static_cast<std::uint32_t>(1000 * round + 10 * team.rank()) + static_cast<std::uint32_t>(b));
+          reduction.write_note(b, static_cast<std::uint32_t>(1000 * round + 10 * team.rank()) + static_cast<std::uint32_t>(b));
+          reduction.publish(data);
           data += (blocks[b].count * size_of(blocks[b].type) + 63) / 64 * 64;
           reduction.advance();
         }
@@ -422,10 +422,10 @@ TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
 TEST(BlockReduction, EveryPartIsWorkedOnOnce) {
   constexpr int ranks = 3;
   const std::vector<BlockReduction::Block> blocks{{200'000, Dtype::f32}, {5, Dtype::f32}, {100'000, Dtype::f64}};
-  const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size()));
+  const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), blocks.size()));
   std::vector<std::atomic<int>> touched(300'005);
   on_ranks(ranks, 4096, [&](Team& team, const Region& region) {
-    BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks,
+    BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 0,
                              [&](const BlockReduction::Part& part, std::span<std::byte* const> data) {
                                ASSERT_EQ(data.size(), static_cast<std::size_t>(ranks));
                                const std::size_t before = part.block == 0 ? 0 : part.block == 1 ? 200'000 : 200'005;
@@ -433,7 +433,7 @@ TEST(BlockReduction, EveryPartIsWorkedOnOnce) {
                              });
     for (int round = 0; round < 2; ++round) {
       reduction.begin();
-      for (std::size_t b = 0; b < blocks.size(); ++b) reduction.publish(region.of(team.rank()), 0);
+      for (std::size_t b = 0; b < blocks.size(); ++b) reduction.publish(region.of(team.rank()));
       muster::test::wait_for([&] { return reduction.advance(); });
     }
   });

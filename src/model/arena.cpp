@@ -1,0 +1,180 @@
+#include "model/arena.hpp"
+
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/node.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+namespace muster::model {
+
+struct Arena::Blocks {
+  std::byte* begin;
+  std::byte* end;
+  std::shared_ptr<void> owner;
+  std::mutex mutex = {};
+  std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< by size
+  std::map<std::byte*, std::size_t> sizes = {};
+  std::size_t taken = 0;
+  bool open = true;  ///< its arena lives
+
+  std::byte* take(std::size_t size) {
+    const std::lock_guard lock(mutex);
+    const auto found = free.find(size);
+    if (!open || found == free.end() || found->second.empty()) return nullptr;
+    auto* block = found->second.back();
+    found->second.pop_back();
+    ++taken;
+    return block;
+  }
+
+  /// Whether nobody will ask for it any more.
+  bool give_back(std::byte* block) {
+    const std::lock_guard lock(mutex);
+    free[sizes.at(block)].push_back(block);
+    return --taken == 0 && !open;
+  }
+
+  bool close() {
+    const std::lock_guard lock(mutex);
+    open = false;
+    return taken == 0;
+  }
+};
+
+namespace {
+
+std::size_t room_for(std::size_t size) {
+  constexpr std::size_t line = 64;
+  return (size + line - 1) / line * line;
+}
+
+/// The arenas that blocks come from or may still be given back to.
+class Arenas {
+ public:
+  void add(std::shared_ptr<Arena::Blocks> blocks) {
+    const std::unique_lock lock(mutex_);
+    lowest_ = std::min(lowest_.load(), blocks->begin);
+    highest_ = std::max(highest_.load(), blocks->end);
+    all_.push_back(std::move(blocks));
+    number_ = all_.size();
+  }
+
+  void remove(const Arena::Blocks* blocks) {
+    const std::unique_lock lock(mutex_);
+    std::erase_if(all_, [&](const auto& each) { return each.get() == blocks; });
+    number_ = all_.size();
+  }
+
+  bool empty() const noexcept { return number_.load(std::memory_order_relaxed) == 0; }
+
+  std::byte* take(std::size_t size) {
+    const std::shared_lock lock(mutex_);
+    for (const auto& blocks : all_)
+      if (auto* block = blocks->take(size)) return block;
+    return nullptr;
+  }
+
+  /// False if it is not a block of an arena.
+  bool give_back(std::byte* block) {
+    // Most frees need no look at the list.
+    if (block < lowest_.load(std::memory_order_relaxed) || block >= highest_.load(std::memory_order_relaxed))
+      return false;
+    std::shared_ptr<Arena::Blocks> from;
+    {
+      const std::shared_lock lock(mutex_);
+      for (const auto& blocks : all_)
+        if (block >= blocks->begin && block < blocks->end) from = blocks;
+    }
+    if (!from) return false;
+    if (from->give_back(block)) remove(from.get());
+    return true;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::vector<std::shared_ptr<Arena::Blocks>> all_;
+  std::atomic<std::size_t> number_{0};
+  // They all lie in between.
+  std::atomic<std::byte*> lowest_{reinterpret_cast<std::byte*>(~std::uintptr_t{0})}, highest_{nullptr};
+};
+
+/// Never destroyed: tensors may be freed after everything else of the process.
+Arenas& arenas() {
+  static auto* all = new Arenas;
+  return *all;
+}
+
+void release(void* data);
+
+/// In place of torch's own allocator, for good.
+class Allocator final : public c10::Allocator {
+ public:
+  explicit Allocator(c10::Allocator* before) : before_(before) {}
+
+  c10::DataPtr allocate(std::size_t size) override {
+    if (size >= Arena::smallest && !arenas().empty() && torch::autograd::get_current_node())
+      if (void* const block = arenas().take(size)) return {block, block, &release, c10::kCPU};
+    // All tensors are freed by one function, which tells by the address where they came from.
+    auto data = before_->allocate(size);
+    void* const memory = data.release_context();
+    return {memory, memory, &release, c10::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
+
+  void release_before(void* data) const { before_->raw_deleter()(data); }
+
+ private:
+  c10::Allocator* before_;
+};
+
+/// Installed by the first arena. None where torch's own allocator does not let its memory be freed by address.
+Allocator* allocator() {
+  static auto* installed = []() -> Allocator* {
+    auto* before = c10::GetCPUAllocator();
+    if (before->raw_deleter() == nullptr) return nullptr;
+    auto* ours = new Allocator(before);
+    c10::SetCPUAllocator(ours, 100);
+    return ours;
+  }();
+  return installed;
+}
+
+void release(void* data) {
+  if (!arenas().give_back(static_cast<std::byte*>(data))) allocator()->release_before(data);
+}
+
+}  // namespace
+
+std::size_t Arena::bytes(const std::vector<std::size_t>& sizes) {
+  std::size_t sum = 0;
+  for (const auto size : sizes) sum += room_for(size);
+  return sum;
+}
+
+Arena::Arena(std::byte* memory, const std::vector<std::size_t>& sizes, std::shared_ptr<void> owner)
+    : blocks_(new Blocks{memory, memory + bytes(sizes), std::move(owner)}) {
+  for (const auto size : sizes) {
+    blocks_->free[size].push_back(memory);
+    blocks_->sizes[memory] = size;
+    memory += room_for(size);
+  }
+  if (allocator() != nullptr) arenas().add(blocks_);
+}
+
+Arena::~Arena() {
+  if (blocks_->close()) arenas().remove(blocks_.get());
+}
+
+std::byte* Arena::take(std::size_t size) { return blocks_->take(size); }
+
+void Arena::give_back(std::byte* block) {
+  if (blocks_->give_back(block)) arenas().remove(blocks_.get());
+}
+
+}  // namespace muster::model

@@ -1,0 +1,46 @@
+// How gradients come together: every rank adds each of its gradients once, then finishes, then fetches the averages.
+//
+//   exchange.begin();
+//   for (…) exchange.add(i, gradient, Use::used);   // as they are made
+//   exchange.finish();                              // waits for the other ranks
+//   exchange.fetch(i, gradient);
+//
+// There are two: through node-shared memory (shared_exchange.hpp), and in buckets over a process group
+// (bucket_exchange.hpp).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace muster::model {
+
+/// What a rank has to do with a gradient that it adds.
+enum class Use : std::uint32_t {
+  none,  ///< no sample of this rank has used the parameter
+  used,
+  left,  ///< the rank has left the pass by an exception
+};
+
+/// Indices are those of the parameters that it was made for. All ranks add the same ones in every pass, in any order.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  /// A new pass; the one before is finished.
+  virtual void begin() = 0;
+  /// The gradient as it is to be averaged; one that is not defined counts as zero. It may be reduced in place from now
+  /// on, so nobody else writes to it before finish() has returned.
+  virtual void add(std::size_t index, const at::Tensor& gradient, Use use) = 0;
+  /// Waits until every gradient of every rank is in. Collective.
+  virtual void finish() = 0;
+
+  // Of the pass that is finished.
+  /// On how many ranks the parameter was used; -1 where a rank has left the pass.
+  virtual int users(std::size_t index) const = 0;
+  /// Makes `gradient` hold the average, in place where it is defined.
+  virtual void fetch(std::size_t index, at::Tensor& gradient) = 0;
+};
+
+}  // namespace muster::model

@@ -1,0 +1,210 @@
+#include "model/shared_exchange.hpp"
+
+#include "comm/wait.hpp"
+#include "group/buffer.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace muster::model {
+namespace {
+
+/// Where a gradient of that parameter may be reduced in place: the same order of memory on all ranks.
+bool same_order(const at::Tensor& gradient, const at::Tensor& parameter) {
+  return gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
+}
+
+/// A tensor like the parameter in memory that somebody else owns.
+at::Tensor tensor_at(std::byte* data, const at::Tensor& parameter) {
+  const auto options = parameter.options().requires_grad(false);
+  return parameter.is_non_overlapping_and_dense() ? at::from_blob(data, parameter.sizes(), parameter.strides(), options)
+                                                  : at::from_blob(data, parameter.sizes(), options);
+}
+
+std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+/// A gradient's place in the shared memory, and what became of it in this pass.
+struct SharedExchange::Slot {
+  at::Tensor parameter;
+  std::size_t block = 0;
+  std::size_t offset = 0;  ///< in this rank's part of the region
+  bool small = false;      ///< it is always copied; a large one only if it does not lie in the region by itself
+  bool reserved = false;   ///< there is memory behind the offset
+  at::Tensor copy = {};    ///< undefined where the gradient itself is reduced
+  std::byte* taken = nullptr;
+};
+
+/// A rank's part of the region: the small gradients, the arena, and the places of the large ones, for which memory is
+/// taken only when it is needed.
+struct SharedExchange::Layout {
+  std::vector<Slot> slots;
+  std::vector<Block> blocks = {};
+  std::vector<node::BlockReduction::Block> reduced = {};
+  std::vector<std::size_t> arena_sizes = {};
+  std::size_t arena_offset = 0;
+  std::size_t reserved = 0;
+  std::size_t bytes = 0;
+
+  explicit Layout(const std::vector<at::Tensor>& parameters) {
+    for (const auto& parameter : parameters) slots.push_back({parameter});
+    // Backward makes gradients about from the last to the first; the small ones go together, in the end.
+    std::map<comm::Dtype, std::vector<std::size_t>> small;
+    for (std::size_t i = slots.size(); i-- > 0;) {
+      const auto& parameter = parameters[i];
+      const auto type = *group::dtype_of(parameter.scalar_type());
+      slots[i].small = parameter.nbytes() < Arena::smallest || !parameter.is_non_overlapping_and_dense();
+      if (slots[i].small) {
+        small[type].push_back(i);
+        continue;
+      }
+      slots[i].block = blocks.size();
+      blocks.push_back({{i}});
+      reduced.push_back({static_cast<std::size_t>(parameter.numel()), type});
+      arena_sizes.push_back(parameter.nbytes());
+    }
+    for (auto& [type, members] : small) {
+      const auto first = bytes;
+      for (const auto i : members) {
+        slots[i].block = blocks.size();
+        slots[i].offset = bytes;
+        slots[i].reserved = true;
+        bytes += parameters[i].nbytes();
+      }
+      reduced.push_back({(bytes - first) / comm::size_of(type), type});
+      blocks.push_back({std::move(members)});
+      bytes = round_up(bytes);
+    }
+    arena_offset = bytes;
+    bytes += Arena::bytes(arena_sizes);
+    reserved = bytes;
+    for (auto& slot : slots) {
+      if (slot.small) continue;
+      slot.offset = bytes;
+      bytes = round_up(bytes + slot.parameter.nbytes());
+    }
+  }
+};
+
+std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tensor>& parameters,
+                                                     const Communicator& communicator) {
+  if (communicator.size() == 1 || communicator.topology().num_nodes > 1 || parameters.empty()) return nullptr;
+  for (const auto& parameter : parameters)
+    if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
+  Layout layout(parameters);
+  const auto control_bytes =
+      node::BlockReduction::memory(communicator.topology().local_size, layout.blocks.size(), layout.slots.size());
+  // Of the first rank's part, all make use.
+  auto control = comm::share(communicator, control_bytes, control_bytes);
+  if (!control) return nullptr;
+  auto region = comm::share(communicator, layout.bytes, layout.reserved);
+  if (!region) return nullptr;
+  return std::unique_ptr<SharedExchange>(
+      new SharedExchange(std::move(layout), communicator, std::move(*control), std::move(*region)));
+}
+
+SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::SharedRegion control,
+                               comm::SharedRegion region)
+    : communicator_(std::move(communicator)),
+      control_(std::move(control)),
+      region_(std::move(region)),
+      slots_(std::move(layout.slots)),
+      blocks_(std::move(layout.blocks)),
+      reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), layout.reduced,
+                 slots_.size(), node::in_place_sum(layout.reduced, 1.0 / communicator_.size())) {
+  for (auto& block : blocks_) {
+    const auto& first = slots_[block.slots.front()];
+    if (first.small) block.data = region_.data() + first.offset;
+  }
+  for (auto& slot : slots_)
+    if (slot.small) slot.copy = tensor_at(region_.data() + slot.offset, slot.parameter);
+  if (!layout.arena_sizes.empty())
+    arena_ = std::make_unique<Arena>(region_.data() + layout.arena_offset, layout.arena_sizes, region_.segment);
+}
+
+SharedExchange::~SharedExchange() = default;
+
+void SharedExchange::begin() {
+  reduction_.begin();
+  published_ = 0;
+  for (auto& block : blocks_) block.missing = block.slots.size();
+  for (auto& slot : slots_) drop_copy(slot);
+}
+
+void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
+  const at::NoGradGuard no_grad;
+  auto& slot = slots_[index];
+  auto& block = blocks_[slot.block];
+  if (!slot.small) {
+    auto* const data = gradient.defined() ? static_cast<std::byte*>(gradient.data_ptr()) : nullptr;
+    const auto* const begin = region_.data();
+    const bool here = data >= begin && data + slot.parameter.nbytes() <= begin + region_.region.stride;
+    // What nobody may have used must stay as it is.
+    if (here && use == Use::used && same_order(gradient, slot.parameter))
+      block.data = data;
+    else
+      block.data = find_place(slot);
+  }
+  if (slot.copy.defined()) {
+    if (gradient.defined())
+      slot.copy.copy_(gradient);
+    else
+      slot.copy.zero_();
+  }
+  reduction_.write_note(index, static_cast<std::uint32_t>(use));
+  --block.missing;
+  for (; published_ < blocks_.size() && blocks_[published_].missing == 0; ++published_)
+    reduction_.publish(blocks_[published_].data);
+}
+
+/// A free block of the arena if there is one: the gradient is not in it.
+std::byte* SharedExchange::find_place(Slot& slot) {
+  const auto bytes = slot.parameter.nbytes();
+  slot.taken = arena_->take(bytes);
+  if (slot.taken == nullptr && !slot.reserved) {
+    region_.reserve(slot.offset, bytes);
+    slot.reserved = true;
+  }
+  auto* const place = slot.taken != nullptr ? slot.taken : region_.data() + slot.offset;
+  slot.copy = tensor_at(place, slot.parameter);
+  return place;
+}
+
+void SharedExchange::finish() {
+  comm::wait_for(
+      communicator_, [this] { return reduction_.advance(); }, [] { return "averaging gradients"; });
+}
+
+int SharedExchange::users(std::size_t index) const {
+  int users = 0;
+  for (int r = 0; r < communicator_.size(); ++r) {
+    const auto use = static_cast<Use>(reduction_.note(r, index));
+    if (use == Use::left) return -1;
+    users += use == Use::used;
+  }
+  return users;
+}
+
+void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  auto& slot = slots_[index];
+  if (!slot.copy.defined()) return;
+  if (gradient.defined())
+    gradient.copy_(slot.copy);
+  else
+    gradient = slot.copy.clone();
+  drop_copy(slot);
+}
+
+void SharedExchange::drop_copy(Slot& slot) {
+  if (slot.small) return;
+  slot.copy.reset();
+  if (slot.taken != nullptr) arena_->give_back(std::exchange(slot.taken, nullptr));
+}
+
+}  // namespace muster::model
