@@ -10,6 +10,7 @@
 #include <muster/launch.hpp>
 #include <muster/metrics.hpp>
 #include <muster/model.hpp>
+#include <muster/optimizer.hpp>
 #include <muster/preprocessor.hpp>
 #include <muster/process_group.hpp>
 #include <muster/result.hpp>

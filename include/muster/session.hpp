@@ -7,6 +7,7 @@
 #include <muster/dataset.hpp>
 #include <muster/metrics.hpp>
 #include <muster/model.hpp>
+#include <muster/optimizer.hpp>
 #include <muster/process_group.hpp>
 #include <muster/state.hpp>
 #include <muster/worker.hpp>
@@ -148,6 +149,15 @@ class Session {
     return std::tuple<Models...>{prepare_model(std::move(models))...};
   }
 
+  /// The same optimizer, which knows of the other ranks; see muster/optimizer.hpp. Its model is prepared before it.
+  /// Collective.
+  template <class O>
+  requires std::derived_from<O, torch::optim::Optimizer> PreparedOptimizer<O> prepare_optimizer(
+      O optimizer, const OptimizerOptions& options = {}) {
+    auto step = prepare_step(optimizer, options);
+    return PreparedOptimizer<O>(std::move(optimizer), std::move(step));
+  }
+
   /// While the scope lives, backward() adds up gradients locally.
   NoSync no_sync() const;
   /// Batch-norm statistics become the mean over the workers, then the module is in evaluation mode while the scope
@@ -189,6 +199,8 @@ class Session {
  private:
   friend class TorchBackend;
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
+  std::unique_ptr<model::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
+                                                     const OptimizerOptions& options);
   train::SessionState* state_;
 };
 

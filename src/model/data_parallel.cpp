@@ -104,6 +104,7 @@ class Moved : public DataParallel {
 
   void synchronise_buffers() override {}
   const torch::nn::Module* module() const noexcept override { return module_.get(); }
+  std::shared_ptr<Reducer> reducer() const noexcept override { return nullptr; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
@@ -131,6 +132,7 @@ class Averaged : public DataParallel {
     broadcast(*group_, others);
   }
   const torch::nn::Module* module() const noexcept override { return module_.get(); }
+  std::shared_ptr<Reducer> reducer() const noexcept override { return reducer_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;

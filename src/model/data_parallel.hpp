@@ -20,6 +20,8 @@ class Module;
 
 namespace muster::model {
 
+class Reducer;
+
 /// What the models of a session share.
 struct Shared {
   Communicator communicator;
@@ -47,6 +49,8 @@ class DataParallel {
   /// Batch-norm's running statistics become the mean over the ranks, every other buffer rank 0's. Collective.
   virtual void synchronise_buffers() = 0;
   virtual const torch::nn::Module* module() const noexcept = 0;
+  /// Null with Parallel::none.
+  virtual std::shared_ptr<Reducer> reducer() const noexcept = 0;
 };
 
 }  // namespace muster::model

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace muster::model {
 namespace {
@@ -38,7 +39,8 @@ struct Reducer::Parameter {
   static constexpr std::size_t none = ~std::size_t{0};
   std::size_t index = none;  ///< in the exchange
 
-  bool added = false;    ///< to the exchange, in the pass under way
+  bool reached = false;  ///< in the pass under way
+  Use use = Use::none;
   bool pending = false;  ///< .grad holds what was added up and not yet averaged
   bool ghost = false;    ///< .grad was made by passes of weight 0 alone
 
@@ -104,6 +106,7 @@ void Reducer::choose_parameters() {
     tensors.push_back(p.tensor);
   }
   exchange_ = make_exchange_(tensors);
+  ++generation_;
 }
 
 at::Tensor Reducer::weigh(std::size_t parameter, const at::Tensor& gradient) {
@@ -127,7 +130,7 @@ void Reducer::accumulated(std::size_t parameter) {
     throw Error(ExitCode::data, averaging,
                 c10::str("the gradient of parameter ", p.name, " is ", gradient.scalar_type(), ", not ", p.type),
                 "Keep gradients in the type of their parameter");
-  if (p.added)
+  if (p.reached)
     throw Error(ExitCode::data, averaging, "parameter " + p.name + " was given a gradient twice in one backward()",
                 "Do not run backward() inside backward()");
 
@@ -137,7 +140,9 @@ void Reducer::accumulated(std::size_t parameter) {
     p.pending |= counts;
     return;
   }
-  add(p, counts || p.pending ? Use::used : Use::none);
+  p.reached = true;
+  p.use = counts || p.pending ? Use::used : Use::none;
+  if (!deferred_) exchange_->add(p.index, gradient, p.use);
 }
 
 std::shared_ptr<Reducer::Pass> Reducer::begin() {
@@ -146,12 +151,15 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   if (std::any_of(parameters_.begin(), parameters_.end(),
                   [](const Parameter& p) { return p.index == Parameter::none && p.tensor.requires_grad(); }))
     choose_parameters();
-  for (auto& p : parameters_) p.added = false;
+  for (auto& p : parameters_) {
+    p.reached = false;
+    p.use = Use::none;
+  }
 
   const auto pass = std::make_shared<Pass>(Pass{*no_sync_depth_ == 0});
   pass_ = pass;
   open_ = pass->averages;
-  if (open_) exchange_->begin();
+  if (open_ && !deferred_) exchange_->begin();
   at_end_of_backward([weak = weak_from_this(), pass] {
     const auto self = weak.lock();
     if (!self || !pass->averages) return;
@@ -164,44 +172,83 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   return pass;
 }
 
-void Reducer::add(Parameter& parameter, Use use) {
-  parameter.added = true;
-  exchange_->add(parameter.index, use == Use::left ? at::Tensor() : parameter.tensor.grad(), use);
-}
-
 /// What this pass did not reach gives what an earlier one has left in .grad, which is the same on all ranks unless it
 /// is pending.
 void Reducer::add_rest() {
   for (const auto i : exchanged_) {
     auto& p = parameters_[i];
-    if (!p.added) add(p, p.pending && p.tensor.grad().defined() ? Use::used : Use::none);
+    if (p.reached) continue;
+    // An optimizer that averages by itself steps with what an earlier pass has averaged.
+    if ((p.pending || (deferred_ && !p.ghost)) && p.tensor.grad().defined()) p.use = Use::used;
+    if (!deferred_) exchange_->add(p.index, p.tensor.grad(), p.use);
   }
 }
 
 void Reducer::finish() {
+  if (deferred_) {
+    waiting_ = true;
+    return;
+  }
   exchange_->finish();
   open_ = false;
-  for (const auto i : exchanged_) store(parameters_[i]);
+  for (const auto i : exchanged_) store(parameters_[i], true);
 }
 
-void Reducer::store(Parameter& parameter) {
+/// What is left when a gradient has been averaged, or used by the optimizer.
+void Reducer::store(Parameter& parameter, bool fetch) {
   const int users = exchange_->users(parameter.index);
   if (users < 0)
     throw Error(ExitCode::user_error, averaging, "another rank has left this backward() by an exception and gone on",
                 "Let the exception end the training function");
   auto& gradient = parameter.tensor.mutable_grad();
-  if (users > 0)
+  if (users > 0 && fetch)
     exchange_->fetch(parameter.index, gradient);
-  else if (parameter.ghost)
+  else if (users == 0 && parameter.ghost)
     gradient.reset();
   parameter.pending = parameter.ghost = false;
 }
 
-/// Ends a pass that an exception has cut off: the other ranks may wait for it.
-void Reducer::drain() {
-  if (!open_) return;
+std::vector<at::Tensor> Reducer::exchanged() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto i : exchanged_) tensors.push_back(parameters_[i].tensor);
+  return tensors;
+}
+
+void Reducer::gather() {
+  if (!waiting_) {
+    // No pass has been since the last step: .grad is what somebody has put there.
+    drain();
+    check_parameters();
+    for (const auto i : exchanged_) {
+      auto& p = parameters_[i];
+      p.use = p.tensor.grad().defined() ? Use::used : Use::none;
+    }
+  }
+  exchange_->begin();
   for (const auto i : exchanged_)
-    if (!parameters_[i].added) add(parameters_[i], Use::left);
+    exchange_->add(parameters_[i].index, parameters_[i].tensor.grad(), parameters_[i].use);
+}
+
+void Reducer::close() {
+  open_ = waiting_ = false;
+  for (const auto i : exchanged_) store(parameters_[i], false);
+}
+
+void Reducer::settle() {
+  if (!waiting_) return;
+  gather();
+  exchange_->finish();
+  open_ = waiting_ = false;
+  for (const auto i : exchanged_) store(parameters_[i], true);
+}
+
+/// Ends a pass that no optimizer has taken, or that an exception has cut off: the other ranks may wait for it.
+void Reducer::drain() {
+  settle();
+  if (!open_) return;
+  if (deferred_) exchange_->begin();
+  for (const auto i : exchanged_)
+    if (deferred_ || !parameters_[i].reached) exchange_->add(parameters_[i].index, {}, Use::left);
   exchange_->finish();
   open_ = false;
 }

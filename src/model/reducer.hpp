@@ -49,6 +49,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// An Error that names the first parameter that was moved, resized, replaced, added or removed since.
   void check_parameters() const;
 
+  // For an optimizer that averages by itself: backward() then leaves this rank's own gradients in .grad, and the
+  // optimizer takes them from the exchange.
+  void defer(bool deferred) noexcept { deferred_ = deferred; }
+  Exchange& exchange() noexcept { return *exchange_; }
+  /// Counts the exchanges that there have been.
+  int generation() const noexcept { return generation_; }
+  /// The parameters that the exchange knows, in its order.
+  std::vector<at::Tensor> exchanged() const;
+  /// Averages what backward() has left, if it has. Collective.
+  void settle();
+  /// Gives the exchange what is in .grad now.
+  void gather();
+  /// The optimizer has done with it.
+  void close();
+
   // Called by the hooks, on the thread that runs backward().
   /// What is to be added to the parameter's .grad in place of `gradient`.
   at::Tensor weigh(std::size_t parameter, const at::Tensor& gradient);
@@ -61,10 +76,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   void choose_parameters();
   std::shared_ptr<Pass> begin();
-  void add(Parameter& parameter, Use use);
   void add_rest();
   void finish();
-  void store(Parameter& parameter);
+  void store(Parameter& parameter, bool fetch);
   void drain();
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -77,10 +91,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Parameter> parameters_;                       ///< each tensor once
   std::vector<std::size_t> exchanged_;                      ///< of them, those that the exchange knows
   std::unique_ptr<Exchange> exchange_;
+  int generation_ = 0;
 
   // The pass under way.
   std::weak_ptr<Pass> pass_;  ///< autograd owns it; it is gone when backward() has returned or thrown
-  bool open_ = false;         ///< the exchange has begun and is not finished
+  bool open_ = false;         ///< other ranks wait for gradients of this one
+  bool deferred_ = false;
+  bool waiting_ = false;  ///< the pass is complete, and its gradients wait for the optimizer
 };
 
 }  // namespace muster::model

@@ -36,7 +36,8 @@ struct SharedExchange::Slot {
   std::size_t offset = 0;  ///< in this rank's part of the region
   bool small = false;      ///< it is always copied; a large one only if it does not lie in the region by itself
   bool reserved = false;   ///< there is memory behind the offset
-  at::Tensor copy = {};    ///< undefined where the gradient itself is reduced
+  Use use = Use::none;
+  at::Tensor copy = {};  ///< undefined where the gradient itself is reduced
   std::byte* taken = nullptr;
 };
 
@@ -116,7 +117,8 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
       slots_(std::move(layout.slots)),
       blocks_(std::move(layout.blocks)),
       reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), layout.reduced,
-                 slots_.size(), node::in_place_sum(layout.reduced, 1.0 / communicator_.size())) {
+                 slots_.size()),
+      average_(node::in_place_sum(layout.reduced, 1.0 / communicator_.size())) {
   for (auto& block : blocks_) {
     const auto& first = slots_[block.slots.front()];
     if (first.small) block.data = region_.data() + first.offset;
@@ -132,6 +134,7 @@ SharedExchange::~SharedExchange() = default;
 void SharedExchange::begin() {
   reduction_.begin();
   published_ = 0;
+  updated_ = false;
   for (auto& block : blocks_) block.missing = block.slots.size();
   for (auto& slot : slots_) drop_copy(slot);
 }
@@ -156,8 +159,13 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
     else
       slot.copy.zero_();
   }
+  slot.use = use;
   reduction_.write_note(index, static_cast<std::uint32_t>(use));
   --block.missing;
+  publish_complete();
+}
+
+void SharedExchange::publish_complete() {
   for (; published_ < blocks_.size() && blocks_[published_].missing == 0; ++published_)
     reduction_.publish(blocks_[published_].data);
 }
@@ -175,9 +183,33 @@ std::byte* SharedExchange::find_place(Slot& slot) {
   return place;
 }
 
-void SharedExchange::finish() {
+void SharedExchange::run(const node::BlockReduction::Work& work) {
+  publish_complete();
   comm::wait_for(
-      communicator_, [this] { return reduction_.advance(); }, [] { return "averaging gradients"; });
+      communicator_, [&] { return reduction_.advance(work); }, [] { return std::string("averaging gradients"); });
+}
+
+void SharedExchange::finish() { run(average_); }
+
+void SharedExchange::update(const node::BlockReduction::Work& work) {
+  if (updated_) {
+    // Another round over the same gradients.
+    reduction_.begin();
+    published_ = 0;
+    for (std::size_t i = 0; i < slots_.size(); ++i) reduction_.write_note(i, static_cast<std::uint32_t>(slots_[i].use));
+  }
+  run(work);
+  updated_ = true;
+}
+
+std::vector<SharedExchange::Placement> SharedExchange::placements() const {
+  std::vector<Placement> placements;
+  for (const auto& slot : slots_) {
+    const auto bytes = slot.small ? slot.offset - slots_[blocks_[slot.block].slots.front()].offset : 0;
+    placements.push_back(
+        {slot.block, bytes / slot.parameter.element_size(), static_cast<std::size_t>(slot.parameter.numel())});
+  }
+  return placements;
 }
 
 int SharedExchange::users(std::size_t index) const {

@@ -15,7 +15,8 @@
 
 namespace muster::model {
 
-/// For parameters on the CPU of ranks of one node.
+/// For parameters on the CPU of ranks of one node. A prepared optimizer may take the place of the average: it then
+/// works on the gradients of all ranks itself (fused_update.hpp).
 class SharedExchange final : public Exchange {
  public:
   /// Null where it cannot serve: several nodes, one rank, another device, or no room in /dev/shm. `communicator` is for
@@ -29,6 +30,20 @@ class SharedExchange final : public Exchange {
   void finish() override;
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
+
+  /// Where a gradient stands among what is reduced as a whole.
+  struct Placement {
+    std::size_t block = 0;
+    std::size_t first = 0;  ///< element of the block
+    std::size_t count = 0;
+  };
+  /// [parameters]
+  std::vector<Placement> placements() const;
+  const node::BlockReduction& reduction() const noexcept { return reduction_; }
+  const Communicator& communicator() const noexcept { return communicator_; }
+  /// In place of finish(): does that work on the gradients of all ranks, which stay as they are; it may be called
+  /// several times. The work may ask for users(). Collective.
+  void update(const node::BlockReduction::Work& work);
 
  private:
   struct Slot;
@@ -45,6 +60,8 @@ class SharedExchange final : public Exchange {
   /// Where a large gradient is copied to that does not lie in the shared memory.
   std::byte* find_place(Slot& slot);
   void drop_copy(Slot& slot);
+  void publish_complete();
+  void run(const node::BlockReduction::Work& work);
 
   Communicator communicator_;
   comm::SharedRegion control_;
@@ -53,6 +70,8 @@ class SharedExchange final : public Exchange {
   std::vector<Block> blocks_;  // in the order in which they are published
   std::size_t published_ = 0;
   node::BlockReduction reduction_;
+  node::BlockReduction::Work average_;
+  bool updated_ = false;  ///< the round of this pass has ended, and another one is under way
   std::unique_ptr<Arena> arena_;
 };
 

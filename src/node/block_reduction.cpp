@@ -34,19 +34,18 @@ std::size_t BlockReduction::memory(int size, std::size_t blocks, std::size_t not
 }
 
 BlockReduction::BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks,
-                               std::size_t notes, Work work)
+                               std::size_t notes)
     : shared_(reinterpret_cast<Shared*>(memory)),
       region_(std::move(region)),
       rank_(rank),
       size_(size),
       blocks_(std::move(blocks)),
       notes_(notes),
-      work_(std::move(work)),
       data_(static_cast<std::size_t>(size)) {
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     const auto step = part_bytes / size_of(blocks_[b].type);
     for (std::size_t first = 0; first < blocks_[b].count; first += step)
-      parts_.push_back({b, first, std::min(step, blocks_[b].count - first)});
+      parts_.push_back({parts_.size(), b, first, std::min(step, blocks_[b].count - first)});
   }
 }
 
@@ -81,7 +80,7 @@ std::size_t BlockReduction::published() const {
   return all;
 }
 
-bool BlockReduction::advance() {
+bool BlockReduction::advance(const Work& work) {
   const auto name = round_ << 32;
   auto now = shared_->claimed.load(std::memory_order_relaxed);
   while (!finished_) {
@@ -99,9 +98,8 @@ bool BlockReduction::advance() {
     }
     if (!shared_->claimed.compare_exchange_weak(now, name | (next + 1), std::memory_order_relaxed)) continue;
     const auto at = part.first * size_of(blocks_[part.block].type);
-    for (int r = 0; r < size_; ++r)
-      data_[static_cast<std::size_t>(r)] = region_.of(r) + words(r)[part.block] + at;
-    work_(part, data_);
+    for (int r = 0; r < size_; ++r) data_[static_cast<std::size_t>(r)] = region_.of(r) + words(r)[part.block] + at;
+    work(part, data_);
     return false;
   }
   for (int r = 0; r < size_; ++r)

@@ -6,7 +6,7 @@
 //
 //   reduction.begin();
 //   for (…) reduction.publish(address);             // every block, in order
-//   while (!reduction.advance()) …;                 // now every rank's blocks hold the result
+//   while (!reduction.advance(sum)) …;              // now every rank's blocks hold the result
 #pragma once
 
 #include "node/dtype.hpp"
@@ -28,6 +28,7 @@ class BlockReduction {
   };
   /// What one rank works on at once.
   struct Part {
+    std::size_t number = 0;  ///< among all parts
     std::size_t block = 0;
     std::size_t first = 0;  ///< element of the block
     std::size_t count = 0;
@@ -41,8 +42,10 @@ class BlockReduction {
 
   /// `memory`: as for a Team, and the same for all ranks; `region` holds the ranks' blocks. Blocks and the number of
   /// notes are the same on all ranks.
-  BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks, std::size_t notes,
-                 Work work);
+  BlockReduction(std::byte* memory, Region region, int rank, int size, std::vector<Block> blocks, std::size_t notes);
+
+  const std::vector<Block>& blocks() const noexcept { return blocks_; }
+  std::size_t parts() const noexcept { return parts_.size(); }
 
   /// A new round; the one before has ended.
   void begin();
@@ -52,8 +55,8 @@ class BlockReduction {
   /// A word that all ranks can read when the round has ended; each is written in every round, before the last block is
   /// published.
   void write_note(std::size_t index, std::uint32_t note);
-  /// Works on one part if one is ready; true when the round has ended.
-  bool advance();
+  /// Does the work on one part if one is ready; true when the round has ended. All ranks give the same work.
+  bool advance(const Work& work);
 
   /// Of the round that has ended, until the next begins.
   std::uint32_t note(int rank, std::size_t index) const;
@@ -73,7 +76,6 @@ class BlockReduction {
   std::vector<Block> blocks_;
   std::size_t notes_;
   std::vector<Part> parts_;
-  Work work_;
   std::vector<std::byte*> data_;  // [size]
   std::uint64_t round_ = 0;
   std::size_t mine_ = 0;   ///< blocks that this rank has published

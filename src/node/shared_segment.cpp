@@ -79,6 +79,12 @@ void SharedSegment::reserve(std::size_t first, std::size_t bytes) {
   if (error != 0) fail("posix_fallocate", error);
 }
 
+std::shared_ptr<std::byte> SharedSegment::private_view(std::size_t first, std::size_t bytes) const {
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file_, static_cast<off_t>(first));
+  if (address == MAP_FAILED) fail("mmap", errno);
+  return {static_cast<std::byte*>(address), [bytes](std::byte* view) { ::munmap(view, bytes); }};
+}
+
 void SharedSegment::unlink() noexcept { ::shm_unlink(name_.c_str()); }
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept

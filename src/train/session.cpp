@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/components.hpp"
+#include "model/optimizer_step.hpp"
 #include "muster/error.hpp"
 #include "observe/reduction.hpp"
 #include "train/random.hpp"
@@ -102,6 +103,11 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
                                                          .no_sync_depth = state_->no_sync_depth,
                                                          .device = state_->device},
                                                         options));
+}
+
+std::unique_ptr<model::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
+                                                            const OptimizerOptions& options) {
+  return model::make_optimizer_step(optimizer, state_->models, options);
 }
 
 NoSync Session::no_sync() const { return NoSync(state_->no_sync_depth); }

@@ -394,8 +394,8 @@ TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
   for (int ranks = 1; ranks <= 5; ++ranks) {
     const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), blocks.size()));
     on_ranks(ranks, 2 * bytes, [&](Team& team, const Region& region) {
-      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, blocks.size(),
-                               muster::node::in_place_sum(blocks, 1.0));
+      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, blocks.size());
+      const auto sum = muster::node::in_place_sum(blocks, 1.0);
       for (int round = 0; round < (brief ? 5 : 20); ++round) {
         reduction.begin();
         std::byte* data = region.of(team.rank()) + (round + team.rank()) % 2 * bytes;  // where they lie may change
@@ -403,12 +403,13 @@ TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
         for (std::size_t b = 0; b < blocks.size(); ++b) {
           fill(data, blocks[b].count, blocks[b].type, ReduceOp::sum, team.rank());
           at.push_back(data);
-          reduction.write_note(b, static_cast<std::uint32_t>(1000 * round + 10 * team.rank()) + static_cast<std::uint32_t>(b));
+          reduction.write_note(
+              b, static_cast<std::uint32_t>(1000 * round + 10 * team.rank()) + static_cast<std::uint32_t>(b));
           reduction.publish(data);
           data += (blocks[b].count * size_of(blocks[b].type) + 63) / 64 * 64;
-          reduction.advance();
+          reduction.advance(sum);
         }
-        muster::test::wait_for([&] { return reduction.advance(); });
+        muster::test::wait_for([&] { return reduction.advance(sum); });
         for (std::size_t b = 0; b < blocks.size(); ++b) {
           ASSERT_EQ(first_wrong(at[b], blocks[b].count, blocks[b].type, ReduceOp::sum, ranks), blocks[b].count);
           for (int r = 0; r < ranks; ++r)
@@ -425,16 +426,16 @@ TEST(BlockReduction, EveryPartIsWorkedOnOnce) {
   const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), blocks.size()));
   std::vector<std::atomic<int>> touched(300'005);
   on_ranks(ranks, 4096, [&](Team& team, const Region& region) {
-    BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 0,
-                             [&](const BlockReduction::Part& part, std::span<std::byte* const> data) {
-                               ASSERT_EQ(data.size(), static_cast<std::size_t>(ranks));
-                               const std::size_t before = part.block == 0 ? 0 : part.block == 1 ? 200'000 : 200'005;
-                               for (std::size_t i = 0; i < part.count; ++i) ++touched[before + part.first + i];
-                             });
+    BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 0);
+    const BlockReduction::Work touch = [&](const BlockReduction::Part& part, std::span<std::byte* const> data) {
+      ASSERT_EQ(data.size(), static_cast<std::size_t>(ranks));
+      const std::size_t before = part.block == 0 ? 0 : part.block == 1 ? 200'000 : 200'005;
+      for (std::size_t i = 0; i < part.count; ++i) ++touched[before + part.first + i];
+    };
     for (int round = 0; round < 2; ++round) {
       reduction.begin();
       for (std::size_t b = 0; b < blocks.size(); ++b) reduction.publish(region.of(team.rank()));
-      muster::test::wait_for([&] { return reduction.advance(); });
+      muster::test::wait_for([&] { return reduction.advance(touch); });
     }
   });
   for (const auto& count : touched) ASSERT_EQ(count, 2);

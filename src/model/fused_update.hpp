@@ -1,0 +1,64 @@
+// The averaging of gradients and the step of an optimizer in one pass over memory: each rank averages a part of the
+// gradients and updates that part of the parameters, in one copy that all ranks of the node share. There is no
+// all-gather, and the optimizer's state exists once.
+//
+// The parameters that the module sees are a private view of that copy (mmap's MAP_PRIVATE): it shows what the ranks
+// write there; but what a user writes to a parameter goes to pages of this rank alone, as if there were no sharing. The
+// next step reads the parameters through the view, and so takes what was changed, on all ranks alike, into the shared
+// copy.
+#pragma once
+
+#include "comm/shared_memory.hpp"
+#include "model/optimizer_rules.hpp"
+#include "model/shared_exchange.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace muster::model {
+
+class FusedUpdate {
+ public:
+  /// Whether these parameters can be updated so.
+  static bool fits(const std::vector<at::Tensor>& parameters);
+
+  /// Moves the parameters, those of the exchange in its order, into the shared copy: null where there is no room for
+  /// it. `states`: tensors of state per parameter. Collective.
+  static std::unique_ptr<FusedUpdate> make(SharedExchange& exchange, std::vector<at::Tensor> parameters, int states);
+
+  ~FusedUpdate();
+
+  /// One step from the gradients that were added to the exchange. With max_norm > 0 they are scaled down to it; gives
+  /// their norm before that, else 0. Collective.
+  double step(torch::optim::Optimizer& optimizer, double max_norm);
+
+ private:
+  struct Target;
+
+  FusedUpdate(SharedExchange& exchange, std::vector<at::Tensor> parameters, int states, comm::SharedRegion region,
+              std::size_t parameter_bytes);
+  double norm();
+  void find_changes();
+  void update_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
+  template <class T>
+  void update_stretch(Target& target, std::size_t first, std::size_t count, std::span<const void* const> gradients,
+                      double scale);
+  void show();
+
+  SharedExchange* exchange_;
+  std::vector<at::Tensor> parameters_;
+  comm::SharedRegion region_;
+  std::shared_ptr<std::byte> view_;
+  std::size_t norms_at_ = 0;
+  std::vector<Target> targets_;                   ///< [parameters]
+  std::vector<std::vector<std::size_t>> blocks_;  ///< the parameters of each block, by their place in it
+};
+
+}  // namespace muster::model

@@ -1,0 +1,338 @@
+// Prepared optimizers: fused with the averaging, they do what torch's own do.
+#include "checkpoint/object.hpp"
+#include "model/optimizer_step.hpp"
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "support/prepared.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster::model {
+namespace {
+
+using test::expect_close;
+using test::expect_same_bits_everywhere;
+using test::values;
+using test::world;
+namespace nn = torch::nn;
+namespace optim = torch::optim;
+
+/// One large weight and several small parameters; `extra` is left out at will.
+struct NetImpl : nn::Module {
+  nn::Linear in{nullptr}, middle{nullptr}, extra{nullptr}, out{nullptr};
+  NetImpl() {
+    in = register_module("in", nn::Linear(3, 96));
+    middle = register_module("middle", nn::Linear(96, 96));
+    extra = register_module("extra", nn::Linear(96, 96));
+    out = register_module("out", nn::Linear(96, 2));
+    at::NoGradGuard no_grad;
+    double seed = 0;
+    for (auto& p : parameters()) p.copy_(at::sin(at::arange(p.numel()) * 0.37 + ++seed).view(p.sizes()) * 0.1);
+  }
+  at::Tensor forward(at::Tensor x, bool use_extra) {
+    x = at::tanh(middle(at::tanh(in(x))));
+    if (use_extra) x = x + at::tanh(extra(x));
+    return out(x);
+  }
+};
+TORCH_MODULE(Net);
+
+/// A model, its optimizer, and how they are driven.
+template <class O>
+struct Training {
+  Net net;
+  test::Preparation prepare;
+  std::shared_ptr<DataParallel> prepared = prepare(net.ptr());
+  std::unique_ptr<PreparedOptimizer<O>> optimizer;
+
+  template <class Options>
+  Training(const Options& options, const OptimizerOptions& how) {
+    O own(net->parameters(), options);
+    auto step = make_optimizer_step(own, {prepared}, how);
+    optimizer = std::make_unique<PreparedOptimizer<O>>(std::move(own), std::move(step));
+  }
+
+  void backward(int step, bool use_extra) {
+    net->forward(values({5, 3}, step), use_extra).sub(values({5, 2}, step + 0.5)).square().mean().backward();
+  }
+  void step(int number, bool use_extra = true) {
+    optimizer->zero_grad();
+    backward(number, use_extra);
+    optimizer->step();
+  }
+  void expect_same_as(const Training& other, const std::string& what, double tolerance = 2e-5) const {
+    const auto here = net->named_parameters(), there = other.net->named_parameters();
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      const auto difference = (here[i].value() - there[i].value()).abs().max().template item<double>();
+      EXPECT_LE(difference, tolerance) << what << ", " << here[i].key();
+      expect_same_bits_everywhere(here[i].value(), what + ", " + here[i].key());
+    }
+  }
+};
+
+template <class O, class Options>
+void expect_alike(const Options& options, const std::string& what, int steps = 50, OptimizerOptions how = {}) {
+  how.fuse = Fuse::always;
+  Training<O> fused(options, how);
+  how.fuse = Fuse::never;
+  Training<O> plain(options, how);
+  EXPECT_EQ(fused.optimizer->fused(), world().size() > 1) << what;
+  EXPECT_FALSE(plain.optimizer->fused());
+  for (int step = 0; step < steps; ++step) {
+    // A parameter that nobody uses is not moved, nor one that only some ranks use forgotten.
+    const bool use_extra = step % 5 != 3 && (step % 5 != 1 || world().rank() == 0);
+    fused.step(step, use_extra);
+    plain.step(step, use_extra);
+    if (how.max_grad_norm > 0) {
+      EXPECT_NEAR(fused.optimizer->grad_norm(), plain.optimizer->grad_norm(), 1e-4 * plain.optimizer->grad_norm());
+    }
+  }
+  fused.expect_same_as(plain, what);
+}
+
+TEST(PreparedOptimizer, SgdIsTorchs) {
+  expect_alike<optim::SGD>(optim::SGDOptions(0.01), "plain");
+  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9), "momentum");
+  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9).dampening(0.3).weight_decay(0.01), "dampening, decay");
+  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9).nesterov(true).weight_decay(0.01), "Nesterov");
+}
+
+TEST(PreparedOptimizer, AdamIsTorchs) {
+  expect_alike<optim::Adam>(optim::AdamOptions(1e-3), "Adam");
+  expect_alike<optim::Adam>(optim::AdamOptions(1e-3).weight_decay(0.01).betas({0.8, 0.99}).eps(1e-6), "decay");
+  expect_alike<optim::AdamW>(optim::AdamWOptions(1e-3).weight_decay(0.1), "AdamW");
+}
+
+TEST(PreparedOptimizer, OverAThousandSteps) {
+  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9).weight_decay(1e-4), "SGD", 1000);
+  expect_alike<optim::AdamW>(optim::AdamWOptions(1e-4), "AdamW", 1000);
+}
+
+TEST(PreparedOptimizer, ScalesDownByTheGlobalNorm) {
+  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9), "clipped", 30, {.max_grad_norm = 0.05});
+  expect_alike<optim::Adam>(optim::AdamOptions(1e-3), "never reached", 10, {.max_grad_norm = 1e6});
+}
+
+TEST(PreparedOptimizer, WhatCannotBeFusedIsStillRight) {
+  Training<optim::Adam> training(optim::AdamOptions(1e-3).amsgrad(true), {.fuse = Fuse::always});
+  EXPECT_FALSE(training.optimizer->fused());
+  Training<optim::RMSprop> other(optim::RMSpropOptions(1e-3), {.fuse = Fuse::always});
+  EXPECT_FALSE(other.optimizer->fused());
+  for (int step = 0; step < 3; ++step) {
+    training.step(step);
+    other.step(step);
+  }
+  for (const auto& p : training.net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
+  for (const auto& p : other.net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
+  Training<optim::Adam> small(optim::AdamOptions(1e-3), {});
+  EXPECT_FALSE(small.optimizer->fused()) << "it gains nothing";
+}
+
+/// The same change to the parameters of both, between steps.
+void expect_alike_with(const std::function<void(Net&, int step)>& change, const std::string& what) {
+  const auto options = optim::AdamOptions(1e-2);
+  Training<optim::Adam> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  for (int step = 0; step < 20; ++step) {
+    const bool use_extra = step % 4 != 2;
+    for (auto* training : {&fused, &plain}) {
+      training->step(step, use_extra);
+      change(training->net, step);
+    }
+    fused.expect_same_as(plain, what + " after step " + std::to_string(step));
+  }
+}
+
+TEST(PreparedOptimizer, ChangesBetweenStepsStayRight) {
+  const at::NoGradGuard no_grad;
+  const auto each = [](const std::function<at::Tensor(at::Tensor&)>& change) {
+    return [change](Net& net, int step) {
+      const at::NoGradGuard no_grad;
+      if (step % 3 == 0)
+        for (auto& p : net->parameters()) change(p);
+    };
+  };
+  const at::AutoGradMode grad(true);
+  expect_alike_with(each([](at::Tensor& p) { return p.clamp_(-0.05, 0.05); }), "clipped weights");
+  expect_alike_with(each([](at::Tensor& p) { return p.mul_(0.9); }), "shrunk weights");
+  expect_alike_with(each([](at::Tensor& p) { return p.data().mul_(0.9); }), "shrunk behind autograd's back");
+  expect_alike_with(each([](at::Tensor& p) {
+                      p.set_data(at::full_like(p, 0.01));
+                      return p;
+                    }),
+                    "other memory");
+  expect_alike_with(
+      [](Net& net, int step) {
+        const at::NoGradGuard no_grad;
+        if (step == 7) net->extra->weight.fill_(0.02);  // just before a step that does not use it
+        if (step == 9) net->middle->bias.mul_(0.5);
+      },
+      "single ones");
+}
+
+TEST(PreparedOptimizer, AnAverageModelReadsWhatWasStepped) {
+  const at::NoGradGuard no_grad;
+  const auto options = optim::SGDOptions(0.1).momentum(0.9);
+  Training<optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  auto average_of_fused = fused.net->middle->weight.clone(), average_of_plain = plain.net->middle->weight.clone();
+  for (int step = 0; step < 10; ++step) {
+    const at::AutoGradMode grad(true);
+    fused.step(step);
+    plain.step(step);
+    average_of_fused.lerp_(fused.net->middle->weight.detach(), 0.1);
+    average_of_plain.lerp_(plain.net->middle->weight.detach(), 0.1);
+  }
+  expect_close(average_of_fused, average_of_plain, "average");
+}
+
+TEST(PreparedOptimizer, FollowsItsScheduler) {
+  const auto options = optim::SGDOptions(0.1);
+  Training<optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  optim::StepLR of_fused(*fused.optimizer, 2, 0.5), of_plain(*plain.optimizer, 2, 0.5);
+  for (int step = 0; step < 8; ++step) {
+    fused.step(step);
+    plain.step(step);
+    of_fused.step();
+    of_plain.step();
+  }
+  fused.expect_same_as(plain, "scheduled");
+}
+
+TEST(PreparedOptimizer, SeveralPassesAndClosures) {
+  const auto options = optim::AdamOptions(1e-3);
+  Training<optim::Adam> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  for (int step = 0; step < 6; ++step)
+    for (auto* training : {&fused, &plain}) {
+      training->optimizer->zero_grad();
+      if (step % 3 == 0) {
+        const NoSync scope(training->prepare.no_sync_depth);
+        training->backward(step, true);
+      }
+      training->backward(step + 1, true);
+      if (step % 3 == 1) training->backward(step + 2, false);  // averaged twice
+      if (step % 3 != 2) {
+        training->optimizer->step();
+        continue;
+      }
+      const auto loss = training->optimizer->step([&] {
+        training->optimizer->zero_grad();
+        training->backward(step, true);
+        return at::full({}, 3.0f);
+      });
+      EXPECT_EQ(loss.template item<float>(), 3.0f);
+    }
+  fused.expect_same_as(plain, "several passes");
+}
+
+TEST(PreparedOptimizer, GradientsMayBeChangedBeforeTheStep) {
+  const auto options = optim::SGDOptions(0.1).momentum(0.9);
+  Training<optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  for (int step = 0; step < 4; ++step)
+    for (auto* training : {&fused, &plain}) {
+      training->optimizer->zero_grad();
+      training->backward(step, true);
+      for (auto& p : training->net->parameters()) p.mutable_grad().mul_(0.25);
+      training->optimizer->step();
+    }
+  fused.expect_same_as(plain, "a linear change is the same before and after the average");
+}
+
+TEST(PreparedOptimizer, UnfrozenParametersJoin) {
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    Net net;
+    for (auto& p : net->extra->parameters()) p.set_requires_grad(false);
+    test::Preparation prepare;
+    const auto prepared = prepare(net.ptr());
+    optim::SGD own(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));
+    auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
+    PreparedOptimizer<optim::SGD> optimizer(std::move(own), std::move(step));
+    const auto before = net->extra->weight.clone();
+    for (int i = 0; i < 6; ++i) {
+      if (i == 3)
+        for (auto& p : net->extra->parameters()) p.set_requires_grad(true);
+      optimizer.zero_grad();
+      net->forward(values({5, 3}, i), true).square().mean().backward();
+      optimizer.step();
+      EXPECT_EQ(at::equal(net->extra->weight, before), i < 3);
+    }
+    for (const auto& p : net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
+  }
+}
+
+checkpoint::ParameterPaths paths_of(const Net& net) {
+  checkpoint::ParameterPaths paths;
+  for (const auto& p : net->named_parameters()) paths.emplace(p.value().unsafeGetTensorImpl(), p.key());
+  return paths;
+}
+
+TEST(PreparedOptimizer, StatesGoFromOneToTheOther) {
+  const auto options = optim::AdamOptions(1e-3);
+  for (const auto to : {Fuse::always, Fuse::never}) {
+    const auto from = to == Fuse::always ? Fuse::never : Fuse::always;
+    Training<optim::Adam> first(options, {.fuse = from}), second(options, {.fuse = to});
+    for (int step = 0; step < 5; ++step) first.step(step, step % 2 == 0);
+    for (int step = 0; step < 2; ++step) second.step(step + 70);  // what is there is replaced
+    auto saved = StateEntry(*first.optimizer).object()->save(paths_of(first.net));
+    for (auto& [path, tensor] : saved.tensors) tensor = tensor.clone();
+    {
+      const at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < first.net->parameters().size(); ++i)
+        second.net->parameters()[i].copy_(first.net->parameters()[i]);
+    }
+    StateEntry(*second.optimizer).object()->load(saved, paths_of(second.net));
+    for (int step = 5; step < 10; ++step) {
+      first.step(step);
+      second.step(step);
+    }
+    second.expect_same_as(first, "continued");
+  }
+}
+
+TEST(PreparedOptimizer, ParametersOutliveIt) {
+  auto training =
+      std::make_unique<Training<optim::Adam>>(optim::AdamOptions(1e-3), OptimizerOptions{.fuse = Fuse::always});
+  for (int step = 0; step < 3; ++step) training->step(step);
+  Net net = training->net;
+  const auto want = net->middle->weight.clone();
+  training.reset();
+  EXPECT_TRUE(at::equal(net->middle->weight, want));
+  net->forward(values({5, 3}, 1), true).sum().backward();
+  EXPECT_TRUE(net->middle->weight.grad().defined());
+}
+
+TEST(PreparedOptimizer, DoublePrecisionAndGroups) {
+  std::vector<Net> nets;
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    Net net;
+    net->to(at::kDouble);
+    test::Preparation prepare;
+    const auto prepared = prepare(net.ptr());
+    std::vector<optim::OptimizerParamGroup> groups;
+    groups.emplace_back(net->middle->parameters(), std::make_unique<optim::SGDOptions>(0.2));
+    std::vector<at::Tensor> rest;
+    for (auto& part : {net->in, net->extra, net->out})
+      for (auto& p : part->parameters()) rest.push_back(p);
+    groups.emplace_back(rest, std::make_unique<optim::SGDOptions>(optim::SGDOptions(0.01).momentum(0.9)));
+    optim::SGD own(groups, optim::SGDOptions(0.1));
+    auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
+    PreparedOptimizer<optim::SGD> optimizer(std::move(own), std::move(step));
+    for (int i = 0; i < 10; ++i) {
+      optimizer.zero_grad();
+      net->forward(values({5, 3}, i).to(at::kDouble), true).square().mean().backward();
+      optimizer.step();
+    }
+    nets.push_back(net);
+  }
+  for (std::size_t i = 0; i < nets[0]->parameters().size(); ++i)
+    EXPECT_TRUE(at::allclose(nets[0]->parameters()[i], nets[1]->parameters()[i], 1e-12, 1e-13)) << i;
+}
+
+}  // namespace
+}  // namespace muster::model
