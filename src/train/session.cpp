@@ -89,8 +89,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
 
 at::Tensor Session::mean(const at::Tensor& value) const {
   std::vector<at::Tensor> tensors{value.detach().clone()};
-  process_group()->allreduce(tensors, {.reduceOp = c10d::ReduceOp::AVG})->wait();
-  return tensors.front();
+  process_group()->allreduce(tensors)->wait();  // not AVG, which gloo does not know
+  return tensors.front().div_(world_size());
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
