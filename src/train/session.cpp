@@ -106,6 +106,12 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
 
 NoSync Session::no_sync() const { return NoSync(state_->no_sync_depth); }
 
+Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(state_->device.type(), options); }
+
+GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
+  return GradScaler(state_->workers.duplicate(), state_->device, options);
+}
+
 Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
   for (const auto& prepared : state_->models)
     if (prepared->module() == module.get()) prepared->synchronise_buffers();
