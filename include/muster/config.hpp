@@ -61,7 +61,7 @@ struct RunConfig {
 };
 
 struct TorchConfig {
-  /// "auto" (the best there is), "mpi", "gloo" or "nccl". The flag --backend wins.
+  /// As ProcessGroupOptions::backend; "auto" adds nccl for use_gpu where this build has it. The flag --backend wins.
   std::string backend = "auto";
   /// The limit of every collective; the launch's --timeout unless given.
   std::optional<std::chrono::milliseconds> timeout = {};

@@ -9,6 +9,7 @@
 #include <muster/error.hpp>
 #include <muster/launch.hpp>
 #include <muster/metrics.hpp>
+#include <muster/mixed_precision.hpp>
 #include <muster/model.hpp>
 #include <muster/optimizer.hpp>
 #include <muster/preprocessor.hpp>

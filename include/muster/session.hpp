@@ -6,6 +6,7 @@
 #include <muster/config.hpp>
 #include <muster/dataset.hpp>
 #include <muster/metrics.hpp>
+#include <muster/mixed_precision.hpp>
 #include <muster/model.hpp>
 #include <muster/optimizer.hpp>
 #include <muster/process_group.hpp>
@@ -160,6 +161,10 @@ class Session {
 
   /// While the scope lives, backward() adds up gradients locally.
   NoSync no_sync() const;
+  /// While the scope lives, forward passes on the session's device compute in 16 bits where that is safe.
+  Autocast autocast(const AutocastOptions& options = {}) const;
+  /// The scaler that half precision needs; it must not outlive the session. Collective.
+  GradScaler grad_scaler(const GradScalerOptions& options = {}) const;
   /// Batch-norm statistics become the mean over the workers, then the module is in evaluation mode while the scope
   /// lives. Collective.
   Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;

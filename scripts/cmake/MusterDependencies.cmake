@@ -28,6 +28,39 @@ if(NOT Torch_FOUND)
 endif()
 message(STATUS "libtorch: ${TORCH_INSTALL_PREFIX}")
 
+# torch's own backends of a process group, where they compile and link: muster_gloo and muster_nccl are then targets.
+# libtorch holds both, but not the headers of the libraries below them; no library of theirs is linked.
+include(CheckCXXSourceCompiles)
+function(muster_torch_backend NAME HEADER CLASS)
+  string(TOUPPER ${NAME} upper)
+  find_path(muster_${NAME}_include ${HEADER} HINTS ${ARGN})
+  mark_as_advanced(muster_${NAME}_include)
+  if(NOT muster_${NAME}_include)
+    message(STATUS "${NAME}: none, since ${HEADER} is not here")
+    return()
+  endif()
+  # libtorch by its files: its targets name others that the small project of the check does not know.
+  file(GLOB CMAKE_REQUIRED_LIBRARIES "${TORCH_INSTALL_PREFIX}/lib/libc10*.so" "${TORCH_INSTALL_PREFIX}/lib/libtorch.so"
+       "${TORCH_INSTALL_PREFIX}/lib/libtorch_c*.so")
+  set(CMAKE_REQUIRED_LINK_OPTIONS -Wl,--allow-shlib-undefined)
+  set(CMAKE_REQUIRED_INCLUDES
+      "${muster_${NAME}_include}" ${TORCH_INCLUDE_DIRS} ${CUDAToolkit_INCLUDE_DIRS} ${CUDA_INCLUDE_DIRS})
+  set(CMAKE_REQUIRED_DEFINITIONS -DUSE_C10D_${upper})
+  check_cxx_source_compiles("
+    #include <torch/csrc/distributed/c10d/${CLASS}.hpp>
+    int main() { return c10d::${CLASS}::Options::create()->timeout.count() == 0; }" MUSTER_HAS_${upper})
+  if(MUSTER_HAS_${upper})
+    add_library(muster_${NAME} INTERFACE)
+    target_include_directories(muster_${NAME} SYSTEM INTERFACE "${muster_${NAME}_include}")
+    target_compile_definitions(muster_${NAME} INTERFACE USE_C10D_${upper})
+  endif()
+endfunction()
+muster_torch_backend(gloo gloo/config.h ProcessGroupGloo)
+if(TARGET torch_cuda)
+  file(GLOB muster_nccl_hints "${TORCH_INSTALL_PREFIX}/../nvidia/*/include")
+  muster_torch_backend(nccl nccl.h ProcessGroupNCCL ${muster_nccl_hints} "$ENV{NCCL_HOME}/include")
+endif()
+
 # MPI and HDF5 as one target each. HDF5's header includes mpi.h where HDF5 is the parallel build; the C++ bindings
 # of MPI are long removed and must not be dragged in.
 add_library(muster_mpi INTERFACE)

@@ -117,6 +117,18 @@ Outcome caught() {
   }
 }
 
+Outcome caught(const Communicator& world) {
+  auto mine = caught();
+  if (mine.kind != Outcome::Kind::failed) return mine;
+  try {
+    world.channel()->world->alarm.check();
+  } catch (const RemoteError& theirs) {
+    // The same error on several ranks is that of all of them.
+    if (!std::string_view(theirs.what()).ends_with(mine.text)) mine.kind = Outcome::Kind::left;
+  }
+  return mine;
+}
+
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   if (mine.kind == Outcome::Kind::failed) communicator.channel()->world->alarm.raise(mine);
 }

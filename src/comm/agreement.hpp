@@ -36,6 +36,10 @@ struct Outcome {
 /// text of torch's exceptions the backtrace is left out. To be called in a catch (...).
 Outcome caught();
 
+/// The same, where the ranks also wait for each other by other means: an error that follows upon the one that another
+/// rank of the world has raised, such as a connection that this rank closed, is `left` too.
+Outcome caught(const Communicator& world);
+
 /// Tells all other ranks of the world that this one has failed, if it has; their waits throw RemoteError from then on.
 /// Returns at once; the second call before agree() does nothing.
 void raise_alarm(const Communicator& communicator, const Outcome& mine);

@@ -27,6 +27,11 @@ Environment::~Environment() {
   if (initialised_here_ && !finalised) MPI_Finalize();
 }
 
+bool has_threads() noexcept {
+  int provided = MPI_THREAD_SINGLE;
+  return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
+}
+
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit) {
   communicator.channel()->world->limit_ms = limit.count();
 }

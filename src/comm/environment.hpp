@@ -24,6 +24,9 @@ class Environment {
   std::optional<Communicator> world_;
 };
 
+/// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
+bool has_threads() noexcept;
+
 /// The limit of every wait on communicators of this world, from now on.
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);
 std::chrono::milliseconds time_limit(const Communicator& communicator);

@@ -1,22 +1,55 @@
 #include "muster/process_group.hpp"
 
+#include "comm/environment.hpp"
 #include "group/backend.hpp"
+#include "group/backends.hpp"
+#include "group/store.hpp"
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace muster {
+namespace {
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const Communicator& communicator,
-                                                          const ProcessGroupOptions& options) {
-  // c10d wants a store to construct a group; this one stays in the process, and nothing is ever asked of it.
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), communicator.rank(),
-                                                       communicator.size());
-  auto backend = c10::make_intrusive<group::Backend>(communicator.duplicate(), options);
-  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                    c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
-  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-  return group;
+using c10d::PrefixStore;
+using c10d::ProcessGroup;
+
+c10::intrusive_ptr<c10d::Store> make_store(const Communicator& communicator, const group::Choice& choice,
+                                           std::chrono::milliseconds timeout) {
+  // c10d wants a store to construct a group; where muster's own backend is alone nothing is ever asked of it.
+  if (choice.cpu == "mpi" && choice.cuda.empty()) return c10::make_intrusive<c10d::HashStore>();
+  return c10::make_intrusive<group::Store>(communicator.duplicate(), timeout);
+}
+
+}  // namespace
+
+bool has_backend(std::string_view name) {
+  return name == "mpi" || (name == "gloo" && group::has_gloo()) || (name == "nccl" && group::has_nccl());
+}
+
+c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communicator,
+                                                    const ProcessGroupOptions& options) {
+  const auto choice = group::choose(options.backend);
+  const auto timeout = options.timeout.value_or(comm::time_limit(communicator));
+  const auto store = make_store(communicator, choice, timeout);
+  auto made = c10::make_intrusive<ProcessGroup>(store, communicator.rank(), communicator.size());
+  if (choice.cpu == "gloo") {
+    made->setBackend(c10::DeviceType::CPU, ProcessGroup::BackendType::GLOO,
+                     group::make_gloo(communicator, c10::make_intrusive<PrefixStore>("cpu", store), timeout));
+    made->setDefaultBackend(ProcessGroup::BackendType::GLOO);
+    // The others may still be asking for addresses, which rank 0 must not take away.
+    communicator.barrier();
+  } else {
+    auto backend = c10::make_intrusive<group::Backend>(communicator.duplicate(), options);
+    made->setBackend(c10::DeviceType::CPU, ProcessGroup::BackendType::CUSTOM,
+                     c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
+    made->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
+  }
+  if (choice.cuda == "nccl")
+    made->setBackend(c10::DeviceType::CUDA, ProcessGroup::BackendType::NCCL,
+                     group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));
+  return made;
 }
 
 }  // namespace muster

@@ -105,8 +105,7 @@ void Launch::State::add_flags() {
   option("--seed", flags.seed, "Seed of the weights and of the order of the data [0]");
   option("--workers", parsing.workers, "Ranks that train [all]")->check(CLI::PositiveNumber);
   option("--threads", parsing.threads, "Threads of torch per rank [its share of the CPUs]")->check(CLI::PositiveNumber);
-  option("--backend", parsing.backend, "auto, mpi, gloo or nccl [auto]")
-      ->check(CLI::IsMember({"auto", "mpi", "gloo", "nccl"}));
+  option("--backend", parsing.backend, "auto, mpi, gloo, nccl, or by device: cpu:mpi,cuda:nccl [auto]");
   option("--timeout", parsing.timeout, "Seconds that ranks wait for each other [1800]")->check(CLI::PositiveNumber);
   option("--time-limit", parsing.time_limit, "Stop at the first report after that time, as in 1h30m");
   option("--progress", parsing.progress, "auto, bar, plain or none [auto]")

@@ -28,7 +28,7 @@ std::optional<Error> attempt(const Communicator& world, const Patience& patience
   } catch (const comm::Lost&) {
     throw;
   } catch (...) {
-    mine = comm::caught();
+    mine = comm::caught(world);
     comm::raise_alarm(world, mine);
   }
   return conclude(world, patience, mine);

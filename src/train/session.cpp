@@ -90,18 +90,20 @@ c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
 
 at::Tensor Session::mean(const at::Tensor& value) const {
   std::vector<at::Tensor> tensors{value.detach().clone()};
-  process_group()->allreduce(tensors, {.reduceOp = c10d::ReduceOp::AVG})->wait();
-  return tensors.front();
+  process_group()->allreduce(tensors)->wait();  // not AVG, which gloo does not know
+  return tensors.front().div_(world_size());
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
-  static_cast<void>(process_group());  // refuses where the backend made none
+  // Who asks for gloo gets gloo.
+  const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   state_->models.push_back(model::DataParallel::prepare(module,
                                                         {.communicator = state_->workers,
                                                          .new_group = state_->new_group,
                                                          .weight = state_->weight,
                                                          .no_sync_depth = state_->no_sync_depth,
-                                                         .device = state_->device},
+                                                         .device = state_->device,
+                                                         .share_memory = share_memory},
                                                         options));
 }
 
@@ -111,6 +113,12 @@ std::unique_ptr<model::OptimizerStep> Session::prepare_step(torch::optim::Optimi
 }
 
 NoSync Session::no_sync() const { return NoSync(state_->no_sync_depth); }
+
+Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(state_->device.type(), options); }
+
+GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
+  return GradScaler(state_->workers.duplicate(), state_->device, options);
+}
 
 Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
   for (const auto& prepared : state_->models)

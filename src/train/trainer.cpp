@@ -1,6 +1,7 @@
 #include "muster/trainer.hpp"
 
 #include "base/log.hpp"
+#include "comm/agreement.hpp"
 #include "comm/environment.hpp"
 #include "comm/together.hpp"
 #include "launch/settings.hpp"
@@ -288,7 +289,13 @@ Result DataParallelTrainer::fit() {
                            .datasets = options_.datasets,
                            .data_config = options_.dataset_config,
                            .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
-      train_once(session, options_, train_loop_);
+      try {
+        train_once(session, options_, train_loop_);
+      } catch (...) {
+        // Before the session goes, and with it connections on which the others may be waiting.
+        comm::raise_alarm(world, comm::caught(world));
+        throw;
+      }
     });
     if (!error) break;
     if (error->code() != ExitCode::stopped)

@@ -224,7 +224,8 @@ TEST_F(Gradients, OfAParameterThatNoRankUsesStayAway) {
 
   net_->middle->weight.mutable_grad() = at::full({width, width}, 7.0f);
   loss(1, false).backward();
-  EXPECT_TRUE(at::equal(net_->middle->weight.grad(), at::full({width, width}, 7.0f))) << "one that is there is left alone";
+  EXPECT_TRUE(at::equal(net_->middle->weight.grad(), at::full({width, width}, 7.0f)))
+      << "one that is there is left alone";
 }
 
 TEST_F(Gradients, OfAParameterThatOnlyAGhostUsesStayAway) {

@@ -1,5 +1,5 @@
 // Whole runs: a training function on every rank, its reports, its checkpoints, and what goes wrong.
-#include "support/world.hpp"
+#include "support/job.hpp"
 
 #include "base/file.hpp"
 #include "muster/muster.hpp"
@@ -17,33 +17,9 @@
 namespace muster {
 namespace {
 
+using test::line;
+using test::run;
 using test::world;
-
-/// 46 samples of y = 3x − 1: the last step is never full, and has two samples or more on each of 1 to 4 ranks, as
-/// batch-norm wants.
-Dataset line() {
-  const auto x = torch::arange(46, torch::kFloat).unsqueeze(1) / 46;
-  return Dataset::from_tensors({{"x", x}, {"y", 3 * x - 1}});
-}
-
-struct Job {
-  std::filesystem::path storage;
-  std::vector<std::string> flags = {};
-  TorchTrainerOptions options = {};
-};
-
-/// Runs the job as a program's main would; the exit code, and the Result.
-std::pair<int, std::optional<Result>> run(const Job& job, const std::function<void(Session&, const Config&)>& loop) {
-  std::vector<std::string> words{"job",         "--storage", job.storage.string(), "--progress", "none",
-                                 "--log-level", "error"};
-  words.insert(words.end(), job.flags.begin(), job.flags.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  Launch launch(static_cast<int>(argv.size()), argv.data());
-  std::optional<Result> result;
-  const int code = launch.run([&] { return *(result = TorchTrainer(launch, loop, job.options).fit()); });
-  return {code, result};
-}
 
 struct Fit {
   std::vector<float> weights;  // at the end

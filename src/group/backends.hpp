@@ -1,0 +1,44 @@
+// The backends that move tensors between the ranks: which of them a device gets, and those that torch brings itself.
+#pragma once
+
+#include "muster/communicator.hpp"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace muster::group {
+
+/// The names of backends by device; an empty one is none.
+struct Choice {
+  std::string cpu = "mpi";
+  std::string cuda = {};
+};
+
+/// Reads "auto", "mpi", "gloo", "nccl", or a list as "cpu:gloo,cuda:nccl". Devices that are not named keep the default.
+/// An Error (ExitCode::usage) for anything else.
+Choice choose(std::string_view text);
+
+/// gloo, for tensors on the CPU. The ranks connect to each other by TCP: over loopback where all are on one node, else
+/// from the address of this host or of the interface GLOO_SOCKET_IFNAME. Collective.
+///
+/// An Error (ExitCode::usage) where gloo's headers were not there when muster was built.
+c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator, c10::intrusive_ptr<c10d::Store> store,
+                                            std::chrono::milliseconds timeout);
+bool has_gloo() noexcept;
+
+/// NCCL, for tensors on GPUs. The ranks connect at the first collective.
+///
+/// An Error (ExitCode::usage) where libtorch came without NCCL when muster was built; ExitCode::data without a GPU.
+c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator, c10::intrusive_ptr<c10d::Store> store,
+                                            std::chrono::milliseconds timeout);
+bool has_nccl() noexcept;
+
+}  // namespace muster::group

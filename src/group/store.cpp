@@ -1,0 +1,249 @@
+#include "group/store.hpp"
+
+#include "comm/collectives.hpp"
+#include "comm/environment.hpp"
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <stop_token>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace muster::group {
+namespace {
+
+using comm::Dtype;
+using comm::Request;
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
+std::int64_t number_of(const Bytes& bytes) { return std::stoll(std::string(bytes.begin(), bytes.end())); }
+
+/// Calls ready() until it is true, or until enough() is. The longer nothing happens, the longer it sleeps.
+template <class Ready, class Enough>
+bool nap_until(Ready&& ready, Enough&& enough) {
+  for (auto nap = 20us; !ready(); nap = std::min<std::chrono::microseconds>(nap * 2, 10ms)) {
+    if (enough()) return false;
+    std::this_thread::sleep_for(nap);
+  }
+  return true;
+}
+
+void append(Bytes& message, const void* data, std::size_t size) {
+  const auto* first = static_cast<const std::uint8_t*>(data);
+  const std::uint64_t length = size;
+  const auto* field = reinterpret_cast<const std::uint8_t*>(&length);
+  message.insert(message.end(), field, field + sizeof length);
+  message.insert(message.end(), first, first + size);
+}
+
+Bytes take(const Bytes& message, std::size_t& at) {
+  std::uint64_t length = 0;
+  std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(at), sizeof length,
+              reinterpret_cast<std::uint8_t*>(&length));
+  at += sizeof length;
+  const auto first = message.begin() + static_cast<std::ptrdiff_t>(at);
+  at += length;
+  return {first, first + static_cast<std::ptrdiff_t>(length)};
+}
+
+Bytes pack(const Question& question) {
+  Bytes message{static_cast<std::uint8_t>(question.verb)};
+  append(message, question.key.data(), question.key.size());
+  append(message, question.value.data(), question.value.size());
+  append(message, question.expected.data(), question.expected.size());
+  return message;
+}
+
+Question unpack(const Bytes& message) {
+  std::size_t at = 1;
+  const auto key = take(message, at);
+  auto value = take(message, at);
+  return {static_cast<Question::Verb>(message[0]), std::string(key.begin(), key.end()), std::move(value),
+          take(message, at)};
+}
+
+}  // namespace
+
+std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question& question) {
+  const auto found = table.find(question.key);
+  const bool known = found != table.end();
+  switch (question.verb) {
+    case Question::Verb::get:
+      return known ? std::optional(found->second) : std::nullopt;
+    case Question::Verb::set:
+      return table[question.key] = question.value;
+    case Question::Verb::add:
+      return table[question.key] =
+                 bytes_of(std::to_string((known ? number_of(found->second) : 0) + number_of(question.value)));
+    case Question::Verb::compare_set:
+      // c10d's rule: a key that is not there is set if nothing was expected.
+      if (known ? found->second == question.expected : question.expected.empty())
+        return table[question.key] = question.value;
+      return known ? found->second : question.expected;
+    case Question::Verb::erase:
+      return table.erase(question.key) > 0 ? std::optional(Bytes()) : std::nullopt;
+    case Question::Verb::count:
+      return bytes_of(std::to_string(table.size()));
+  }
+  return std::nullopt;
+}
+
+/// Questions go to rank 0, from rank 0 too. Each has a tag of its own, and so has its answer: that to a question which
+/// was given up is not taken for another's.
+class Store::Link {
+ public:
+  explicit Link(Communicator communicator) : collectives_(std::move(communicator)) {
+    if (collectives_.communicator().rank() == 0)
+      server_ = std::jthread([collectives = collectives_](const std::stop_token& stop) {
+        try {
+          serve(collectives, stop);
+        } catch (const Error&) {
+          // MPI has failed. Those who ask hear it from MPI, or wait in vain up to their limit.
+        }
+      });
+  }
+
+  std::optional<Bytes> ask(const Question& question) {
+    struct Memory {
+      Announcement announcement;
+      Bytes question;
+      std::int64_t length = absent;
+      Bytes answer;
+    };
+    const std::lock_guard lock(mutex_);
+    auto memory = std::make_shared<Memory>();
+    tag_ = tag_ % last_tag + 1;
+    memory->question = pack(question);
+    memory->announcement = {static_cast<std::int64_t>(memory->question.size()), tag_};
+    const auto finish = [&](Request request) {
+      request.keep(memory);
+      request.wait();
+    };
+    finish(collectives_.send(memory->announcement.data(), memory->announcement.size(), Dtype::i64, 0, announcing));
+    finish(collectives_.send(memory->question.data(), memory->question.size(), Dtype::u8, 0, tag_));
+    finish(collectives_.receive(&memory->length, 1, Dtype::i64, 0, last_tag + tag_));
+    if (memory->length == absent) return std::nullopt;
+    memory->answer.resize(static_cast<std::size_t>(memory->length));
+    finish(collectives_.receive(memory->answer.data(), memory->answer.size(), Dtype::u8, 0, last_tag + tag_));
+    return std::move(memory->answer);
+  }
+
+ private:
+  using Announcement = std::array<std::int64_t, 2>;  // length of the question, and its tag
+  static constexpr int announcing = 0;               // the tag of announcements
+  static constexpr int last_tag = 16383;             // of questions; every MPI has twice as many
+  static constexpr std::int64_t absent = -1;         // in place of an answer's length
+
+  static bool is_done(Request& request) {
+    try {
+      return request.done();
+    } catch (const RemoteError&) {
+      return false;  // that another rank has failed is for those who ask
+    }
+  }
+
+  static void serve(comm::Collectives collectives, const std::stop_token& stop) {
+    const auto finished = [&](Request& request) {
+      return nap_until([&] { return is_done(request); }, [&] { return stop.stop_requested(); });
+    };
+    std::map<std::string, Bytes> table;
+    std::vector<Request> answers;
+    for (;;) {
+      const auto announcement = std::make_shared<Announcement>();
+      auto request = collectives.receive_any(announcement->data(), announcement->size(), Dtype::i64, announcing);
+      request.keep(announcement);
+      if (!finished(request)) return;
+      const int from = request.source();
+      const auto [length, tag] = *announcement;
+
+      const auto question = std::make_shared<Bytes>(static_cast<std::size_t>(length));
+      request = collectives.receive(question->data(), question->size(), Dtype::u8, from, static_cast<int>(tag));
+      request.keep(question);
+      if (!finished(request)) return;
+
+      struct Answer {
+        std::int64_t length = absent;
+        Bytes bytes;
+      };
+      const auto reply = std::make_shared<Answer>();
+      if (auto bytes = answer(table, unpack(*question)))
+        *reply = {static_cast<std::int64_t>(bytes->size()), std::move(*bytes)};
+      const int tagged = last_tag + static_cast<int>(tag);
+      answers.push_back(collectives.send(&reply->length, 1, Dtype::i64, from, tagged));
+      answers.back().keep(reply);
+      if (reply->length != absent) {
+        answers.push_back(collectives.send(reply->bytes.data(), reply->bytes.size(), Dtype::u8, from, tagged));
+        answers.back().keep(reply);
+      }
+      // A large one leaves when it is taken, and a rank that gave up never takes it: nobody waits for it here.
+      std::erase_if(answers, [](Request& one) { return is_done(one); });
+    }
+  }
+
+  comm::Collectives collectives_;
+  std::mutex mutex_;
+  int tag_ = 0;
+  std::jthread server_;  // on rank 0
+};
+
+Store::Store(Communicator communicator, std::chrono::milliseconds timeout) : c10d::Store(timeout) {
+  if (!comm::has_threads())
+    throw Error(ExitCode::usage, "starting the process group", "MPI was initialised without MPI_THREAD_MULTIPLE",
+                "Leave that to muster::Launch, or ask for it in MPI_Init_thread; or use --backend mpi");
+  link_ = std::make_shared<Link>(std::move(communicator));
+}
+
+Store::Store(std::shared_ptr<Link> link, std::chrono::milliseconds timeout)
+    : c10d::Store(timeout), link_(std::move(link)) {}
+
+c10::intrusive_ptr<c10d::Store> Store::clone() {
+  return c10::intrusive_ptr<c10d::Store>::unsafe_steal_from_new(new Store(link_, timeout_));
+}
+
+std::optional<Bytes> Store::ask(const Question& question) { return link_->ask(question); }
+
+void Store::set(const std::string& key, const Bytes& value) { ask({Question::Verb::set, key, value}); }
+
+Bytes Store::compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) {
+  return *ask({Question::Verb::compare_set, key, desired, expected});
+}
+
+Bytes Store::get(const std::string& key) { return wait_for(key, timeout_); }
+
+Bytes Store::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
+  std::optional<Bytes> value;
+  const auto end = Clock::now() + timeout;
+  if (!nap_until(
+          [&] {
+            return (value = ask({Question::Verb::get, key})).has_value();
+          },
+          [&] { return Clock::now() > end; }))
+    throw Error(ExitCode::retry, "waiting for the other ranks' backend",
+                "nobody gave \"" + key + "\" within " + std::to_string(timeout.count() / 1000) + " s",
+                "A rank is stuck or lost; --timeout sets the limit");
+  return std::move(*value);
+}
+
+std::int64_t Store::add(const std::string& key, std::int64_t value) {
+  return number_of(*ask({Question::Verb::add, key, bytes_of(std::to_string(value))}));
+}
+
+bool Store::deleteKey(const std::string& key) { return ask({Question::Verb::erase, key}).has_value(); }
+
+bool Store::check(const std::vector<std::string>& keys) {
+  return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) {
+    return ask({Question::Verb::get, key}).has_value();
+  });
+}
+
+std::int64_t Store::getNumKeys() { return number_of(*ask({Question::Verb::count})); }
+
+void Store::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
+  for (const auto& key : keys) wait_for(key, timeout);
+}
+
+}  // namespace muster::group

@@ -1,0 +1,45 @@
+// A run as a program's main would start it, on all ranks of a test.
+#pragma once
+
+#include "muster/muster.hpp"
+#include "support/world.hpp"
+
+#include <ATen/ATen.h>
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster::test {
+
+/// 46 samples of y = 3x − 1: the last step is never full, and has two samples or more on each of 1 to 4 ranks, as
+/// batch-norm wants.
+inline Dataset line() {
+  const auto x = at::arange(46, at::kFloat).unsqueeze(1) / 46;
+  return Dataset::from_tensors({{"x", x}, {"y", 3 * x - 1}});
+}
+
+struct Job {
+  std::filesystem::path storage;
+  std::vector<std::string> flags = {};
+  TorchTrainerOptions options = {};
+};
+
+/// The exit code, and the Result.
+inline std::pair<int, std::optional<Result>> run(const Job& job,
+                                                 const std::function<void(Session&, const Config&)>& loop) {
+  std::vector<std::string> words{"job",         "--storage", job.storage.string(), "--progress", "none",
+                                 "--log-level", "error"};
+  words.insert(words.end(), job.flags.begin(), job.flags.end());
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  Launch launch(static_cast<int>(argv.size()), argv.data());
+  std::optional<Result> result;
+  const int code = launch.run([&] { return *(result = TorchTrainer(launch, loop, job.options).fit()); });
+  return {code, result};
+}
+
+}  // namespace muster::test
