@@ -5,7 +5,7 @@
 //   mpirun -n 2 fashion_mnist --train train.h5 --test test.h5 --set batch_size=64
 //
 // Start it again with the same --name and it goes on from its newest checkpoint.
-#include "models.hpp"
+#include "models/models.hpp"
 
 #include <torch/torch.h>
 

@@ -8,5 +8,6 @@ namespace muster::tool {
 void add_convert(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_checkpoint(CLI::App& app);
+void add_bench(CLI::App& app);
 
 }  // namespace muster::tool

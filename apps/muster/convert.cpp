@@ -2,12 +2,11 @@
 #include "commands.hpp"
 #include "dataset_text.hpp"
 #include "interrupt.hpp"
+#include "progress_line.hpp"
 #include "text.hpp"
 
 #include <muster/convert.hpp>
 #include <muster/error.hpp>
-
-#include <unistd.h>
 
 #include <charconv>
 #include <iostream>
@@ -49,24 +48,6 @@ std::pair<std::string, double> part_of(const std::string& text) {
               "Name the files first and --split after them");
 }
 
-/// One line on the terminal that is gone when it ends.
-class ProgressLine {
- public:
-  ~ProgressLine() {
-    if (shown_) std::cerr << "\r\033[K" << std::flush;
-  }
-  void show(std::uint64_t done, std::uint64_t total) {
-    if (!terminal_) return;
-    shown_ = true;
-    std::cerr << "\rwriting " << bytes_text(done) << " of " << bytes_text(total) << " (" << 100 * done / total
-              << "%)\033[K" << std::flush;
-  }
-
- private:
-  bool terminal_ = ::isatty(STDERR_FILENO) == 1;
-  bool shown_ = false;
-};
-
 void convert(Converter converter, Arguments& arguments) {
   auto& options = arguments.options;
   if (!arguments.columns.empty()) options.columns = separated(arguments.columns);
@@ -82,7 +63,8 @@ void convert(Converter converter, Arguments& arguments) {
     ProgressLine line;
     options.progress = [&](std::uint64_t done, std::uint64_t total) {
       interrupt.check();
-      line.show(done, total);
+      line.show("writing " + bytes_text(done) + " of " + bytes_text(total) + " (" + std::to_string(100 * done / total) +
+                "%)");
     };
     written = converter(inputs, output, options);
   }

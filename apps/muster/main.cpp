@@ -50,8 +50,11 @@ int run(int argc, char** argv) {
   add_convert(app);
   add_inspect(app);
   add_checkpoint(app);
+  add_bench(app);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RuntimeError& ended) {  // what went wrong has been said
+    return ended.get_exit_code();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     if (const auto words = app.remaining(); !words.empty() && app.get_subcommands().empty())

@@ -1,0 +1,168 @@
+// muster bench allreduce: the sum of fp32 values over the ranks, in place.
+#include "../progress_line.hpp"
+#include "bench.hpp"
+#include "rounds.hpp"
+
+#include <muster/error.hpp>
+#include <muster/mpi.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+namespace muster::bench {
+namespace {
+
+struct Case {
+  const char* name;
+  std::size_t bytes;
+};
+
+constexpr std::array<Case, 5> cases{{{"4 KB", std::size_t{4} << 10},
+                                     {"64 KB", std::size_t{64} << 10},
+                                     {"1 MB", std::size_t{1} << 20},
+                                     {"25 MB", std::size_t{25} << 20},
+                                     {"100 MB", std::size_t{100} << 20}}};
+
+/// How often an operation is repeated in a round, so that its time is well above the clock's step and the barrier's
+/// skew: as often as it takes to go through `volume` bytes.
+int repeats(std::size_t bytes, std::size_t volume, std::size_t most) {
+  return static_cast<int>(std::clamp<std::size_t>(volume / bytes, 1, most));
+}
+
+/// A candidate's part of a round is cut down to this, however slow it is.
+constexpr double longest_ms = 500;
+
+/// Between -1 and 1, different for every rank, round and place.
+float value(std::size_t index, int rank, int round) {
+  auto bits = static_cast<std::uint32_t>(index) * 2654435761U + static_cast<std::uint32_t>(rank) * 0x9E3779B9U +
+              static_cast<std::uint32_t>(round) * 0x85EBCA6BU;
+  bits ^= bits >> 15;
+  bits *= 0x2C1B3C6DU;
+  bits ^= bits >> 12;
+  return static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31F;
+}
+
+/// One way of summing, and the memory that it works in. Two checks stand around what is timed: a sum of known values
+/// before, and then, since repeated sums in place would grow out of range, values whose sum is exactly zero.
+class Reduction {
+ public:
+  using Sum = std::function<void(std::span<float>)>;
+  Reduction(std::string name, const Communicator& communicator, std::span<float> values, Sum sum)
+      : name_(std::move(name)), communicator_(communicator), values_(values), sum_(std::move(sum)) {}
+
+  void before() {
+    for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = value(i, rank(), round_);
+    sum_(values_);
+    require_sum();
+    ++round_;
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const auto part = static_cast<float>(i % 251 + 1);
+      values_[i] = rank() == 0 ? part * static_cast<float>(1 - communicator_.size()) : part;
+    }
+  }
+  void run(int count) {
+    for (int i = 0; i < count; ++i) sum_(values_);
+  }
+  void after() const {
+    if (!std::all_of(values_.begin(), values_.end(), [](float value) { return value == 0; }))
+      fail("values that add up to zero do not");
+  }
+
+ private:
+  int rank() const { return communicator_.rank(); }
+
+  void require_sum() const {
+    const int size = communicator_.size();
+    const double tolerance = size * size * 1.2e-7;
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      double exact = 0;
+      for (int rank = 0; rank < size; ++rank) exact += static_cast<double>(value(i, rank, round_));
+      if (!(std::abs(static_cast<double>(values_[i]) - exact) <= tolerance))
+        fail("value " + std::to_string(i) + " is " + std::to_string(values_[i]) + ", not " + std::to_string(exact));
+    }
+    if (!same_on_all_ranks(communicator_, std::as_bytes(values_))) fail("the ranks have different sums");
+  }
+  [[noreturn]] void fail(const std::string& fact) const {
+    throw Error(ExitCode::user_error, "checking the all-reduce of " + name_, fact, "No figure of this run counts");
+  }
+
+  std::string name_;
+  Communicator communicator_;
+  std::span<float> values_;
+  Sum sum_;
+  int round_ = 0;
+};
+
+Candidate candidate(const std::string& name, const Communicator& communicator, std::span<float> values,
+                    Reduction::Sum sum) {
+  const auto reduction = std::make_shared<Reduction>(name, communicator, values, std::move(sum));
+  const int wished = repeats(values.size_bytes(), std::size_t{8} << 20, 500);
+  // Where ranks share cores, one may take a thousand times as long as it should.
+  reduction->run(3);
+  const double once = timed(communicator, [&] { reduction->run(3); }) / 3;
+  const int count = std::clamp(static_cast<int>(longest_ms / once), 1, wished);
+  return {.name = name,
+          .operations = count,
+          .run = [=] { reduction->run(count); },
+          .before = [=] { reduction->before(); },
+          .after = [=] { reduction->after(); }};
+}
+
+void sum_with_mpi(std::span<float> values) {
+  const int error =
+      MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  if (error != MPI_SUCCESS)
+    throw Error(ExitCode::retry, "running MPI_Allreduce", "it ended with error " + std::to_string(error));
+}
+
+Candidate copy(std::span<float> from, std::span<float> to) {
+  const int count = repeats(from.size_bytes(), std::size_t{64} << 20, 20000);
+  return {.name = "memcpy", .operations = count, .run = [=] {
+            for (int i = 0; i < count; ++i) {
+              std::memcpy(to.data(), from.data(), from.size_bytes());
+              asm volatile("" : : "r"(to.data()) : "memory");  // each of the copies is made
+            }
+          }};
+}
+
+Row measure_case(const Communicator& communicator, const Case& wanted, int rounds, tool::ProgressLine& line) {
+  const auto memory = communicator.shared_memory(wanted.bytes);
+  const auto shared = memory.as<float>();
+  std::vector<float> first(shared.size()), second(shared.size());
+  const auto sum = [&](std::span<float> values) { communicator.all_reduce(values); };
+  const std::vector<Candidate> candidates{
+      candidate(ours, communicator, shared, sum),
+      candidate("mpi", communicator, first, sum_with_mpi),
+      candidate("muster_private", communicator, first, sum),
+      candidate(twin, communicator, shared, sum),
+      copy(first, second),
+  };
+  return make_row(wanted.name, measure(communicator, candidates, rounds, [&](int round) {
+                    line.show("allreduce " + std::string(wanted.name) + ": round " + std::to_string(round + 1) +
+                              " of " + std::to_string(rounds));
+                  }));
+}
+
+std::vector<Row> measure_all(Launch& launch, const Options& options) {
+  tool::ProgressLine line(launch.rank() == 0, options.progress);
+  const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
+  std::vector<Row> rows;
+  for (const auto& name : options.cases) {
+    const auto wanted = std::find_if(cases.begin(), cases.end(), [&](const Case& entry) { return entry.name == name; });
+    rows.push_back(measure_case(launch.communicator(), *wanted, rounds, line));
+  }
+  return rows;
+}
+
+}  // namespace
+
+Benchmark allreduce() {
+  Benchmark benchmark{.name = "allreduce", .description = "Sum fp32 values over the ranks in place, against MPI"};
+  for (const auto& entry : cases) benchmark.cases.emplace_back(entry.name);
+  benchmark.inside = measure_all;
+  return benchmark;
+}
+
+}  // namespace muster::bench

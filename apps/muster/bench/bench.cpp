@@ -1,0 +1,152 @@
+// muster bench: muster beside what it is to be compared with, on this machine.
+#include "bench.hpp"
+
+#include "../commands.hpp"
+#include "../interrupt.hpp"
+#include "peers.hpp"
+#include "programs.hpp"
+
+#include <muster/error.hpp>
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+namespace muster::bench {
+namespace {
+
+std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "\"" : ", \"") + name + "\"";
+  return text;
+}
+
+void choose_cases(const Benchmark& benchmark, Options& options) {
+  if (options.cases.empty()) options.cases = benchmark.cases;
+  for (const auto& name : options.cases)
+    if (std::find(benchmark.cases.begin(), benchmark.cases.end(), name) == benchmark.cases.end())
+      throw Error(ExitCode::usage, "reading --case", "there is no case \"" + name + "\"",
+                  "The cases of " + benchmark.name + " are " + quoted(benchmark.cases));
+}
+
+void print(const std::vector<Row>& rows, bool json) {
+  if (json)
+    std::cout << nlohmann::ordered_json(rows).dump(2) << std::endl;
+  else
+    std::cout << rows_text(rows) << std::flush;
+}
+
+void require_valid(const std::vector<Row>& rows) {
+  std::vector<std::string> noisy;
+  for (const auto& row : rows)
+    if (!row.valid()) noisy.push_back(row.name);
+  if (!noisy.empty())
+    throw Error(ExitCode::retry, "measuring",
+                "muster against itself came out beyond 0.95–1.05, which makes void: " + quoted(noisy),
+                "Run it again when the machine is quiet");
+}
+
+/// This process is one of the ranks.
+void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ranks_given) {
+  if (!benchmark.inside || options.with_peers)
+    throw Error(ExitCode::usage, "comparing whole processes", "a launcher has started this program",
+                "Start it plainly, without mpirun or srun; it starts its ranks itself");
+  launched([&](Launch& launch) {
+    if (ranks_given && launch.size() != options.ranks)
+      throw Error(ExitCode::usage, "reading -n",
+                  "it asks for " + std::to_string(options.ranks) + " ranks and the launcher has started " +
+                      std::to_string(launch.size()),
+                  "Leave it out");
+    const auto rows = benchmark.inside(launch, options);
+    if (launch.rank() == 0) print(rows, options.json || options.for_starter);
+    if (!options.for_starter) require_valid(rows);
+  });
+}
+
+/// Starts the ranks and takes the rows from what they print.
+std::vector<Row> rows_from_ranks(const Benchmark& benchmark, const Options& options) {
+  std::vector<std::string> arguments{benchmark.name, "--for-starter"};
+  if (options.rounds > 0) arguments.insert(arguments.end(), {"--rounds", std::to_string(options.rounds)});
+  for (const auto& name : options.cases) arguments.insert(arguments.end(), {"--case", name});
+  if (options.progress || ::isatty(STDERR_FILENO) == 1) arguments.emplace_back("--progress");
+  auto command = on_ranks(options.ranks, arguments);
+  command.quiet = false;
+  const auto finished = run(command);
+  const auto rows = nlohmann::ordered_json::parse(finished.out, nullptr, false);
+  if (rows.is_array()) return rows.get<std::vector<Row>>();
+  if (finished.code != 0) throw CLI::RuntimeError(finished.code);  // a rank has said why
+  throw Error(ExitCode::retry, "reading the ranks' result", "they have printed none");
+}
+
+void measure(const Benchmark& benchmark, const Options& options) {
+  const tool::InterruptGuard interrupt;
+  const ScratchFolder folder;
+  ::setenv(folder_variable, folder.path().c_str(), 1);
+  if (options.with_peers) const Peers found;  // before anything takes long
+  std::vector<Row> rows;
+  if (benchmark.inside) rows = rows_from_ranks(benchmark, options);
+  if (benchmark.processes) benchmark.processes(rows, options);
+  print(rows, options.json);
+  require_valid(rows);
+}
+
+void add(CLI::App& parent, const Benchmark& benchmark) {
+  auto* command = parent.add_subcommand(benchmark.name, benchmark.description);
+  const auto options = std::make_shared<Options>();
+  auto* ranks = command->add_option("-n,--ranks", options->ranks, "Ranks; 2 unless given")
+                    ->check(CLI::PositiveNumber)
+                    ->option_text("N");
+  command->add_flag("--json", options->json, "Print the rows as JSON");
+  command->add_flag("--with-peers", options->with_peers, "Also run the peers that are programs of their own");
+  command->add_option("--rounds", options->rounds, "Rounds; as many as the figures need unless given")
+      ->check(CLI::PositiveNumber)
+      ->option_text("R");
+  command->add_option("--case", options->cases, "Only these cases")->option_text("NAME...");
+  command->add_flag("--for-starter", options->for_starter)->group("");
+  command->add_flag("--progress", options->progress)->group("");
+  std::string cases;
+  for (const auto& name : benchmark.cases) cases += "  " + name + "\n";
+  command->footer("Cases:\n" + cases + "\nExample:\n  muster bench " + benchmark.name + " -n 2 --case \"" +
+                  benchmark.cases.front() + "\"");
+  command->callback([benchmark, options, ranks] {
+    choose_cases(benchmark, *options);
+    if (started_by_launcher())
+      measure_as_rank(benchmark, *options, ranks->count() > 0);
+    else
+      measure(benchmark, *options);
+  });
+}
+
+}  // namespace
+
+void launched(const std::function<void(Launch&)>& body) {
+  // These belong to runs that are kept.
+  for (const auto* name : {"MUSTER_STORAGE", "MUSTER_NAME", "MUSTER_CONFIG", "MUSTER_RESUME", "MUSTER_WORKERS",
+                           "MUSTER_TIME_LIMIT", "MUSTER_SEED"})
+    ::unsetenv(name);
+  std::array<std::string, 7> words{"muster", "--threads", "1", "--progress", "none", "--log-level", "warn"};
+  std::array<char*, words.size() + 1> argv{};
+  std::transform(words.begin(), words.end(), argv.begin(), [](auto& word) { return word.data(); });
+  int code = 0;
+  {
+    Launch launch(static_cast<int>(words.size()), argv.data());
+    code = launch.run([&] { body(launch); });
+  }
+  if (code != 0) throw CLI::RuntimeError(code);
+}
+
+}  // namespace muster::bench
+
+void muster::tool::add_bench(CLI::App& app) {
+  auto* command = app.add_subcommand("bench", "Measure muster beside MPI, torch's DDP and the machine itself");
+  command->require_subcommand(1);
+  command->footer("Example:\n  muster bench step -n 2 --case \"mlp batch 64\" --with-peers");
+  for (const auto& benchmark : {bench::allreduce(), bench::step(), bench::start()}) bench::add(*command, benchmark);
+
+  auto* job = command->add_subcommand("job")->group("");
+  const auto words = std::make_shared<std::vector<std::string>>();
+  job->add_option("words", *words)->required();
+  job->callback([words] { bench::run_job(words->front(), {words->begin() + 1, words->end()}); });
+}

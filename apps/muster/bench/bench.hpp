@@ -1,0 +1,49 @@
+// What a benchmark is, and the three there are.
+#pragma once
+
+#include "row.hpp"
+
+#include <muster/launch.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace muster::bench {
+
+struct Options {
+  std::vector<std::string> cases;  ///< those to measure, in their order
+  int ranks = 2;
+  int rounds = 0;  ///< 0: as many as the protocol asks for
+  bool json = false;
+  bool with_peers = false;
+  bool for_starter = false;  ///< rows go, as JSON, to the program that has started the ranks, and it judges them
+  bool progress = false;     ///< shown though stderr is no terminal
+};
+
+/// Rounds of candidates inside one program, and of whole processes.
+inline constexpr int rounds_inside = 31;
+inline constexpr int rounds_of_processes = 11;
+
+struct Benchmark {
+  std::string name = {};
+  std::string description = {};
+  std::vector<std::string> cases = {};
+  /// Measures what runs inside one program; called on every rank and gives the same rows to each. Empty: there is none.
+  std::function<std::vector<Row>(Launch&, const Options&)> inside = {};
+  /// Measures whole processes from outside of any launch; adds to the rows or makes them. Empty: there are none.
+  std::function<void(std::vector<Row>&, const Options&)> processes = {};
+};
+
+Benchmark allreduce();
+Benchmark step();
+Benchmark start();
+
+/// What `muster bench job NAME ARGUMENTS…` runs on each rank: a child of a benchmark that compares whole processes. Its
+/// last line on stdout is its result in JSON.
+void run_job(const std::string& name, const std::vector<std::string>& arguments);
+
+/// Calls `body` on this rank of a launch; where that fails its message is printed and CLI::RuntimeError has its code.
+void launched(const std::function<void(Launch&)>& body);
+
+}  // namespace muster::bench

@@ -1,0 +1,113 @@
+#include "peers.hpp"
+
+#include "../progress_line.hpp"
+#include "programs.hpp"
+#include "scripts.hpp"
+#include "step_cases.hpp"
+
+#include <muster/error.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+
+namespace muster::bench {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// None of these programs takes longer; torchrun is known to hang now and then.
+constexpr auto patience = 300s;
+
+void write(const std::filesystem::path& path, const char* text) {
+  std::ofstream file(path);
+  if (!(file << text).flush())
+    throw Error(ExitCode::retry, "writing " + path.string(), "the disk does not take it", "Name another with TMPDIR");
+}
+
+}  // namespace
+
+Timings alternate(const std::vector<Program>& programs, int rounds, const Reading& read,
+                  const std::function<void(int, const std::string&)>& progress) {
+  Timings timings;
+  for (const auto& program : programs) timings.candidates.push_back(program.name);
+  timings.ms.resize(programs.size());
+  for (int round = 0; round < rounds; ++round)
+    for (const auto index : rotation(round, programs.size())) {
+      const auto& [name, command] = programs[index];
+      progress(round, name);
+      const auto finished = run(command);
+      timings.ms[index].push_back(read(finished, result_of("running " + name, finished)));
+    }
+  return timings;
+}
+
+struct Peers::State {
+  ScratchFolder scratch;
+  std::string torch_python;
+  std::optional<std::string> ray_python;
+};
+
+Peers::Peers() : state_(std::make_unique<State>()) {
+  auto python = python_with({"torch"});
+  if (!python)
+    throw Error(ExitCode::missing_package, "looking for the peers", "no Python here has torch",
+                "Activate a virtual environment that has it, or leave out --with-peers");
+  state_->torch_python = std::move(*python);
+  state_->ray_python = python_with({"torch", "ray"});
+  write(state_->scratch.path() / "torch_job.py", torch_job);
+  write(state_->scratch.path() / "ray_job.py", ray_job);
+}
+
+Peers::~Peers() = default;
+
+Program Peers::torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments) const {
+  Command command{.words = {state_->torch_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                            std::to_string(ranks), (state_->scratch.path() / "torch_job.py").string()},
+                  .environment = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
+                  .limit = patience};
+  command.words.insert(command.words.end(), arguments.begin(), arguments.end());
+  return {name, std::move(command)};
+}
+
+std::optional<Program> Peers::ray_train(int ranks) const {
+  if (!state_->ray_python) return std::nullopt;
+  const auto& folder = state_->scratch.path();
+  return Program{"ray_train", Command{.words = {*state_->ray_python, (folder / "ray_job.py").string(),
+                                                std::to_string(ranks), folder.string()},
+                                      .environment = {{"OMP_NUM_THREADS", "1"}, {"RAY_USAGE_STATS_ENABLED", "0"}},
+                                      .limit = patience}};
+}
+
+void add_step_peers(std::vector<Row>& rows, const Options& options) {
+  if (!options.with_peers) return;
+  const Peers peers;
+  tool::ProgressLine line;
+  const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
+  for (auto& row : rows) {
+    const auto& job = step_case(row.name);
+    // About a second and a half of steps, the same number in each program.
+    const auto steps =
+        std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
+    const std::vector<std::string> arguments{"step", job.model, std::to_string(job.batch_size), steps};
+    auto ddp = peers.torchrun("torch_ddp", options.ranks, arguments);
+    auto with_malloc = peers.torchrun("torch_ddp_malloc", options.ranks, arguments);
+    for (const auto& [name, value] : {std::pair{"MALLOC_MMAP_MAX_", "0"},
+                                      {"MALLOC_TRIM_THRESHOLD_", "2000000000"},
+                                      {"MALLOC_TOP_PAD_", "67108864"}})
+      with_malloc.command.environment.emplace_back(name, value);
+    auto mine = on_ranks(options.ranks, {"job", "step", row.name, steps});
+    mine.limit = patience;
+    add_peers(row, alternate(
+                       {{ours, std::move(mine)}, std::move(ddp), std::move(with_malloc)}, rounds,
+                       [](const Finished&, const auto& result) { return result.at("step_ms").template get<double>(); },
+                       [&](int round, const std::string& program) {
+                         line.show("step " + row.name + ": " + program + ", round " + std::to_string(round + 1) +
+                                   " of " + std::to_string(rounds));
+                       }));
+    row.note = "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in " +
+               std::to_string(rounds) + " rounds beside processes of muster";
+  }
+}
+
+}  // namespace muster::bench

@@ -1,0 +1,48 @@
+// Whole processes beside each other: muster on several ranks, and torch's own launchers in Python.
+#pragma once
+
+#include "bench.hpp"
+#include "process.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::bench {
+
+struct Program {
+  std::string name;
+  Command command;
+};
+
+/// Milliseconds, from what a program printed last.
+using Reading = std::function<double(const Finished&, const nlohmann::ordered_json&)>;
+
+/// Each program once in every round, one at a time, in rotated order. `progress` is told of each start.
+Timings alternate(const std::vector<Program>& programs, int rounds, const Reading& read,
+                  const std::function<void(int round, const std::string& program)>& progress);
+
+/// Python programs that are compared with, in a folder of their own.
+class Peers {
+ public:
+  /// Finds Python; an Error with ExitCode::missing_package if none has torch.
+  Peers();
+  ~Peers();
+
+  /// torchrun of that many ranks with DDP over gloo, at its best settings: one thread, the loopback device.
+  Program torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments) const;
+  /// Ray Train; nothing where no Python has it.
+  std::optional<Program> ray_train(int ranks) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Adds torch's DDP to rows of `step`, without and with muster's settings of malloc, where options ask for peers.
+void add_step_peers(std::vector<Row>& rows, const Options& options);
+
+}  // namespace muster::bench

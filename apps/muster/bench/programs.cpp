@@ -1,0 +1,82 @@
+#include "programs.hpp"
+
+#include <muster/error.hpp>
+
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace muster::bench {
+namespace {
+
+std::filesystem::path this_tool() { return std::filesystem::read_symlink("/proc/self/exe"); }
+
+/// The mpirun of the MPI that this tool was built with, else what PATH has.
+std::string find_mpirun(int ranks) {
+  if (::access(MUSTER_MPIEXEC, X_OK) == 0) return MUSTER_MPIEXEC;
+  for (const auto* name : {"mpirun", "mpiexec"})
+    if (auto found = find_in_path(name); !found.empty()) return found;
+  throw Error(ExitCode::missing_package, "starting " + std::to_string(ranks) + " ranks",
+              "there is no mpirun, neither " MUSTER_MPIEXEC " nor in PATH",
+              "Install Open MPI's programs (Debian: openmpi-bin) or load its module, or start the ranks yourself, as "
+              "in srun -n 2 muster bench allreduce");
+}
+
+}  // namespace
+
+bool started_by_launcher() {
+  for (const auto* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"})
+    if (std::getenv(name) != nullptr) return true;
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  return tasks != nullptr && std::atoi(tasks) > 1;
+}
+
+Command on_ranks(int ranks, const std::vector<std::string>& arguments) {
+  Command command{.words = {find_mpirun(ranks), "-n", std::to_string(ranks), this_tool().string(), "bench"}};
+  command.words.insert(command.words.end(), arguments.begin(), arguments.end());
+  constexpr std::array<std::pair<const char*, const char*>, 5> settings{{
+      {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+      {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+      {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+      {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+      {"OMPI_MCA_orte_execute_quiet", "1"},  // no banner beside our own message
+  }};
+  for (const auto& [name, value] : settings)
+    if (std::getenv(name) == nullptr) command.environment.emplace_back(name, value);
+  return command;
+}
+
+std::optional<std::string> python_with(const std::vector<std::string>& modules) {
+  std::vector<std::filesystem::path> places;
+  if (const char* environment = std::getenv("VIRTUAL_ENV"))
+    places.push_back(std::filesystem::path(environment) / "bin/python3");
+  // This is build/PRESET/bin/muster.
+  places.push_back(this_tool().parent_path().parent_path().parent_path() / "venv/bin/python3");
+  places.emplace_back(find_in_path("python3"));
+  const auto probe = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))";
+  for (const auto& python : places) {
+    if (::access(python.c_str(), X_OK) != 0) continue;
+    Command command{.words = {python.string(), "-c", probe}};
+    command.words.insert(command.words.end(), modules.begin(), modules.end());
+    if (run(command).code == 0) return python.string();
+  }
+  return std::nullopt;
+}
+
+ScratchFolder::ScratchFolder(const std::filesystem::path& parent) {
+  auto name = (parent / "muster-bench-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
+                "Name another one with TMPDIR");
+  path_ = name;
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace muster::bench

@@ -1,0 +1,102 @@
+#include "row.hpp"
+
+#include "../text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace muster::bench {
+namespace {
+
+const std::vector<double>& of(const Timings& timings, const std::string& candidate) {
+  const auto found = std::find(timings.candidates.begin(), timings.candidates.end(), candidate);
+  return timings.ms.at(static_cast<std::size_t>(found - timings.candidates.begin()));
+}
+
+std::vector<double> ratios(const std::vector<double>& mine, const std::vector<double>& theirs) {
+  std::vector<double> result(mine.size());
+  std::transform(mine.begin(), mine.end(), theirs.begin(), result.begin(), std::divides<>());
+  return result;
+}
+
+std::string number(const char* format, double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
+/// At least three digits.
+std::string digits(double value) {
+  return number(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
+}
+
+std::string time_text(double ms) { return ms >= 1 ? digits(ms) + " ms" : digits(1000 * ms) + " µs"; }
+
+}  // namespace
+
+Row make_row(std::string name, const Timings& timings) {
+  Row row;
+  row.name = std::move(name);
+  row.rounds = static_cast<int>(of(timings, ours).size());
+  row.median_ms.emplace_back(ours, median(of(timings, ours)));
+  row.aa = median(ratios(of(timings, ours), of(timings, twin)));
+  add_peers(row, timings);
+  return row;
+}
+
+void add_peers(Row& row, const Timings& timings) {
+  for (const auto& candidate : timings.candidates) {
+    if (candidate == ours || candidate == twin) continue;
+    const auto compared = ratios(of(timings, ours), of(timings, candidate));
+    row.median_ms.emplace_back(candidate, median(of(timings, candidate)));
+    row.comparisons.push_back({candidate, median(compared), bootstrap_interval(compared)});
+  }
+}
+
+void to_json(nlohmann::ordered_json& json, const Row& row) {
+  auto median_ms = nlohmann::ordered_json::object(), ratio = median_ms, interval = median_ms;
+  for (const auto& [candidate, ms] : row.median_ms) median_ms[candidate] = ms;
+  for (const auto& comparison : row.comparisons) {
+    ratio[comparison.peer] = comparison.ratio;
+    interval[comparison.peer] = {comparison.interval.low, comparison.interval.high};
+  }
+  json = {{"case", row.name}, {"median_ms", median_ms}, {"ratio", ratio},      {"interval", interval},
+          {"aa", row.aa},     {"rounds", row.rounds},   {"void", !row.valid()}};
+  if (!row.note.empty()) json["note"] = row.note;
+}
+
+void from_json(const nlohmann::ordered_json& json, Row& row) {
+  row.name = json.at("case");
+  row.rounds = json.at("rounds");
+  row.aa = json.at("aa");
+  row.note = json.value("note", "");
+  for (const auto& [candidate, ms] : json.at("median_ms").items()) row.median_ms.emplace_back(candidate, ms);
+  for (const auto& [peer, ratio] : json.at("ratio").items()) {
+    const auto& interval = json.at("interval").at(peer);
+    row.comparisons.push_back({peer, ratio, {interval.at(0), interval.at(1)}});
+  }
+}
+
+std::string rows_text(const std::vector<Row>& rows) {
+  tool::Table table{{{"case"}, {"candidate"}, {"time", true}, {"muster / it", true}, {"95% interval"}}, {}};
+  std::vector<std::string> notes;
+  for (const auto& row : rows) {
+    for (const auto& [candidate, ms] : row.median_ms) {
+      std::vector<std::string> cells{candidate == ours ? row.name : "", candidate, time_text(ms), "", ""};
+      for (const auto& comparison : row.comparisons)
+        if (comparison.peer == candidate) {
+          cells[3] = digits(comparison.ratio);
+          cells[4] = digits(comparison.interval.low) + " – " + digits(comparison.interval.high);
+        }
+      table.rows.push_back(std::move(cells));
+    }
+    table.rows.push_back({"", "A/A", "", number("%.3f", row.aa), row.valid() ? "" : "void"});
+    if (!row.note.empty() && std::find(notes.begin(), notes.end(), row.note) == notes.end()) notes.push_back(row.note);
+  }
+  auto text = tool::to_text(table);
+  for (const auto& note : notes) text += (&note == &notes.front() ? "\n" : "") + tool::bullet(note);
+  return text;
+}
+
+}  // namespace muster::bench

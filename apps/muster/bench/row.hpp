@@ -1,0 +1,54 @@
+// One line of a benchmark: a case, measured with several candidates, of which one is muster.
+#pragma once
+
+#include "statistics.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster::bench {
+
+/// The candidate that the others are compared with, and its twin: the same again, by which one sees what the machine's
+/// noise alone makes of a ratio.
+inline constexpr const char* ours = "muster";
+inline constexpr const char* twin = "muster again";
+
+/// Milliseconds of one operation: ms[candidate][round], all taken in the same rounds.
+struct Timings {
+  std::vector<std::string> candidates;
+  std::vector<std::vector<double>> ms;
+};
+
+struct Comparison {
+  std::string peer;
+  double ratio = 0;  ///< median over the rounds of muster / peer: below 1, muster is faster
+  Interval interval;
+};
+
+struct Row {
+  std::string name;  ///< of the case
+  int rounds = 0;
+  std::vector<std::pair<std::string, double>> median_ms;  ///< of each candidate but the twin
+  std::vector<Comparison> comparisons;
+  double aa = 0;  ///< median of muster / its twin
+  std::string note;
+
+  /// Whether muster came out as fast as itself; otherwise the machine was too noisy and no ratio of the row counts.
+  bool valid() const { return aa >= 0.95 && aa <= 1.05; }
+};
+
+/// `timings` holds muster and its twin.
+Row make_row(std::string name, const Timings& timings);
+/// Adds the peers in `timings`, which were measured beside muster in rounds of their own.
+void add_peers(Row& row, const Timings& timings);
+
+void to_json(nlohmann::ordered_json& json, const Row& row);
+void from_json(const nlohmann::ordered_json& json, Row& row);
+
+/// A line for each candidate; fits 80 columns.
+std::string rows_text(const std::vector<Row>& rows);
+
+}  // namespace muster::bench

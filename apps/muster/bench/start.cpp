@@ -1,0 +1,63 @@
+// muster bench start: from the launch of a job to the end of its first step.
+#include "../progress_line.hpp"
+#include "bench.hpp"
+#include "peers.hpp"
+#include "programs.hpp"
+
+#include <chrono>
+
+namespace muster::bench {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// The programs print when they were done by the clock that all processes of a machine share.
+double since_launch(const Finished& finished, const nlohmann::ordered_json& result) {
+  const std::chrono::nanoseconds done(result.at("done_ns").get<std::int64_t>());
+  return std::chrono::duration<double, std::milli>(done - finished.begin.time_since_epoch()).count();
+}
+
+Program job(const std::string& name, int ranks, const std::string& which) {
+  auto command = on_ranks(ranks, {"job", which});
+  command.limit = 120s;
+  return {name, std::move(command)};
+}
+
+void measure_first_step(std::vector<Row>& rows, const Options& options) {
+  const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
+  auto floor = job("libtorch_load", options.ranks, "load");
+  floor.command.environment.emplace_back("OMPI_MCA_pml", "ob1");
+  std::vector<Program> programs{job(ours, options.ranks, "first-step"), std::move(floor),
+                                job(twin, options.ranks, "first-step")};
+  std::string note =
+      "libtorch_load is MPI_Init in a program that has loaded libtorch, by MPI's transport that starts "
+      "fastest (Open MPI: pml ob1)";
+  std::optional<Peers> peers;
+  if (options.with_peers) {
+    peers.emplace();
+    programs.push_back(peers->torchrun("torchrun", options.ranks, {"start"}));
+    if (auto ray = peers->ray_train(options.ranks))
+      programs.push_back(std::move(*ray));
+    else
+      note += "; ray_train is left out, since no Python here has ray";
+  }
+
+  tool::ProgressLine line;
+  auto row = make_row(
+      "first step", alternate(programs, rounds, since_launch, [&](int round, const std::string& program) {
+        line.show("start: " + program + ", round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
+      }));
+  row.note = std::move(note);
+  rows.push_back(std::move(row));
+}
+
+}  // namespace
+
+Benchmark start() {
+  return {.name = "start",
+          .description = "Launch to the end of the first step, whole jobs",
+          .cases = {"first step"},
+          .processes = measure_first_step};
+}
+
+}  // namespace muster::bench

@@ -1,0 +1,162 @@
+// muster bench step: a training step, against the same without communication, with plain MPI, and under torch's DDP.
+#include "../progress_line.hpp"
+#include "bench.hpp"
+#include "peers.hpp"
+#include "programs.hpp"
+#include "rounds.hpp"
+#include "step_cases.hpp"
+#include "training.hpp"
+
+#include <muster/error.hpp>
+#include <muster/mpi.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace muster::bench {
+namespace {
+
+/// Each candidate's steps of a round take about this long.
+constexpr double round_ms = 250;
+
+Training with_muster(Session& session, const StepCase& job) {
+  return {session.prepare_model(fresh_model(job.model)), random_batches(session.world_rank(), job.batch_size)};
+}
+
+Training without_communication(Session& session, const StepCase& job) {
+  return {session.prepare_model(fresh_model(job.model), {.parallel = Parallel::none}),
+          random_batches(session.world_rank(), job.batch_size)};
+}
+
+/// As one writes it by hand: all gradients through one flat buffer.
+class FlatAverage {
+ public:
+  explicit FlatAverage(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
+    std::int64_t count = 0;
+    for (const auto& parameter : parameters_) count += parameter.numel();
+    flat_ = torch::empty({count});
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  }
+
+  void operator()() {
+    each([](torch::Tensor piece, const torch::Tensor& gradient) { piece.copy_(gradient); });
+    const int error = MPI_Allreduce(MPI_IN_PLACE, flat_.data_ptr<float>(), static_cast<int>(flat_.numel()), MPI_FLOAT,
+                                    MPI_SUM, MPI_COMM_WORLD);
+    if (error != MPI_SUCCESS)
+      throw Error(ExitCode::retry, "running MPI_Allreduce", "it ended with error " + std::to_string(error));
+    flat_.div_(size_);
+    each([](const torch::Tensor& piece, torch::Tensor gradient) { gradient.copy_(piece); });
+  }
+
+ private:
+  template <class Use>
+  void each(Use use) {
+    std::int64_t begin = 0;
+    for (const auto& parameter : parameters_) {
+      const auto gradient = parameter.grad();
+      use(flat_.narrow(0, begin, gradient.numel()).view_as(gradient), gradient);
+      begin += gradient.numel();
+    }
+  }
+
+  std::vector<torch::Tensor> parameters_;
+  torch::Tensor flat_;
+  int size_ = 1;
+};
+
+Training with_mpi(Session& session, const StepCase& job) {
+  const auto model = session.prepare_model(fresh_model(job.model), {.parallel = Parallel::none});
+  return {model, random_batches(session.world_rank(), job.batch_size), FlatAverage(model->parameters())};
+}
+
+/// A way of training that is compared.
+struct Way {
+  const char* name;
+  Training (*make)(Session&, const StepCase&);
+  bool averages;  ///< all that do have the same weights after a step, and go on with the same on every rank
+};
+
+constexpr std::array<Way, 4> ways{{{ours, with_muster, true},
+                                   {"mpi", with_mpi, true},
+                                   {twin, with_muster, true},
+                                   {"no_communication", without_communication, false}}};
+
+[[noreturn]] void wrong(const StepCase& job, const std::string& fact) {
+  throw Error(ExitCode::user_error, "checking the weights of " + std::string(job.name), fact,
+              "No figure of this run counts");
+}
+
+void require_same_weights(const StepCase& job, const Way& way, const Training& training, const Training& reference) {
+  const auto mine = training.model().named_parameters();
+  const auto theirs = reference.model().named_parameters();
+  for (const auto& entry : mine)
+    if (!entry.value().allclose(theirs[entry.key()], 1e-4, 1e-6))
+      wrong(job, entry.key() + " differs between " + ours + " and " + way.name + " after the first step");
+}
+
+void require_same_on_all_ranks(const StepCase& job, const Way& way, const Training& training,
+                               const Communicator& communicator) {
+  for (const auto& entry : training.model().named_parameters()) {
+    const auto values = entry.value().detach().contiguous();
+    if (!same_on_all_ranks(communicator, std::as_bytes(std::span(values.data_ptr<float>(), values.numel()))))
+      wrong(job, entry.key() + " of " + way.name + " is not the same on all ranks after the last step");
+  }
+}
+
+/// How many steps of the slowest candidate fit a round.
+int steps_per_round(std::vector<Training>& trainings, const Communicator& communicator) {
+  double slowest = 0;
+  for (auto& training : trainings) slowest = std::max(slowest, timed(communicator, [&] { training.step(); }));
+  return std::clamp(static_cast<int>(std::lround(round_ms / slowest)), 1, 1000);
+}
+
+Timings measure_case(Session& session, const StepCase& job, int rounds, tool::ProgressLine& line) {
+  const auto& communicator = session.communicator();
+  const auto show = [&](const std::string& what) { line.show("step " + std::string(job.name) + ": " + what); };
+  show("warming up");
+  std::vector<Training> trainings;
+  for (const auto& way : ways) trainings.push_back(way.make(session, job));
+  for (int i = 0; i < warm_up_steps; ++i)
+    for (std::size_t way = 0; way < ways.size(); ++way) {
+      trainings[way].step();
+      if (i == 0 && ways[way].averages) require_same_weights(job, ways[way], trainings[way], trainings[0]);
+    }
+
+  const int steps = steps_per_round(trainings, communicator);
+  std::vector<Candidate> candidates;
+  for (std::size_t way = 0; way < ways.size(); ++way)
+    candidates.push_back({.name = ways[way].name, .operations = steps, .run = [steps, &training = trainings[way]] {
+                            for (int i = 0; i < steps; ++i) training.step();
+                          }});
+  auto timings = measure(communicator, candidates, rounds, [&](int round) {
+    show("round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
+  });
+  for (std::size_t way = 0; way < ways.size(); ++way)
+    if (ways[way].averages) require_same_on_all_ranks(job, ways[way], trainings[way], communicator);
+  return timings;
+}
+
+std::vector<Row> measure_all(Launch& launch, const Options& options) {
+  tool::ProgressLine line(launch.rank() == 0, options.progress);
+  const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
+  std::vector<Row> rows;
+  // A run for each case: the memory of the one before is gone.
+  for (const auto& name : options.cases)
+    in_session(launch, name, [&](Session& session) {
+      rows.push_back(make_row(name, measure_case(session, step_case(name), rounds, line)));
+    });
+  return rows;
+}
+
+}  // namespace
+
+Benchmark step() {
+  Benchmark benchmark{.name = "step", .description = "Train, against no communication, plain MPI and torch's DDP"};
+  for (const auto& entry : step_cases) benchmark.cases.emplace_back(entry.name);
+  benchmark.inside = measure_all;
+  benchmark.processes = add_step_peers;
+  return benchmark;
+}
+
+}  // namespace muster::bench

@@ -1,0 +1,34 @@
+// The cases of `muster bench step`.
+#pragma once
+
+#include <muster/error.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace muster::bench {
+
+struct StepCase {
+  const char* name;
+  const char* model;
+  std::int64_t batch_size;  ///< per rank
+};
+
+inline constexpr std::array<StepCase, 6> step_cases{{{"mlp batch 64", "mlp", 64},
+                                                     {"mlp50 batch 16", "mlp50", 16},
+                                                     {"mlp50 batch 64", "mlp50", 64},
+                                                     {"mlp50 batch 256", "mlp50", 256},
+                                                     {"cnn", "cnn", 64},
+                                                     {"resnet18", "resnet18", 64}}};
+
+/// Steps before any that counts: memory is allocated, buckets have their order.
+inline constexpr int warm_up_steps = 5;
+
+inline const StepCase& step_case(const std::string& name) {
+  for (const auto& entry : step_cases)
+    if (entry.name == name) return entry;
+  throw Error(ExitCode::usage, "choosing a case of step", "there is no \"" + name + "\"");
+}
+
+}  // namespace muster::bench

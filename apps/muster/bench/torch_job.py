@@ -1,0 +1,125 @@
+"""A rank of a job under torchrun, with DistributedDataParallel over gloo, as `muster bench` compares it:
+
+torch_job.py step MODEL BATCH STEPS   the median time of a step, that of the slowest rank
+torch_job.py start                    when the first step was done, by the machine's monotonic clock
+
+The models are those of apps/models. Rank 0 prints the result as its last line."""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+WARM_UP_STEPS = 5
+
+
+def perceptron(*sizes):
+    layers = [nn.Flatten()]
+    for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:])):
+        layers += [nn.ReLU()] * (i > 0) + [nn.Linear(inputs, outputs)]
+    return nn.Sequential(*layers)
+
+
+def convolutions():
+    return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def convolution(inputs, outputs, kernel, stride):
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1, self.bn1 = convolution(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = convolution(outputs, outputs, 3, 1), nn.BatchNorm2d(outputs)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Sequential(convolution(inputs, outputs, 1, stride),
+                                                                 nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu_()))
+        return (y + self.shortcut(x)).relu_()
+
+
+def resnet18():
+    layers = [convolution(1, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for outputs in (64, 128, 256, 512):
+        layers += [BasicBlock(inputs, outputs, 1 if inputs == outputs else 2), BasicBlock(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+MODELS = {
+    "mlp": lambda: perceptron(784, 1024, 1024, 10),
+    "mlp50": lambda: perceptron(784, 3072, 3072, 256, 10),
+    "cnn": convolutions,
+    "resnet18": resnet18,
+}
+
+
+class Training:
+    """SGD on random images in memory; `parallel` wraps the model."""
+
+    def __init__(self, model, batch_size, parallel):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.model = parallel(MODELS[model]())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        torch.manual_seed(1000 + dist.get_rank())
+        self.batches = [(torch.randn(batch_size, 1, 28, 28), torch.randint(10, (batch_size,))) for _ in range(4)]
+        self.steps = 0
+
+    def step(self):
+        images, labels = self.batches[self.steps % len(self.batches)]
+        self.steps += 1
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(images), labels).backward()
+        self.optimizer.step()
+
+
+def parallel(model):
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+
+
+def time_steps(model, batch_size, steps):
+    training = Training(model, batch_size, parallel)
+    for _ in range(WARM_UP_STEPS):
+        training.step()
+    seconds = []
+    last = time.perf_counter()
+    for _ in range(steps):
+        training.step()
+        now = time.perf_counter()
+        seconds.append(now - last)
+        last = now
+    slowest = torch.tensor(1e3 * statistics.median(seconds), dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return {"step_ms": slowest.item()}
+
+
+def first_step():
+    Training("mlp", 64, parallel).step()
+    dist.barrier()
+    return {"done_ns": time.monotonic_ns()}
+
+
+def main():
+    dist.init_process_group("gloo")
+    if sys.argv[1] == "start":
+        result = first_step()
+    else:
+        result = time_steps(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    if dist.get_rank() == 0:
+        print(json.dumps(result), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+#include "training.hpp"
+
+#include "programs.hpp"
+
+#include <torch/nn/functional/loss.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+#include <muster/error.hpp>
+#include <muster/trainer.hpp>
+
+#include <cstdlib>
+#include <optional>
+
+namespace muster::bench {
+
+std::vector<Batch> random_batches(int rank, std::int64_t batch_size) {
+  torch::manual_seed(static_cast<std::uint64_t>(1000 + rank));
+  std::vector<Batch> batches(4);
+  for (auto& batch : batches)
+    batch = {torch::randn({batch_size, 1, 28, 28}), torch::randint(10, {batch_size}, torch::kLong)};
+  return batches;
+}
+
+std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name) {
+  torch::manual_seed(0);
+  return fashion::make_model(name);
+}
+
+Training::Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches,
+                   std::function<void()> average)
+    : model_(std::move(model)),
+      batches_(std::move(batches)),
+      average_(std::move(average)),
+      optimizer_(model_->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9)) {}
+
+void Training::step() {
+  const auto& batch = batches_[next_++ % batches_.size()];
+  optimizer_.zero_grad();
+  torch::nn::functional::cross_entropy(model_->forward(batch.images), batch.labels).backward();
+  if (average_) average_();
+  optimizer_.step();
+}
+
+void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body) {
+  const auto& world = launch.communicator();
+  std::optional<ScratchFolder> scratch;
+  if (launch.rank() == 0) {
+    const char* folder = std::getenv(folder_variable);
+    if (world.topology().num_nodes > 1)
+      scratch.emplace(std::filesystem::current_path());  // which the nodes share, rather than /tmp
+    else if (folder != nullptr)
+      scratch.emplace(folder);
+    else
+      scratch.emplace();
+  }
+  const auto storage = world.broadcast(scratch ? scratch->path().string() : "");
+  const auto result = TorchTrainer(launch, body, {.run_config = {.name = name, .storage_path = storage}}).fit();
+  if (result.error) throw *result.error;
+}
+
+}  // namespace muster::bench

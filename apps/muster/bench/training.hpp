@@ -1,0 +1,47 @@
+// The training that is measured: a model on random images in memory, SGD with momentum, cross entropy.
+#pragma once
+
+#include "models/models.hpp"
+
+#include <torch/optim/sgd.h>
+#include <muster/launch.hpp>
+#include <muster/session.hpp>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::bench {
+
+struct Batch {
+  torch::Tensor images;  ///< [N, 1, 28, 28]
+  torch::Tensor labels;  ///< [N]
+};
+
+/// Some batches, different on every rank, the same in every run.
+std::vector<Batch> random_batches(int rank, std::int64_t batch_size);
+
+/// A model with the same weights in every call and on every rank.
+std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name);
+
+class Training {
+ public:
+  /// `average` is called after each backward().
+  Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches, std::function<void()> average = {});
+
+  void step();
+  const fashion::Classifier& model() const { return *model_; }
+
+ private:
+  std::shared_ptr<fashion::Classifier> model_;
+  std::vector<Batch> batches_;
+  std::function<void()> average_;
+  torch::optim::SGD optimizer_;
+  std::size_t next_ = 0;
+};
+
+/// Calls `body` as the training function of a run that leaves nothing behind. Collective.
+void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body);
+
+}  // namespace muster::bench

@@ -1,0 +1,34 @@
+// How far a long command is: one line on the terminal.
+#pragma once
+
+#include <unistd.h>
+
+#include <iostream>
+#include <string>
+
+namespace muster::tool {
+
+/// Rewritten by each show(), gone when it ends. Nothing is written where stderr is no terminal, unless it is forced: a
+/// launcher takes the stderr of its ranks through a pipe.
+class ProgressLine {
+ public:
+  explicit ProgressLine(bool wanted = true, bool forced = false)
+      : visible_(wanted && (forced || ::isatty(STDERR_FILENO) == 1)) {}
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  ~ProgressLine() {
+    if (shown_) std::cerr << "\r\033[K" << std::flush;
+  }
+
+  void show(const std::string& text) {
+    if (!visible_) return;
+    shown_ = true;
+    std::cerr << "\r" << text << "\033[K" << std::flush;
+  }
+
+ private:
+  bool visible_;
+  bool shown_ = false;
+};
+
+}  // namespace muster::tool

@@ -1,0 +1,86 @@
+# Benchmarks: the command line, and rows of the smallest case. Figures are not looked at.
+include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
+
+muster(0 bench --help)
+foreach(name allreduce step start)
+  expect_match("${out}" "\n  ${name} ")
+endforeach()
+if(out MATCHES "\n  job ")
+  message(SEND_ERROR "the help shows what is not meant for people:\n${out}")
+endif()
+
+muster(64 bench)
+muster(64 bench allreduce --case "5 KB")
+expect_match("${err}" "no case \"5 KB\".*\"4 KB\", \"64 KB\", \"1 MB\", \"25 MB\", \"100 MB\"")
+muster(64 bench allreduce -n 0)
+muster(64 bench allreduce --rounds many)
+
+# bench_rows(ARGS…): 75 is an end as good as 0 here, since a machine that runs tests is not quiet.
+macro(bench_rows)
+  execute_process(COMMAND ${LAUNCHER} "${TOOL}" bench ${ARGN} WORKING_DIRECTORY "${FOLDER}"
+                  RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
+  if(NOT result MATCHES "^(0|75)$")
+    message(SEND_ERROR "muster bench ${ARGN} ended with ${result}\n${out}${err}")
+  endif()
+endmacro()
+
+# expect_row(VOID KEYS…): the first row has those keys, and an exit code that fits.
+function(expect_row)
+  foreach(key IN LISTS ARGN)
+    string(REPLACE "/" ";" path "${key}")
+    string(JSON value ERROR_VARIABLE problem GET "${out}" 0 ${path})
+    if(problem OR value STREQUAL "")
+      message(SEND_ERROR "no ${key} (${problem}) in:\n${out}")
+    endif()
+  endforeach()
+  string(JSON void GET "${out}" 0 void)
+  if((void AND NOT result EQUAL 75) OR (NOT void AND NOT result EQUAL 0))
+    message(SEND_ERROR "it ended with ${result}, and void is ${void}")
+  endif()
+  if(void AND NOT err MATCHES "^muster: [^\n]*beyond 0.95[^\n]*\n$")
+    message(SEND_ERROR "a void row was not said in one line: ${err}")
+  endif()
+endfunction()
+
+set(keys median_ms/muster median_ms/muster_private median_ms/mpi median_ms/memcpy ratio/mpi ratio/memcpy
+    interval/mpi/0 interval/mpi/1 aa)
+bench_rows(allreduce --case "4 KB" --rounds 3 -n 2 --json)
+expect_row(${keys})
+expect_json("4 KB" 0 case)
+expect_json(3 0 rounds)
+
+# An uneven number of ranks, and the table.
+bench_rows(allreduce --case "4 KB" "64 KB" --rounds 2 -n 3)
+expect_match("${out}" "^case +candidate +time +muster / it +95% interval\n4 KB +muster ")
+expect_match("${out}" "\n64 KB +muster ")
+expect_match("${out}" "\n +mpi +[0-9.]+ (m|µ)s +[0-9.]+ ")
+
+# Started by a launcher, it takes the ranks that there are.
+set(LAUNCHER ${MPIEXEC} ${MPIEXEC_N} 2)
+bench_rows(allreduce --case "4 KB" --rounds 2 --json)
+string(JSON rows LENGTH "${out}")
+if(NOT rows EQUAL 1)
+  message(SEND_ERROR "each rank printed:\n${out}")
+endif()
+execute_process(COMMAND ${LAUNCHER} "${TOOL}" bench start RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE err)
+if(NOT result EQUAL 64 OR NOT err MATCHES "Start it plainly")
+  message(SEND_ERROR "start under a launcher ended with ${result}: ${err}")
+endif()
+set(LAUNCHER)
+
+bench_rows(step --case "mlp batch 64" --rounds 2 -n 2 --json)
+foreach(candidate muster mpi no_communication)
+  string(JSON ms GET "${out}" 0 median_ms ${candidate})
+endforeach()
+expect_json(2 0 rounds)
+
+bench_rows(start --rounds 2 -n 2 --json)
+expect_json("first step" 0 case)
+foreach(candidate muster libtorch_load)
+  string(JSON ms GET "${out}" 0 median_ms ${candidate})
+endforeach()
+
+file(GLOB left RELATIVE "${FOLDER}" "${FOLDER}/*")
+if(left)
+  message(SEND_ERROR "benchmarks left files: ${left}")
+endif()
