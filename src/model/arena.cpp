@@ -1,6 +1,7 @@
 #include "model/arena.hpp"
 
 #include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/node.h>
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <unordered_map>
 #include <utility>
 
 namespace muster::model {
@@ -19,6 +21,7 @@ struct Arena::Blocks {
   std::mutex mutex = {};
   std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< by size
   std::map<std::byte*, std::size_t> sizes = {};
+  std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< by parameter
   std::size_t taken = 0;
   bool open = true;  ///< its arena lives
 
@@ -72,11 +75,10 @@ class Arenas {
 
   bool empty() const noexcept { return number_.load(std::memory_order_relaxed) == 0; }
 
-  std::byte* take(std::size_t size) {
+  /// A block for what the node makes, if that may be the gradient of a parameter.
+  std::byte* take(std::size_t size, const torch::autograd::Node& node) {
     const std::shared_lock lock(mutex_);
-    for (const auto& blocks : all_)
-      if (auto* block = blocks->take(size)) return block;
-    return nullptr;
+    return take_towards(size, node, farthest);
   }
 
   /// False if it is not a block of an arena.
@@ -96,6 +98,25 @@ class Arenas {
   }
 
  private:
+  /// Nodes between the one that makes a gradient and the one that accumulates it, such as a linear layer's transpose.
+  static constexpr int farthest = 3;
+
+  std::byte* take_towards(std::size_t size, const torch::autograd::Node& node, int distance) {
+    if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
+      const void* const parameter = accumulates->variable.unsafeGetTensorImpl();
+      for (const auto& blocks : all_) {
+        const auto found = blocks->size_of_gradient.find(parameter);
+        if (found != blocks->size_of_gradient.end() && found->second == size) return blocks->take(size);
+      }
+      return nullptr;
+    }
+    if (distance == 0) return nullptr;
+    for (const auto& edge : node.next_edges())
+      if (edge.function)
+        if (auto* block = take_towards(size, *edge.function, distance - 1)) return block;
+    return nullptr;
+  }
+
   std::shared_mutex mutex_;
   std::vector<std::shared_ptr<Arena::Blocks>> all_;
   std::atomic<std::size_t> number_{0};
@@ -117,8 +138,9 @@ class Allocator final : public c10::Allocator {
   explicit Allocator(c10::Allocator* before) : before_(before) {}
 
   c10::DataPtr allocate(std::size_t size) override {
-    if (size >= Arena::smallest && !arenas().empty() && torch::autograd::get_current_node())
-      if (void* const block = arenas().take(size)) return {block, block, &release, c10::kCPU};
+    if (size >= Arena::smallest && !arenas().empty())
+      if (const auto node = torch::autograd::get_current_node())
+        if (void* const block = arenas().take(size, *node)) return {block, block, &release, c10::kCPU};
     // All tensors are freed by one function, which tells by the address where they came from.
     auto data = before_->allocate(size);
     void* const memory = data.release_context();
@@ -151,17 +173,19 @@ void release(void* data) {
 
 }  // namespace
 
-std::size_t Arena::bytes(const std::vector<std::size_t>& sizes) {
+std::size_t Arena::bytes(const std::vector<at::Tensor>& parameters) {
   std::size_t sum = 0;
-  for (const auto size : sizes) sum += room_for(size);
+  for (const auto& parameter : parameters) sum += room_for(parameter.nbytes());
   return sum;
 }
 
-Arena::Arena(std::byte* memory, const std::vector<std::size_t>& sizes, std::shared_ptr<void> owner)
-    : blocks_(new Blocks{memory, memory + bytes(sizes), std::move(owner)}) {
-  for (const auto size : sizes) {
+Arena::Arena(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> owner)
+    : blocks_(new Blocks{memory, memory + bytes(parameters), std::move(owner)}) {
+  for (const auto& parameter : parameters) {
+    const auto size = parameter.nbytes();
     blocks_->free[size].push_back(memory);
     blocks_->sizes[memory] = size;
+    blocks_->size_of_gradient[parameter.unsafeGetTensorImpl()] = size;
     memory += room_for(size);
   }
   if (allocator() != nullptr) arenas().add(blocks_);

@@ -160,7 +160,7 @@ void FusedUpdate::find_changes() {
       for (const auto i : block) targets_[i].changed = true;
 }
 
-double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
+void FusedUpdate::prepare(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   auto rules = next_rules(optimizer, parameters_);
   find_changes();
@@ -176,7 +176,10 @@ double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
       target.state_from[s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
   }
+}
 
+double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
+  const at::NoGradGuard no_grad;
   const double whole = max_norm > 0 ? norm() : 0;
   const double ranks = exchange_->communicator().size();
   const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;

@@ -35,7 +35,10 @@ class FusedUpdate {
 
   ~FusedUpdate();
 
-  /// One step from the gradients that were added to the exchange. With max_norm > 0 they are scaled down to it; gives
+  /// Looks at what the optimizer is about to do, and at what was written to the parameters since the last step. Before
+  /// this rank gives its gradients to the exchange: from then on the others may write to the shared copy.
+  void prepare(torch::optim::Optimizer& optimizer);
+  /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it; gives
   /// their norm before that, else 0. Collective.
   double step(torch::optim::Optimizer& optimizer, double max_norm);
 

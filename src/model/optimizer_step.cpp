@@ -66,6 +66,7 @@ class Step final : public OptimizerStep {
       fuse(optimizer);
     }
     if (fused_ && reducer) {
+      fused_->prepare(optimizer);
       reducer->gather();
       grad_norm_ = fused_->step(optimizer, options_.max_grad_norm);
       reducer->close();

@@ -47,7 +47,7 @@ struct SharedExchange::Layout {
   std::vector<Slot> slots;
   std::vector<Block> blocks = {};
   std::vector<node::BlockReduction::Block> reduced = {};
-  std::vector<std::size_t> arena_sizes = {};
+  std::vector<at::Tensor> large = {};
   std::size_t arena_offset = 0;
   std::size_t reserved = 0;
   std::size_t bytes = 0;
@@ -67,7 +67,7 @@ struct SharedExchange::Layout {
       slots[i].block = blocks.size();
       blocks.push_back({{i}});
       reduced.push_back({static_cast<std::size_t>(parameter.numel()), type});
-      arena_sizes.push_back(parameter.nbytes());
+      large.push_back(parameter);
     }
     for (auto& [type, members] : small) {
       const auto first = bytes;
@@ -82,7 +82,7 @@ struct SharedExchange::Layout {
       bytes = round_up(bytes);
     }
     arena_offset = bytes;
-    bytes += Arena::bytes(arena_sizes);
+    bytes += Arena::bytes(large);
     reserved = bytes;
     for (auto& slot : slots) {
       if (slot.small) continue;
@@ -125,8 +125,8 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
   }
   for (auto& slot : slots_)
     if (slot.small) slot.copy = tensor_at(region_.data() + slot.offset, slot.parameter);
-  if (!layout.arena_sizes.empty())
-    arena_ = std::make_unique<Arena>(region_.data() + layout.arena_offset, layout.arena_sizes, region_.segment);
+  if (!layout.large.empty())
+    arena_ = std::make_unique<Arena>(region_.data() + layout.arena_offset, layout.large, region_.segment);
 }
 
 SharedExchange::~SharedExchange() = default;
