@@ -90,6 +90,13 @@ inline Half narrow_half(float x) {
   return {static_cast<std::uint16_t>(sign | (rounded >> 13))};
 }
 
+template <class T>
+constexpr bool is_plain_fraction = false;
+template <>
+constexpr bool is_plain_fraction<float> = true;
+template <>
+constexpr bool is_plain_fraction<double> = true;
+
 // Whole arrays: to the wide type and back.
 template <class T>
 [[gnu::noinline]] void load(Wide<T>* __restrict wide, const T* __restrict from, std::size_t n) {
@@ -238,9 +245,26 @@ void scale_by(Complex<float>* values, double factor, std::size_t n) {
 }
 void scale_by(Complex<double>* values, double factor, std::size_t n) { multiply(values, factor, n); }
 
+/// The commonest case in one go: two arrays, and the result to both of them or to one.
+template <class Op, class T>
+[[gnu::noinline]] void reduce_two(T* to, T* also, const T* a, const T* b, T factor, std::size_t n) {
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < n; ++i) {
+    const T result = Op::apply(a[i], b[i]) * factor;
+    to[i] = result;
+    also[i] = result;
+  }
+}
+
 template <class Op, class T>
 void reduce_blocks(void* const* targets, std::size_t target_count, const void* const* sources, std::size_t source_count,
                    std::size_t count, double scale) {
+  if constexpr (is_plain_fraction<T>) {
+    if (source_count == 2 && target_count <= 2)
+      return reduce_two<Op>(static_cast<T*>(targets[0]), static_cast<T*>(targets[target_count - 1]),
+                            static_cast<const T*>(sources[0]), static_cast<const T*>(sources[1]),
+                            static_cast<T>(scale), count);
+  }
   alignas(64) Wide<T> result[block];
   for (std::size_t first = 0; first < count; first += block) {
     const std::size_t n = count - first < block ? count - first : block;

@@ -7,6 +7,8 @@
 #include "step_cases.hpp"
 #include "training.hpp"
 
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 #include <muster/error.hpp>
 #include <muster/mpi.hpp>
 
@@ -17,11 +19,23 @@
 namespace muster::bench {
 namespace {
 
+/// The case without a model: the optimizer's step with its communication.
+constexpr const char* adam_case = "adam fused";
+
 /// Each candidate's steps of a round take about this long.
 constexpr double round_ms = 250;
 
 Training with_muster(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model)), random_batches(session.world_rank(), job.batch_size)};
+}
+
+/// The optimizer's step fused with the averaging.
+Training with_fused_optimizer(Session& session, const StepCase& job) {
+  using Optimizer = PreparedOptimizer<torch::optim::SGD>;
+  const auto model = session.prepare_model(fresh_model(job.model));
+  return {model, random_batches(session.world_rank(), job.batch_size),
+          std::unique_ptr<torch::optim::Optimizer>(
+              new Optimizer(session.prepare_optimizer(momentum_sgd(*model), {.fuse = Fuse::always})))};
 }
 
 Training without_communication(Session& session, const StepCase& job) {
@@ -77,8 +91,9 @@ struct Way {
   bool averages;  ///< all that do have the same weights after a step, and go on with the same on every rank
 };
 
-constexpr std::array<Way, 4> ways{{{ours, with_muster, true},
+constexpr std::array<Way, 5> ways{{{ours, with_muster, true},
                                    {"mpi", with_mpi, true},
+                                   {"fused", with_fused_optimizer, true},
                                    {twin, with_muster, true},
                                    {"no_communication", without_communication, false}}};
 
@@ -137,6 +152,58 @@ Timings measure_case(Session& session, const StepCase& job, int rounds, tool::Pr
   return timings;
 }
 
+/// Averaging and Adam alone, of gradients that lie where backward() has made them: no model around them.
+class AdamStep {
+ public:
+  explicit AdamStep(const std::function<std::unique_ptr<torch::optim::Optimizer>(torch::nn::Linear&)>& make)
+      : module_(torch::nn::LinearOptions(5000, 5000).bias(false)), optimizer_(make(module_)) {
+    module_->forward(torch::full({1, 5000}, 1e-3)).sum().backward();
+  }
+  void operator()() { optimizer_->step(); }
+  torch::nn::Linear& module() { return module_; }
+
+ private:
+  torch::nn::Linear module_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+Timings measure_adam(Session& session, int rounds, tool::ProgressLine& line) {
+  using torch::optim::Adam;
+  const auto alone = [](torch::nn::Linear& module) -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<Adam>(module->parameters(), 1e-3);
+  };
+  const auto fused = [&](torch::nn::Linear& module) -> std::unique_ptr<torch::optim::Optimizer> {
+    session.prepare_model(module);
+    return std::unique_ptr<torch::optim::Optimizer>(new PreparedOptimizer<Adam>(
+        session.prepare_optimizer(Adam(module->parameters(), 1e-3), {.fuse = Fuse::always})));
+  };
+  AdamStep mine(fused), again(fused), plain(alone), flat(alone);
+  FlatAverage average(flat.module()->parameters());
+  constexpr int steps = 4;
+  const auto repeated = [](auto& step) {
+    return [&step] {
+      for (int i = 0; i < steps; ++i) step();
+    };
+  };
+  const std::vector<Candidate> candidates{{.name = ours, .operations = steps, .run = repeated(mine)},
+                                          {.name = "mpi",
+                                           .operations = steps,
+                                           .run =
+                                               [&] {
+                                                 for (int i = 0; i < steps; ++i) {
+                                                   average();
+                                                   flat();
+                                                 }
+                                               }},
+                                          {.name = twin, .operations = steps, .run = repeated(again)},
+                                          {.name = "adam alone", .operations = steps, .run = repeated(plain)}};
+  for (const auto& candidate : candidates) candidate.run();
+  return measure(session.communicator(), candidates, rounds, [&](int round) {
+    line.show("step " + std::string(adam_case) + ": round " + std::to_string(round + 1) + " of " +
+              std::to_string(rounds));
+  });
+}
+
 std::vector<Row> measure_all(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
   const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
@@ -144,7 +211,8 @@ std::vector<Row> measure_all(Launch& launch, const Options& options) {
   // A run for each case: the memory of the one before is gone.
   for (const auto& name : options.cases)
     in_session(launch, name, [&](Session& session) {
-      rows.push_back(make_row(name, measure_case(session, step_case(name), rounds, line)));
+      rows.push_back(make_row(name, name == adam_case ? measure_adam(session, rounds, line)
+                                                      : measure_case(session, step_case(name), rounds, line)));
     });
   return rows;
 }
@@ -154,6 +222,7 @@ std::vector<Row> measure_all(Launch& launch, const Options& options) {
 Benchmark step() {
   Benchmark benchmark{.name = "step", .description = "Train, against no communication, plain MPI and torch's DDP"};
   for (const auto& entry : step_cases) benchmark.cases.emplace_back(entry.name);
+  benchmark.cases.emplace_back(adam_case);
   benchmark.inside = measure_all;
   benchmark.processes = add_step_peers;
   return benchmark;

@@ -26,19 +26,28 @@ std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name) {
   return fashion::make_model(name);
 }
 
+torch::optim::SGD momentum_sgd(const fashion::Classifier& model) {
+  return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+}
+
 Training::Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches,
                    std::function<void()> average)
+    : Training(model, std::move(batches), std::make_unique<torch::optim::SGD>(momentum_sgd(*model)),
+               std::move(average)) {}
+
+Training::Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches,
+                   std::unique_ptr<torch::optim::Optimizer> optimizer, std::function<void()> average)
     : model_(std::move(model)),
       batches_(std::move(batches)),
       average_(std::move(average)),
-      optimizer_(model_->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9)) {}
+      optimizer_(std::move(optimizer)) {}
 
 void Training::step() {
   const auto& batch = batches_[next_++ % batches_.size()];
-  optimizer_.zero_grad();
+  optimizer_->zero_grad();
   torch::nn::functional::cross_entropy(model_->forward(batch.images), batch.labels).backward();
   if (average_) average_();
-  optimizer_.step();
+  optimizer_->step();
 }
 
 void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body) {

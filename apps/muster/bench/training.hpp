@@ -25,10 +25,16 @@ std::vector<Batch> random_batches(int rank, std::int64_t batch_size);
 /// A model with the same weights in every call and on every rank.
 std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name);
 
+/// The usual optimizer.
+torch::optim::SGD momentum_sgd(const fashion::Classifier& model);
+
 class Training {
  public:
   /// `average` is called after each backward().
   Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches, std::function<void()> average = {});
+  /// With an optimizer other than the usual one.
+  Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches,
+           std::unique_ptr<torch::optim::Optimizer> optimizer, std::function<void()> average = {});
 
   void step();
   const fashion::Classifier& model() const { return *model_; }
@@ -37,7 +43,7 @@ class Training {
   std::shared_ptr<fashion::Classifier> model_;
   std::vector<Batch> batches_;
   std::function<void()> average_;
-  torch::optim::SGD optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::size_t next_ = 0;
 };
 
