@@ -65,6 +65,7 @@ struct Node {
   int owners = 1;
   /// [num_nodes][owners]: rank in the channel.
   std::vector<std::vector<int>> owners_of_node;
+  unsigned exchanges = 0;  ///< that there have been between this rank and its fellow owners
 };
 
 class Channel {

@@ -86,7 +86,8 @@ bool Request::done() {
 
 void Request::wait(std::optional<std::chrono::milliseconds> limit) {
   if (!state_ || state_->test()) return;
-  wait_for(Communicator(state_->channel), [&] { return state_->test(); }, [&] { return state_->doing.text(); }, limit);
+  wait_for(
+      Communicator(state_->channel), [&] { return state_->test(); }, [&] { return state_->doing.text(); }, limit);
 }
 
 int Request::source() const noexcept { return state_ ? state_->source : -1; }

@@ -9,9 +9,11 @@
 namespace muster::comm {
 namespace {
 
-// Beside the exchanges, which use tag 0 of the same communicator.
-constexpr int scatter_tag = 1;
-constexpr int gather_tag = 2;
+/// Messages of exchanges that are under way at the same time may be posted in different orders on different nodes, so
+/// each exchange has two tags of its own, after the 0 that Collectives::exchange() uses. Every MPI has 32,767.
+constexpr unsigned tags = 8192;
+int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
+int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 
 /// Up to this many bytes, a second exchange costs more than what it saves.
 constexpr std::size_t short_bytes = std::size_t{16} << 10;
@@ -33,6 +35,7 @@ SliceExchange::SliceExchange(std::shared_ptr<Channel> channel, std::byte* data, 
       reduction_(reduction),
       nodes_(channel_->topology.num_nodes),
       here_(channel_->topology.node_rank),
+      number_(channel_->node->exchanges++),
       whole_(nodes_ == 2 || count * size_of(reduction.type) <= short_bytes),
       memory_(std::make_unique<Memory>()) {
   scatter();
@@ -72,13 +75,13 @@ void SliceExchange::scatter() {
   auto* into = memory_->received.data();
   for (int n = 0; n < nodes_; ++n) {
     if (n == here_) continue;
-    receive(into, mine, n, scatter_tag);
+    receive(into, mine, n, scatter_tag(number_));
     into += mine * element;
   }
   for (int n = 0; n < nodes_; ++n) {
     if (n == here_) continue;
     const auto theirs = part_of(n);
-    send(data_ + theirs.first * element, theirs.count, n, scatter_tag);
+    send(data_ + theirs.first * element, theirs.count, n, scatter_tag(number_));
   }
 }
 
@@ -100,11 +103,11 @@ void SliceExchange::gather() {
   for (int n = 0; n < nodes_; ++n) {
     if (n == here_) continue;
     const auto theirs = part_of(n);
-    receive(data_ + theirs.first * element, theirs.count, n, gather_tag);
+    receive(data_ + theirs.first * element, theirs.count, n, gather_tag(number_));
   }
   const auto mine = part_of(here_);
   for (int n = 0; n < nodes_; ++n)
-    if (n != here_) send(data_ + mine.first * element, mine.count, n, gather_tag);
+    if (n != here_) send(data_ + mine.first * element, mine.count, n, gather_tag(number_));
 }
 
 bool SliceExchange::test() {

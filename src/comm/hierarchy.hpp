@@ -38,7 +38,8 @@ class SliceExchange {
   node::Reduction reduction_;
   int nodes_;
   int here_;
-  bool whole_;  ///< every node reduces the whole slice: one exchange in place of two
+  unsigned number_;  ///< of this exchange, the same on all nodes
+  bool whole_;       ///< every node reduces the whole slice: one exchange in place of two
   struct Memory;
   std::unique_ptr<Memory> memory_;  ///< what MPI may touch
   enum class State { scattering, gathering, done } state_ = State::scattering;
