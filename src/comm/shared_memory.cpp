@@ -114,7 +114,11 @@ std::optional<SharedRegion> share(const Communicator& communicator, std::size_t 
 SharedMemory shared_memory(const Communicator& communicator, std::size_t bytes) {
   if (const auto shared = share(communicator, bytes, bytes)) {
     communicator.channel()->node->team->add(shared->region);
-    return {std::shared_ptr<std::byte>(shared->segment, shared->data()), bytes};
+    // The engine keeps the addresses; the memory itself goes with its last user on this rank.
+    const auto release = [shared = *shared](std::byte* data) {
+      shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);
+    };
+    return {std::shared_ptr<std::byte>(shared->data(), release), bytes};
   }
   return {std::shared_ptr<std::byte>(new std::byte[bytes](), std::default_delete<std::byte[]>()), bytes};
 }

@@ -3,6 +3,8 @@
 #include "comm/environment.hpp"
 #include "group/reduction.hpp"
 
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 #include <numeric>
 #include <string_view>
@@ -103,6 +105,13 @@ void Backend::check_one_per_rank(const Work& work, const Tensors& tensors) const
   if (tensors.size() != static_cast<std::size_t>(size_))
     refuse(work, std::to_string(tensors.size()) + " tensors for " + std::to_string(size_) + " ranks",
            "Give one for each rank");
+}
+
+at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  const auto memory = collectives_.communicator().shared_memory(bytes);
+  return at::from_blob(
+      memory.data(), {size}, [memory](void*) {}, options.device(c10::kCPU));
 }
 
 Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

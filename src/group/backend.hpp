@@ -33,6 +33,11 @@ class Backend final : public c10d::Backend {
   const std::string getBackendName() const override { return "muster"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  /// A vector of `size` elements in memory that the ranks of a node share, so that all-reduces of it inside the node
+  /// need no copy. On the CPU. Collective, unlike torch's.
+  at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
+
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
 
   Started allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;

@@ -79,6 +79,10 @@ void SharedSegment::reserve(std::size_t first, std::size_t bytes) {
   if (error != 0) fail("posix_fallocate", error);
 }
 
+void SharedSegment::discard(std::size_t first, std::size_t bytes) noexcept {
+  ::madvise(data_ + first, bytes, MADV_REMOVE);
+}
+
 std::shared_ptr<std::byte> SharedSegment::private_view(std::size_t first, std::size_t bytes) const {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file_, static_cast<off_t>(first));
   if (address == MAP_FAILED) fail("mmap", errno);

@@ -24,6 +24,8 @@ class SharedSegment {
   /// Takes memory for that part, so that no access to it can fail later. An Error (ExitCode::retry) if there is not
   /// enough.
   void reserve(std::size_t first, std::size_t bytes);
+  /// Gives the memory of a part (whole pages) back; it would be zeroes again.
+  void discard(std::size_t first, std::size_t bytes) noexcept;
   /// A part of it (whole pages) mapped once more: it shows what is written to the segment, but what is written to it
   /// goes to pages of this process alone, which hide the segment's until they are dropped with MADV_DONTNEED.
   std::shared_ptr<std::byte> private_view(std::size_t first, std::size_t bytes) const;

@@ -381,5 +381,20 @@ TEST(Group, ReducesConjugatesAndGradients) {
   EXPECT_TRUE(parameter.requires_grad() && parameter.is_leaf());
 }
 
+TEST(Allocation, GivesMemoryThatAllReducesInPlace) {
+  const auto group = make_process_group(world());
+  const auto backend = group->getBackend(c10::DeviceType::CPU);
+  ASSERT_TRUE(backend->supportsTensorAlloc(0));
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    auto tensor = backend->allocateTensor(100'000, at::TensorOptions(type));
+    EXPECT_EQ(tensor.scalar_type(), type);
+    tensor.fill_(world().rank() + 1);
+    std::vector<at::Tensor> tensors{tensor};
+    group->allreduce(tensors)->wait();
+    EXPECT_EQ(tensor.min().item<float>(), world().size() * (world().size() + 1) / 2.0f);
+    EXPECT_EQ(tensor.max().item<float>(), world().size() * (world().size() + 1) / 2.0f);
+  }
+}
+
 }  // namespace
 }  // namespace muster

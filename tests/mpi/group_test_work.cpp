@@ -122,6 +122,7 @@ TEST(Work, MayBeDropped) {
 TEST(Work, EndsWithWhatAnotherRankRaised) {
   if (size() == 1) GTEST_SKIP() << "needs another rank";
   const auto attempt = make_process_group(world());
+  attempt->barrier()->wait();  // everybody has it
   comm::Outcome mine{comm::Outcome::Kind::failed, ExitCode::data, false, "a bad sample"};
   if (rank() != 0) {
     const auto work = attempt->barrier();
