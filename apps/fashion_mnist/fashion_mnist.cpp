@@ -7,7 +7,9 @@
 // Start it again with the same --name and it goes on from its newest checkpoint.
 #include "models/models.hpp"
 
-#include <torch/torch.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/schedulers/step_lr.h>
+#include <torch/types.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -21,9 +23,10 @@ torch::Tensor normalize(const torch::Tensor& images) {
 }
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The model, made parallel: the same weights everywhere, gradients averaged in backward().
+  // 1. The model, made parallel: the same weights everywhere, gradients averaged in backward(), or by the optimizer
+  //    where that is faster.
   auto net = session.prepare_model(fashion::make_model(config.at("model")));
-  torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
+  auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
   const auto epochs = config.at("epochs").get<std::int64_t>();
   torch::optim::StepLR scheduler(optimizer, static_cast<unsigned>(std::max<std::int64_t>(1, epochs * 2 / 3)), 0.1);
 

@@ -1,6 +1,6 @@
 #include "models.hpp"
 
-#include <torch/types.h>
+#include <torch/nn.h>
 
 #include <stdexcept>
 #include <vector>

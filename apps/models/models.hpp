@@ -1,7 +1,7 @@
 // Models for 28 × 28 grey images in ten classes: input [N, 1, 28, 28], output [N, 10].
 #pragma once
 
-#include <torch/nn.h>
+#include <torch/nn/module.h>
 
 #include <string>
 

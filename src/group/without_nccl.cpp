@@ -1,7 +1,7 @@
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>  // intrusive_ptr wants to know it whole
 
 namespace muster::group {
 
