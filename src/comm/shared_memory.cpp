@@ -61,7 +61,7 @@ std::shared_ptr<node::SharedSegment> map_together(const Communicator& communicat
   static std::atomic<bool> warned{false};
   const auto problems = communicator.all_gather(problem);
   const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
-  if (first != problems.end() && !warned.exchange(true))
+  if (first != problems.end() && !warned.exchange(true) && communicator.rank() == 0)
     log::warn("rank " + std::to_string(first - problems.begin()) + ": " + *first +
               ". Until then MPI carries what the ranks would share, which is slower.");
   return nullptr;
