@@ -25,6 +25,13 @@ struct ScalingConfig {
   bool use_gpu = false;
   /// Threads of torch per rank; the launch's choice unless given.
   std::optional<int> threads_per_worker = {};
+  /// The same weights, bit for bit, at any number of workers that divides this one, also when it changes from one start
+  /// to the next: a step has so many shards, and each worker takes several of them, one batch after the other.
+  /// Gradients are summed in the order of shards; random state and batch statistics belong to the shard. The training
+  /// function stays as it is: until the last batch of a step, gradients are put aside after backward(), so that
+  /// zero_grad() and the optimizer's step() find none. `batch_size` is that of a shard. With the same library and
+  /// threads per worker.
+  std::optional<int> virtual_workers = {};
 };
 
 enum class ScoreOrder { max, min };

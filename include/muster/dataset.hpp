@@ -163,7 +163,8 @@ class BatchRange {
 
   iterator begin();
   std::default_sentinel_t end() const noexcept { return {}; }
-  /// Steps of this pass, those before a resumed position left out.
+  /// Batches of this pass on this worker, one a step unless it takes several shards (ScalingConfig::virtual_workers);
+  /// those before a resumed position are left out.
   std::int64_t num_batches() const noexcept;
 
  private:

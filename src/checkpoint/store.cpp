@@ -255,6 +255,11 @@ Restored Store::read(const Checkpoint& checkpoint) const {
     return std::string();
   });
   const auto random = restored.state.tensors.extract(random_name);
+  if (random && random.mapped().scalar_type() == at::kByte) {
+    const auto& all = random.mapped();
+    restored.random_states.assign(static_cast<const char*>(all.const_data_ptr()),
+                                  static_cast<std::size_t>(all.numel()));
+  }
   if (random && restored.world_size == communicator_.size()) {
     const auto& tensor = random.mapped();
     if (tensor.scalar_type() == at::kByte && tensor.dim() == 2 && tensor.size(0) == part.count && tensor.size(1) > 0) {

@@ -28,6 +28,7 @@ struct Contents {
 struct Restored {
   StateDict state;                          ///< on the CPU
   std::optional<std::string> random_state;  ///< this rank's; none at another world size
+  std::string random_states;                ///< of all ranks that saved, one after the other
   Config progress;
   Config metrics;
   int world_size = 1;

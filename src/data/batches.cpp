@@ -11,7 +11,7 @@ namespace muster {
 namespace data {
 namespace {
 
-/// Reads the steps of a pass, one per call.
+/// Reads the rank's shards of the steps of a pass, one per call.
 class StepReader {
  public:
   StepReader(std::shared_ptr<Source> source, Pass pass, const BatchOptions& options)
@@ -23,13 +23,17 @@ class StepReader {
 
   std::optional<Batch> operator()() {
     if (left_ == 0) return {};
-    const auto step = step_at(pass_.position, pass_.order.size(), pass_.global_batch, pass_.world, pass_.rank);
+    const auto step =
+        step_at(pass_.position, pass_.order.size(), pass_.global_batch, pass_.share.total, pass_.share.first + shard_);
     const at::NoGradGuard no_grad;
     const Batch read = source_->read(samples_of(step, pass_.order));
     std::vector<Batch::Item> items;
     for (const auto& [name, tensor] : read) items.emplace_back(name, converted(name, tensor));
-    pass_.position += step.samples;
-    --left_;
+    if (++shard_ == pass_.share.count) {
+      shard_ = 0;
+      pass_.position += step.samples;
+      --left_;
+    }
     return Batch(std::move(items), step.mine.count, step.samples);
   }
 
@@ -43,7 +47,8 @@ class StepReader {
   Pass pass_;
   std::map<std::string, at::ScalarType> dtypes_;
   std::optional<at::Device> device_;
-  std::int64_t left_;
+  std::int64_t left_;  ///< steps
+  int shard_ = 0;
 };
 
 }  // namespace
@@ -70,7 +75,7 @@ void BatchStream::advance() {
   auto next = batches_->next();
   if (!next) return end();
   current_ = std::move(*next);
-  shard_->take(pass_, current_);
+  shard_->take(pass_, current_, std::exchange(next_, (next_ + 1) % pass_.share.count));
 }
 
 void BatchStream::end() {

@@ -27,7 +27,7 @@ class BatchStream {
   void advance();
   bool at_end() const noexcept { return at_end_; }
   Batch& current() noexcept { return current_; }
-  std::int64_t num_batches() const noexcept { return pass_.num_steps(); }
+  std::int64_t num_batches() const noexcept { return pass_.num_steps() * pass_.share.count; }
 
  private:
   void end();
@@ -37,6 +37,7 @@ class BatchStream {
   Pass pass_;
   std::optional<Prefetch> batches_;
   Batch current_;
+  int next_ = 0;  ///< which of the rank's shards of a step the next batch is
   bool at_end_ = false;
 };
 

@@ -70,18 +70,21 @@ void ShardState::restore(const Config& position) {
 Pass ShardState::begin_pass(const BatchOptions& options) {
   check(name, options);
   const std::int64_t count = dataset.count();
-  const int workers = split ? world : 1;
+  const StepShare whole;
+  const auto& mine = split ? share : whole;
+  const int workers = mine.total;
   if (under_way) {
     ++passes;
     consumed = 0;
   }
   under_way = false;
-  const auto per_worker =
-      split || !options.global_batch_size ? options.batch_size : (*options.global_batch_size + world - 1) / world;
+  const auto per_worker = split || !options.global_batch_size
+                              ? options.batch_size
+                              : (*options.global_batch_size + share.total - 1) / share.total;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size : times(per_worker, workers);
   if (replays > 0) {
     --replays;
-    return {Order(count, {}), count, batch, workers, split ? rank : 0, options.drop_last, 0};
+    return {Order(count, {}), count, batch, mine, options.drop_last, 0};
   }
   if (consumed > 0) {
     if (samples != count)
@@ -105,17 +108,19 @@ Pass ShardState::begin_pass(const BatchOptions& options) {
                            .window_seed = options.local_shuffle_seed.value_or(seed),
                            .epoch = epoch,
                            .pass = passes};
-  return {Order(count, order), consumed, batch, workers, split ? rank : 0, options.drop_last, ++ticket};
+  return {Order(count, order), consumed, batch, mine, options.drop_last, ++ticket};
 }
 
-void ShardState::take(const Pass& pass, const Batch& batch) {
-  if (split && weight) *weight = {batch.size(), batch.global_size()};
-  if (under_way && pass.ticket == ticket) consumed += batch.global_size();
-  if (split && on_step) on_step(batch.global_size());
+void ShardState::take(const Pass& pass, const Batch& batch, int shard) {
+  if (split && weight) *weight = {batch.size(), batch.global_size(), shard, pass.share.count};
+  const bool completes_step = shard + 1 == pass.share.count;
+  if (completes_step && under_way && pass.ticket == ticket) consumed += batch.global_size();
+  if (split && on_batch) on_batch(batch.global_size());
 }
 
 void ShardState::end_pass(const Pass& pass) {
   if (split && weight) *weight = {};
+  if (split && on_end) on_end();
   if (!under_way || pass.ticket != ticket) return;
   under_way = false;
   ++passes;

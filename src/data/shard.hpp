@@ -20,7 +20,7 @@ struct Pass {
   Order order;
   std::int64_t position = 0;  ///< where it begins, not 0 after a resume
   std::int64_t global_batch = 1;
-  int world = 1, rank = 0;
+  StepShare share = {};
   bool drop_last = false;
   std::int64_t ticket = 0;  ///< which pass of its shard it is; 0 for one that a checkpoint has seen finished
 
@@ -37,14 +37,15 @@ struct Pass {
 struct ShardState {
   std::string name;
   Dataset dataset;
-  int rank = 0;
-  int world = 1;
+  StepShare share = {};
   bool split = true;  ///< else every rank sees all of it, and it has no position
   std::uint64_t seed = 0;
   at::Device device = at::kCPU;
   std::shared_ptr<StepWeight> weight = std::make_shared<StepWeight>();
   /// Told of each batch of a split dataset as it is handed out: the step's samples over all ranks.
-  std::function<void(std::int64_t)> on_step = {};
+  std::function<void(std::int64_t)> on_batch = {};
+  /// Told when a pass over a split dataset has ended.
+  std::function<void()> on_end = {};
 
   /// Makes `value` the epoch; forgets the position in another one.
   void begin_epoch(std::int64_t value);
@@ -57,8 +58,8 @@ struct ShardState {
 
   // For the ranges.
   Pass begin_pass(const BatchOptions& options);
-  /// `batch` of the pass is in hand.
-  void take(const Pass& pass, const Batch& batch);
+  /// `batch` of the pass is in hand: which of the rank's shards of its step.
+  void take(const Pass& pass, const Batch& batch, int shard);
   void end_pass(const Pass& pass);
 
   std::int64_t epoch = 0;

@@ -1,6 +1,8 @@
 #include "model/data_parallel.hpp"
 
 #include "model/bucket_exchange.hpp"
+#include "model/fold.hpp"
+#include "model/fold_exchange.hpp"
 #include "model/hooks.hpp"
 #include "model/layout.hpp"
 #include "model/reducer.hpp"
@@ -86,9 +88,74 @@ bool is_running_statistic(std::string_view name) {
   return last == "running_mean" || last == "running_var";
 }
 
+/// A module's buffers for each of the shards that a rank takes.
+class ShardBuffers {
+ public:
+  /// All begin as they are in the module.
+  ShardBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+               const data::StepShare& share)
+      : group_(std::move(group)), share_(share), of_shard_(static_cast<std::size_t>(share.count)) {
+    for (const auto& buffer : module.named_buffers()) {
+      buffers_.push_back(buffer.value());
+      is_statistic_.push_back(is_running_statistic(buffer.key()));
+    }
+    for (auto& shard : of_shard_)
+      for (const auto& buffer : buffers_) shard.push_back(buffer.clone());
+  }
+
+  void enter(int shard) {
+    const at::NoGradGuard no_grad;
+    if (shard == inside_) return;
+    if (inside_ < 0) {
+      // What the module has had outside of shards, from a checkpoint for one, is where all of them begin.
+      for (auto& of : of_shard_)
+        for (std::size_t b = 0; b < buffers_.size(); ++b) of[b].copy_(buffers_[b]);
+    }
+    keep();
+    inside_ = shard;
+    for (std::size_t b = 0; b < buffers_.size(); ++b) buffers_[b].copy_(of_shard_[static_cast<std::size_t>(shard)][b]);
+  }
+
+  void synchronise() {
+    const at::NoGradGuard no_grad;
+    keep();
+    inside_ = -1;
+    for (std::size_t b = 0; b < buffers_.size(); ++b) {
+      std::vector<at::Tensor> values;
+      for (const auto& shard : of_shard_) values.push_back(shard[b].contiguous());
+      if (is_statistic_[b]) {
+        buffers_[b].copy_(fold(*group_, values).div_(share_.total));
+      } else {
+        std::vector<at::Tensor> first{values.front().clone()};
+        group_->broadcast(first)->wait();
+        buffers_[b].copy_(first[0]);
+      }
+      for (auto& shard : of_shard_) shard[b].copy_(buffers_[b]);
+    }
+  }
+
+ private:
+  void keep() {
+    if (inside_ < 0) return;
+    for (std::size_t b = 0; b < buffers_.size(); ++b)
+      of_shard_[static_cast<std::size_t>(inside_)][b].copy_(buffers_[b]);
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  data::StepShare share_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<bool> is_statistic_;
+  std::vector<std::vector<at::Tensor>> of_shard_;  ///< [shards of this rank][buffers]
+  int inside_ = -1;
+};
+
 Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                      const ModelOptions& options) {
   std::optional<Communicator> own;
+  if (shared.share.fixed)
+    return [group, shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+      return std::make_unique<FoldExchange>(parameters, group, shared.share, shared.weight);
+    };
   if (shared.share_memory) own = shared.communicator.duplicate();
   return [own, group, options](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
     if (own)
@@ -102,6 +169,7 @@ class Moved : public DataParallel {
  public:
   explicit Moved(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
 
+  void enter(int) override {}
   void synchronise_buffers() override {}
   const torch::nn::Module* module() const noexcept override { return module_.get(); }
   std::shared_ptr<Reducer> reducer() const noexcept override { return nullptr; }
@@ -118,13 +186,18 @@ class Averaged : public DataParallel {
     const auto buffers = module_->buffers();
     tensors.insert(tensors.end(), buffers.begin(), buffers.end());
     broadcast(*group_, tensors);
-    reducer_ = std::make_shared<Reducer>(module_, shared.communicator.size(), exchange_maker(shared, group_, options),
+    reducer_ = std::make_shared<Reducer>(module_, shared.share.total, exchange_maker(shared, group_, options),
                                          shared.weight, shared.no_sync_depth);
     reducer_->install();
+    if (shared.share.fixed) shards_ = std::make_unique<ShardBuffers>(*module_, group_, shared.share);
   }
 
+  void enter(int shard) override {
+    if (shards_) shards_->enter(shard);
+  }
   void synchronise_buffers() override {
     reducer_->check_parameters();
+    if (shards_) return shards_->synchronise();
     std::vector<at::Tensor> statistics, others;
     for (const auto& buffer : module_->named_buffers())
       (is_running_statistic(buffer.key()) ? statistics : others).push_back(buffer.value());
@@ -138,6 +211,7 @@ class Averaged : public DataParallel {
   std::shared_ptr<torch::nn::Module> module_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<Reducer> reducer_;
+  std::unique_ptr<ShardBuffers> shards_;  ///< with virtual workers
 };
 
 }  // namespace

@@ -33,6 +33,8 @@ struct Shared {
   c10::Device device = c10::kCPU;
   /// Gradients go through node-shared memory where that is possible, not through the process group.
   bool share_memory = true;
+  /// This rank's part of each step; one shard unless there are virtual workers.
+  data::StepShare share = {};
 };
 
 /// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.
@@ -46,7 +48,9 @@ class DataParallel {
                                                const ModelOptions& options);
   virtual ~DataParallel() = default;
 
-  /// Batch-norm's running statistics become the mean over the ranks, every other buffer rank 0's. Collective.
+  /// With virtual workers: the buffers become those of that shard (of this rank's, from 0).
+  virtual void enter(int shard) = 0;
+  /// Batch-norm's running statistics become the mean over the shards, every other buffer the first one's. Collective.
   virtual void synchronise_buffers() = 0;
   virtual const torch::nn::Module* module() const noexcept = 0;
   /// Null with Parallel::none.

@@ -35,8 +35,10 @@ class Exchange {
   virtual void add(std::size_t index, const at::Tensor& gradient, Use use) = 0;
   /// Waits until every gradient of every rank is in. Collective.
   virtual void finish() = 0;
+  /// False where the gradients are put aside, and more passes of this rank are needed before there is an average.
+  virtual bool complete() const { return true; }
 
-  // Of the pass that is finished.
+  // Of the pass that is finished and complete.
   /// On how many ranks the parameter was used; -1 where a rank has left the pass.
   virtual int users(std::size_t index) const = 0;
   /// Makes `gradient` hold the average, in place where it is defined.

@@ -53,10 +53,10 @@ struct Reducer::Pass {
   bool averages = true;
 };
 
-Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int world, MakeExchange make_exchange,
+Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_exchange,
                  std::shared_ptr<const data::StepWeight> weight, std::shared_ptr<const int> no_sync_depth)
     : module_(std::move(module)),
-      world_(world),
+      total_(total),
       make_exchange_(std::move(make_exchange)),
       weight_(std::move(weight)),
       no_sync_depth_(std::move(no_sync_depth)) {
@@ -110,7 +110,7 @@ void Reducer::choose_parameters() {
 }
 
 at::Tensor Reducer::weigh(std::size_t parameter, const at::Tensor& gradient) {
-  const double weight = weight_->relative(world_);
+  const double weight = weight_->relative(total_);
   auto& p = parameters_[parameter];
   if (weight == 1.0 || !accumulates(p.tensor)) return gradient;
   if (weight > 0.0) return gradient * weight;
@@ -134,7 +134,7 @@ void Reducer::accumulated(std::size_t parameter) {
     throw Error(ExitCode::data, averaging, "parameter " + p.name + " was given a gradient twice in one backward()",
                 "Do not run backward() inside backward()");
 
-  const bool counts = weight_->relative(world_) > 0.0;
+  const bool counts = weight_->relative(total_) > 0.0;
   if (counts) p.ghost = false;
   if (!pass->averages) {
     p.pending |= counts;
@@ -191,7 +191,16 @@ void Reducer::finish() {
   }
   exchange_->finish();
   open_ = false;
-  for (const auto i : exchanged_) store(parameters_[i], true);
+  if (exchange_->complete())
+    for (const auto i : exchanged_) store(parameters_[i], true);
+  else
+    for (const auto i : exchanged_) put_aside(parameters_[i]);
+}
+
+/// The exchange has it; the next pass begins afresh, and an optimizer has nothing to step with.
+void Reducer::put_aside(Parameter& parameter) {
+  parameter.tensor.mutable_grad().reset();
+  parameter.pending = parameter.ghost = false;
 }
 
 /// What is left when a gradient has been averaged, or used by the optimizer.

@@ -38,8 +38,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Makes the exchange for these parameters. Collective.
   using MakeExchange = std::function<std::unique_ptr<Exchange>(const std::vector<at::Tensor>& parameters)>;
 
-  /// Over `world` ranks. `no_sync_depth` 0: gradients are averaged. Collective; install() makes it work.
-  Reducer(std::shared_ptr<torch::nn::Module> module, int world, MakeExchange make_exchange,
+  /// `total`: the shards of a step, of which a rank may have several. `no_sync_depth` 0: gradients are averaged.
+  /// Collective; install() makes it work.
+  Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_exchange,
           std::shared_ptr<const data::StepWeight> weight, std::shared_ptr<const int> no_sync_depth);
   ~Reducer();
 
@@ -79,10 +80,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void add_rest();
   void finish();
   void store(Parameter& parameter, bool fetch);
+  void put_aside(Parameter& parameter);
   void drain();
 
   std::shared_ptr<torch::nn::Module> module_;
-  int world_;
+  int total_;
   MakeExchange make_exchange_;
   std::shared_ptr<const data::StepWeight> weight_;
   std::shared_ptr<const int> no_sync_depth_;

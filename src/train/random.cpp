@@ -41,6 +41,40 @@ std::string generator_state(at::Device device) {
   return bytes;
 }
 
+ShardGenerators::ShardGenerators(std::uint64_t seed, int first, int count, at::Device device)
+    : device_(device), own_(generator_state(device)) {
+  for (int s = 0; s < count; ++s) {
+    seed_generators(mix(seed), first + s);
+    shards_.push_back(generator_state(device));
+  }
+  set_generator_state(own_, device);
+}
+
+void ShardGenerators::change_to(int shard) {
+  if (shard == inside_) return;
+  current() = generator_state(device_);
+  inside_ = shard;
+  set_generator_state(current(), device_);
+}
+
+void ShardGenerators::enter(int shard) { change_to(shard); }
+void ShardGenerators::leave() { change_to(-1); }
+
+std::string ShardGenerators::state() {
+  current() = generator_state(device_);
+  std::string all;
+  for (const auto& shard : shards_) all += shard;
+  return all;
+}
+
+void ShardGenerators::restore(const std::string& state) {
+  leave();
+  const auto size = shards_.front().size();
+  for (std::size_t s = 0; s < shards_.size(); ++s) shards_[s] = state.substr(s * size, size);
+}
+
+std::size_t ShardGenerators::state_size() const { return shards_.front().size() * shards_.size(); }
+
 void set_generator_state(const std::string& state, at::Device device) {
   std::size_t from = 0;
   for (auto& generator : generators(device)) {

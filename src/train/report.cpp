@@ -59,6 +59,10 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   restore_called = true;
 
+  if (!weight->completes_step())
+    throw Error(ExitCode::user_error, "reporting", "the step is not complete: other shards of it are to come",
+                "With virtual workers, report after the last batch of a step");
+
   std::vector<Part> parts;
   for (const auto& bytes : comm::on_all(control, [&] {
          return Part{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}.pack();
@@ -98,7 +102,7 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
 
 Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, const Config& row) {
   checkpoint::Contents contents{.state = {},
-                                .random_state = generator_state(device),
+                                .random_state = save_random_state(),
                                 .directory = {},
                                 .progress = save_progress(),
                                 .metrics = row,

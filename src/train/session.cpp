@@ -27,11 +27,7 @@ bool State::restore() {
   const auto& saved = session.read_start();
   checkpoint::restore(entries_, saved.state);
   session.restore_progress(saved.progress);
-  if (saved.random_state)
-    train::set_generator_state(*saved.random_state, session.device);
-  else
-    train::seed_generators(session.launch.flags().seed + static_cast<std::uint64_t>(session.training_iteration),
-                           session.workers.rank());
+  session.restore_random_state(saved);
   return true;
 }
 
@@ -103,7 +99,8 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
                                                          .weight = state_->weight,
                                                          .no_sync_depth = state_->no_sync_depth,
                                                          .device = state_->device,
-                                                         .share_memory = share_memory},
+                                                         .share_memory = share_memory,
+                                                         .share = state_->share},
                                                         options));
 }
 
@@ -112,7 +109,12 @@ std::unique_ptr<model::OptimizerStep> Session::prepare_step(torch::optim::Optimi
   return model::make_optimizer_step(optimizer, state_->models, options);
 }
 
-NoSync Session::no_sync() const { return NoSync(state_->no_sync_depth); }
+NoSync Session::no_sync() const {
+  if (state_->share.fixed)
+    throw Error(ExitCode::usage, "adding up gradients without averaging", "virtual workers do that themselves",
+                "Choose a larger batch_size, or no virtual_workers");
+  return NoSync(state_->no_sync_depth);
+}
 
 Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(state_->device.type(), options); }
 
@@ -127,6 +129,9 @@ Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const 
 }
 
 Worker Session::worker() const {
+  if (state_->share.fixed)
+    throw Error(ExitCode::usage, "preparing a data loader", "it knows nothing of virtual workers",
+                "Take the data from get_dataset_shard(), or choose no virtual_workers");
   return {
       .rank = world_rank(), .world = world_size(), .seed = seed(), .device = state_->device, .weight = state_->weight};
 }

@@ -27,25 +27,44 @@ std::shared_ptr<data::ShardState> SessionState::shard(const std::string& name) {
   auto state = std::make_shared<data::ShardState>(data::ShardState{
       .name = name,
       .dataset = dataset->second,
-      .rank = workers.rank(),
-      .world = workers.size(),
+      .share = share,
       .split = data_config.split_all || std::find(split.begin(), split.end(), name) != split.end(),
       .seed = launch.flags().seed,
       .device = device,
       .weight = weight,
   });
   state->begin_epoch(epoch);
-  state->on_step = [this, shard = state.get()](std::int64_t samples) { count_step(*shard, samples); };
+  state->on_batch = [this, shard = state.get()](std::int64_t samples) { begin_batch(*shard, samples); };
+  state->on_end = [this] {
+    if (generators) generators->leave();
+  };
   shards.emplace(name, state);
   return state;
 }
 
-void SessionState::count_step(const data::ShardState& shard, std::int64_t samples) {
+void SessionState::begin_batch(const data::ShardState& shard, std::int64_t samples) {
   if (!at::GradMode::is_enabled()) return;
+  if (generators) {
+    generators->enter(weight->shard);
+    for (const auto& model : models) model->enter(weight->shard);
+  }
+  if (!weight->completes_step()) return;
   ++global_step;
   samples_since_report += samples;
   if (progress)
     progress->step({.epoch = epoch, .epochs = epochs, .consumed = shard.consumed, .samples = shard.dataset.count()});
+}
+
+std::string SessionState::save_random_state() { return generators ? generators->state() : generator_state(device); }
+
+void SessionState::restore_random_state(const checkpoint::Restored& saved) {
+  const auto size = generators ? generators->state_size() : 0;
+  if (!generators && saved.random_state)
+    set_generator_state(*saved.random_state, device);
+  else
+    seed_generators(launch.flags().seed + static_cast<std::uint64_t>(training_iteration), workers.rank());
+  if (generators && saved.random_states.size() == size * static_cast<std::size_t>(workers.size()))
+    generators->restore(saved.random_states.substr(size * static_cast<std::size_t>(workers.rank()), size));
 }
 
 Config SessionState::save_progress() const {

@@ -9,6 +9,7 @@
 #include "muster/session.hpp"
 #include "observe/history.hpp"
 #include "observe/progress.hpp"
+#include "train/random.hpp"
 #include "train/run.hpp"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -38,6 +39,7 @@ struct SessionState {
   PreprocessorPtr preprocessor = {};
   std::map<std::string, Dataset> datasets;
   DataConfig data_config;
+  data::StepShare share = {};
 
   checkpoint::Store store;
   std::optional<Checkpoint> start = {};               // what the run goes on from
@@ -61,6 +63,7 @@ struct SessionState {
   Clock::time_point begin = Clock::now();
   Clock::time_point last_report = Clock::now();
   bool restore_called = false;
+  std::optional<ShardGenerators> generators = {};  // with virtual workers
 
   // On the first worker.
   std::optional<observe::History> history = {};
@@ -72,8 +75,11 @@ struct SessionState {
   const checkpoint::Restored& read_start();
   /// The shard of that name, made at its first use.
   std::shared_ptr<data::ShardState> shard(const std::string& name);
-  /// Called for each batch that is handed out while gradients are recorded.
-  void count_step(const data::ShardState& shard, std::int64_t samples);
+  /// Called for each batch that is handed out.
+  void begin_batch(const data::ShardState& shard, std::int64_t samples);
+  /// The random state of this worker, or of all of its shards, for a checkpoint; and back.
+  std::string save_random_state();
+  void restore_random_state(const checkpoint::Restored& saved);
 
   /// Session::report; `entries` null without a state. Collective.
   void report(const Metrics& metrics, const StateEntries* entries, const std::optional<Checkpoint>& files,

@@ -52,6 +52,18 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling) {
   return workers;
 }
 
+/// What each worker takes of a step.
+data::StepShare choose_share(const ScalingConfig& scaling, int workers, int rank) {
+  if (!scaling.virtual_workers) return {.total = workers, .first = rank, .count = 1};
+  const int total = *scaling.virtual_workers;
+  if (total < 1 || total % workers != 0)
+    throw Error(ExitCode::usage, "choosing the workers",
+                std::to_string(total) + " virtual workers cannot be divided evenly among " + std::to_string(workers),
+                "Start as many workers as divide them; 12 goes with 1, 2, 3, 4, 6 and 12");
+  const int count = total / workers;
+  return {.total = total, .first = rank * count, .count = count, .fixed = true};
+}
+
 at::Device choose_device(const ScalingConfig& scaling, const Communicator& workers) {
   if (!scaling.use_gpu) return at::kCPU;
   const int gpus = at::detail::getCUDAHooks().deviceCount();
@@ -81,7 +93,8 @@ Config describe(const Launch& launch, const DataParallelTrainerOptions& options,
       {"scaling_config",
        {{"num_workers", scaling.num_workers ? Config(*scaling.num_workers) : Config(nullptr)},
         {"use_gpu", scaling.use_gpu},
-        {"threads_per_worker", scaling.threads_per_worker ? Config(*scaling.threads_per_worker) : Config(nullptr)}}},
+        {"threads_per_worker", scaling.threads_per_worker ? Config(*scaling.threads_per_worker) : Config(nullptr)},
+        {"virtual_workers", scaling.virtual_workers ? Config(*scaling.virtual_workers) : Config(nullptr)}}},
       {"run_config",
        {{"num_to_keep", checkpoint.num_to_keep ? Config(*checkpoint.num_to_keep) : Config(nullptr)},
         {"checkpoint_score_attribute", checkpoint.checkpoint_score_attribute},
@@ -166,6 +179,8 @@ void preprocess(SessionState& session) {
 /// One attempt on one worker.
 void train_once(SessionState& session, const DataParallelTrainerOptions& options, const TrainLoop& train_loop) {
   train::seed_generators(session.launch.flags().seed, session.workers.rank());
+  if (session.share.fixed)
+    session.generators.emplace(session.launch.flags().seed, session.share.first, session.share.count, session.device);
   session.start = choose_start(session, options.resume_from_checkpoint);
   session.newest = session.start;
   take_up(session);
@@ -236,6 +251,7 @@ Result DataParallelTrainer::fit() {
   const auto& flags = launch_.flags();
   const auto limit = comm::time_limit(world);
   const int workers = count_workers(launch_, options_.scaling_config);
+  static_cast<void>(choose_share(options_.scaling_config, workers, 0));
   options_.train_loop_config = Config::parse(comm::on_root(
       world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
@@ -288,6 +304,7 @@ Result DataParallelTrainer::fit() {
                            .preprocessor = options_.preprocessor,
                            .datasets = options_.datasets,
                            .data_config = options_.dataset_config,
+                           .share = choose_share(options_.scaling_config, workers, part.rank()),
                            .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
       try {
         train_once(session, options_, train_loop_);
@@ -339,6 +356,9 @@ TorchTrainerOptions TorchTrainer::restored(const std::filesystem::path& path, To
     const auto& scaling = params.at("scaling_config");
     if (!options.scaling_config.num_workers && !scaling.at("num_workers").is_null())
       options.scaling_config.num_workers = scaling.at("num_workers").get<int>();
+    if (const auto virtual_workers = scaling.value("virtual_workers", Config());
+        !options.scaling_config.virtual_workers && !virtual_workers.is_null())
+      options.scaling_config.virtual_workers = virtual_workers.get<int>();
     auto& kept = options.run_config.checkpoint_config;
     const auto& saved = params.at("run_config");
     if (!kept.num_to_keep && !saved.at("num_to_keep").is_null()) kept.num_to_keep = saved.at("num_to_keep").get<int>();

@@ -24,7 +24,8 @@ struct Preparation {
                        .new_group = [] { return make_process_group(world()); },
                        .weight = weight,
                        .no_sync_depth = no_sync_depth,
-                       .share_memory = std::getenv("MUSTER_TEST_BUCKETS") == nullptr};
+                       .share_memory = std::getenv("MUSTER_TEST_BUCKETS") == nullptr,
+                       .share = {.total = world().size(), .first = world().rank()}};
   /// Small, so that a small model has several.
   ModelOptions options{.bucket_bytes = 64, .first_bucket_bytes = 16};
 

@@ -26,8 +26,11 @@ Dataset numbers(std::int64_t n) {
 struct World {
   World(std::int64_t samples, int size, bool split = true, std::uint64_t seed = 0) {
     for (int rank = 0; rank < size; ++rank)
-      states.push_back(std::make_shared<ShardState>(ShardState{
-          .name = "train", .dataset = numbers(samples), .rank = rank, .world = size, .split = split, .seed = seed}));
+      states.push_back(std::make_shared<ShardState>(ShardState{.name = "train",
+                                                               .dataset = numbers(samples),
+                                                               .share = {.total = size, .first = rank},
+                                                               .split = split,
+                                                               .seed = seed}));
   }
   DatasetShard shard(std::size_t rank = 0) const { return DatasetShard(states[rank]); }
   std::vector<std::shared_ptr<ShardState>> states;

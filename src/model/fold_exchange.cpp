@@ -1,0 +1,79 @@
+#include "model/fold_exchange.hpp"
+
+#include "model/fold.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace muster::model {
+
+FoldExchange::FoldExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
+                           const data::StepShare& share, std::shared_ptr<const data::StepWeight> weight)
+    : group_(std::move(group)), share_(share), weight_(std::move(weight)) {
+  for (const auto& parameter : parameters) {
+    const auto options = parameter.options().requires_grad(false);
+    auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& known) {
+      return known.options.dtype() == options.dtype() && known.options.device() == options.device();
+    });
+    if (kind == kinds_.end()) kind = kinds_.insert(kind, {options});
+    places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), kind->elements, parameter});
+    kind->elements += parameter.numel();
+  }
+  kinds_.push_back({at::TensorOptions(at::kFloat), static_cast<std::int64_t>(parameters.size())});
+  for (auto& kind : kinds_)
+    for (int s = 0; s < share_.count; ++s) kind.shards.push_back(at::empty({kind.elements}, kind.options));
+}
+
+at::Tensor FoldExchange::part(const at::Tensor& flat, const Place& place) const {
+  const auto piece = flat.narrow(0, place.first, place.parameter.numel());
+  return place.parameter.is_non_overlapping_and_dense()
+             ? piece.as_strided(place.parameter.sizes(), place.parameter.strides())
+             : piece.view(place.parameter.sizes());
+}
+
+void FoldExchange::begin() { shard_ = static_cast<std::size_t>(weight_->shard); }
+
+void FoldExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
+  const at::NoGradGuard no_grad;
+  const auto& place = places_[index];
+  auto values = part(kinds_[place.kind].shards[shard_], place);
+  if (gradient.defined())
+    values.copy_(gradient);
+  else
+    values.zero_();
+  kinds_.back().shards[shard_].mutable_data_ptr<float>()[index] =
+      use == Use::left ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
+}
+
+void FoldExchange::finish() {
+  const at::NoGradGuard no_grad;
+  complete_ = shard_ + 1 == static_cast<std::size_t>(share_.count) || weight_->global == 0;
+  if (!complete_) return;
+  for (auto& kind : kinds_) {
+    kind.sum = fold(*group_, kind.shards);
+    if (&kind != &kinds_.back()) kind.sum.mul_(1.0 / share_.total);
+  }
+}
+
+int FoldExchange::users(std::size_t index) const {
+  const float users = kinds_.back().sum.const_data_ptr<float>()[index];
+  return std::isnan(users) ? -1 : static_cast<int>(users);
+}
+
+void FoldExchange::fetch(std::size_t index, at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  const auto& place = places_[index];
+  const auto values = part(kinds_[place.kind].sum, place);
+  if (gradient.defined())
+    gradient.copy_(values);
+  else
+    gradient = values.clone();
+}
+
+}  // namespace muster::model

@@ -1,0 +1,56 @@
+// Gradients of virtual workers: each shard's are put aside, and those of all shards are summed in the order of shards.
+#pragma once
+
+#include "data/step_weight.hpp"
+#include "model/exchange.hpp"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <vector>
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace muster::model {
+
+/// One pass for each of the rank's shards of a step; complete() after the last.
+class FoldExchange final : public Exchange {
+ public:
+  /// The process group serves this exchange alone.
+  FoldExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
+               const data::StepShare& share, std::shared_ptr<const data::StepWeight> weight);
+
+  void begin() override;
+  void add(std::size_t index, const at::Tensor& gradient, Use use) override;
+  void finish() override;
+  bool complete() const override { return complete_; }
+  int users(std::size_t index) const override;
+  void fetch(std::size_t index, at::Tensor& gradient) override;
+
+ private:
+  /// The gradients of one type.
+  struct Kind {
+    at::TensorOptions options;
+    std::int64_t elements = 0;
+    std::vector<at::Tensor> shards = {};  ///< of this rank
+    at::Tensor sum = {};
+  };
+  struct Place {
+    std::size_t kind = 0;
+    std::int64_t first = 0;
+    at::Tensor parameter = {};
+  };
+  at::Tensor part(const at::Tensor& flat, const Place& place) const;
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  data::StepShare share_;
+  std::shared_ptr<const data::StepWeight> weight_;
+  std::vector<Kind> kinds_;    ///< the last one counts users
+  std::vector<Place> places_;  ///< [parameters]
+  std::size_t shard_ = 0;
+  bool complete_ = true;
+};
+
+}  // namespace muster::model

@@ -1,0 +1,145 @@
+// Virtual workers: the same weights, bit for bit, at any number of workers.
+#include "muster/muster.hpp"
+#include "support/job.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using test::run;
+using test::world;
+
+struct Setting {
+  bool batch_norm = true;
+  std::int64_t samples = 48;  ///< two full steps of 12 shards of two
+};
+
+Dataset data_of(const Setting& setting) {
+  const auto x = at::arange(setting.samples, at::kFloat).unsqueeze(1) / setting.samples;
+  return Dataset::from_tensors({{"x", x}, {"y", 3 * x - 1}});
+}
+
+/// Trains for `epochs`, and reports in the middle of each as well. The batches of a step that this worker had.
+std::vector<std::int64_t> train(Session& session, const Setting& setting, std::int64_t epochs) {
+  torch::nn::Sequential layers(torch::nn::Linear(1, 8));
+  if (setting.batch_norm) layers->push_back(torch::nn::BatchNorm1d(8));
+  layers->push_back(torch::nn::Dropout(0.2));
+  layers->push_back(torch::nn::Linear(8, 1));
+  auto net = session.prepare_model(layers);
+  auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), 0.05), {.max_grad_norm = 0.5});
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  state.restore();
+  auto shard = session.get_dataset_shard("train");
+  std::vector<std::int64_t> sizes;
+  for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
+    Mean loss;
+    std::int64_t reported = session.global_step();
+    for (auto& batch : shard.iter_torch_batches({.batch_size = 2, .shuffle = true})) {
+      optimizer.zero_grad();
+      auto l = torch::mse_loss(net->forward(batch["x"]), batch["y"]);
+      l.backward();
+      optimizer.step();
+      loss.add(l, batch.size());
+      sizes.push_back(batch.size());
+      if (session.global_step() == reported + 1) {
+        session.report({{"loss", loss}}, state);
+        reported = -1;
+      }
+    }
+    {
+      const auto evaluation = session.evaluation(net);
+      static_cast<void>(net->forward(at::ones({3, 1})));
+    }
+    session.report({{"loss", loss}}, state);
+  }
+  return sizes;
+}
+
+StateDict trained(const std::filesystem::path& storage, const std::string& name, const Setting& setting, int workers,
+                  std::int64_t epochs) {
+  TorchTrainerOptions options{.scaling_config = {.num_workers = workers, .virtual_workers = 12},
+                              .run_config = {.name = name},
+                              .datasets = {{"train", data_of(setting)}}};
+  std::vector<std::int64_t> sizes;
+  const auto [code, result] = run({storage,
+                                   {"--set", "epochs=" + std::to_string(epochs)},
+                                   [&] {
+                                     options.train_loop_config = {{"epochs", 0}};
+                                     return options;
+                                   }()},
+                                  [&](Session& session, const Config&) { sizes = train(session, setting, epochs); });
+  EXPECT_EQ(code, 0);
+  EXPECT_TRUE(result && result->checkpoint);
+  if (world().rank() < workers) {
+    EXPECT_EQ(sizes.size() % static_cast<std::size_t>(12 / workers), 0u);
+  }
+  return result->checkpoint->to_dict();
+}
+
+void expect_same_bits(const StateDict& have, const StateDict& want, const std::string& what) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : want.tensors) {
+    ASSERT_TRUE(have.tensors.contains(name)) << what << ", " << name;
+    EXPECT_TRUE(at::equal(have.tensors.at(name), tensor)) << what << ", " << name;
+  }
+}
+
+TEST(VirtualWorkers, TheSameBitsAtAnyNumberOfWorkers) {
+  const auto storage = test::shared_folder();
+  for (const auto& setting : {Setting{}, Setting{.batch_norm = false, .samples = 50}}) {
+    const auto kind = setting.batch_norm ? std::string("even") : std::string("uneven");
+    const auto want = trained(storage, kind + "1", setting, 1, 3);
+    for (int workers = 2; workers <= world().size(); ++workers)
+      expect_same_bits(trained(storage, kind + std::to_string(workers), setting, workers, 3), want,
+                       kind + " on " + std::to_string(workers));
+  }
+}
+
+TEST(VirtualWorkers, TheSameBitsWhenTheirNumberChangesHalfWay) {
+  const auto storage = test::shared_folder();
+  for (const auto& setting : {Setting{}, Setting{.batch_norm = false, .samples = 50}}) {
+    const auto kind = setting.batch_norm ? std::string("even") : std::string("uneven");
+    const auto want = trained(storage, kind + "whole", setting, 1, 4);
+    trained(storage, kind + "changed", setting, world().size(), 1);
+    trained(storage, kind + "changed", setting, std::max(1, world().size() - 1), 2);
+    expect_same_bits(trained(storage, kind + "changed", setting, world().size(), 4), want, kind);
+  }
+}
+
+TEST(VirtualWorkers, WhatTheyCannotDoIsRefused) {
+  const auto storage = test::shared_folder();
+  const auto attempt = [&](const std::string& name, int virtual_workers,
+                           const std::function<void(Session&, const Config&)>& loop) {
+    return run({storage,
+                {},
+                {.scaling_config = {.virtual_workers = virtual_workers},
+                 .run_config = {.name = name},
+                 .datasets = {{"train", data_of({})}}}},
+               loop)
+        .first;
+  };
+  const int size = world().size();
+  if (size > 1) {
+    EXPECT_EQ(attempt("odd", size + 1, [](Session&, const Config&) {}), 64);
+  }
+  EXPECT_EQ(attempt("loader", size, [](Session& session, const Config&) { session.worker(); }), 64);
+  EXPECT_EQ(attempt("no_sync", size, [](Session& session, const Config&) { session.no_sync(); }), 64);
+  EXPECT_EQ(attempt("middle", 2 * size,
+                    [](Session& session, const Config&) {
+                      for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 2})) {
+                        static_cast<void>(batch);
+                        session.report({{"x", 1.0}});
+                      }
+                    }),
+            1);
+}
+
+}  // namespace
+}  // namespace muster
