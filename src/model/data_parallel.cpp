@@ -89,7 +89,7 @@ bool is_running_statistic(std::string_view name) {
 Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                      const ModelOptions& options) {
   std::optional<Communicator> own;
-  if (shared.share_memory) own = shared.communicator.duplicate();
+  if (shared.share_memory && !options.comm_hook) own = shared.communicator.duplicate();
   return [own, group, options](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
     if (own)
       if (auto exchange = SharedExchange::make(parameters, *own)) return exchange;

@@ -10,6 +10,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 
@@ -25,6 +26,8 @@ std::string text_of(at::ScalarType type, at::IntArrayRef sizes, c10::Device devi
 [[noreturn]] void refuse(const std::string& fact) {
   throw Error(ExitCode::data, averaging, fact, "Change the model first, then call prepare_model");
 }
+
+std::atomic<int> made{0};
 
 }  // namespace
 
@@ -53,9 +56,24 @@ struct Reducer::Pass {
   bool averages = true;
 };
 
+namespace {
+
+/// The reducers that have a pass in this thread's backward() and have everything for it.
+using Complete = std::vector<std::shared_ptr<Reducer>>;
+
+std::shared_ptr<Complete> complete_in_this_backward() {
+  static thread_local std::weak_ptr<Complete> current;
+  auto complete = current.lock();
+  if (!complete) current = complete = std::make_shared<Complete>();
+  return complete;
+}
+
+}  // namespace
+
 Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int world, MakeExchange make_exchange,
                  std::shared_ptr<const data::StepWeight> weight, std::shared_ptr<const int> no_sync_depth)
-    : module_(std::move(module)),
+    : order_(++made),
+      module_(std::move(module)),
       world_(world),
       make_exchange_(std::move(make_exchange)),
       weight_(std::move(weight)),
@@ -160,16 +178,22 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   pass_ = pass;
   open_ = pass->averages;
   if (open_ && !deferred_) exchange_->begin();
-  at_end_of_backward([weak = weak_from_this(), pass] {
+  at_end_of_backward([weak = weak_from_this(), pass, complete = complete_in_this_backward()] {
     const auto self = weak.lock();
     if (!self || !pass->averages) return;
     self->add_rest();
+    complete->push_back(self);
     // After the rest of every other model in this backward(), which may come in another order on another rank.
-    at_end_of_backward([weak, pass] {
-      if (const auto again = weak.lock()) again->finish();
-    });
+    at_end_of_backward([pass, complete] { finish_all(*complete); });
   });
   return pass;
+}
+
+/// In the order that all ranks share: finishing may be more than one message.
+void Reducer::finish_all(std::vector<std::shared_ptr<Reducer>>& complete) {
+  auto reducers = std::exchange(complete, {});
+  std::sort(reducers.begin(), reducers.end(), [](const auto& a, const auto& b) { return a->order_ < b->order_; });
+  for (const auto& reducer : reducers) reducer->finish();
 }
 
 /// What this pass did not reach gives what an earlier one has left in .grad, which is the same on all ranks unless it
@@ -189,8 +213,8 @@ void Reducer::finish() {
     waiting_ = true;
     return;
   }
-  exchange_->finish();
   open_ = false;
+  exchange_->finish();
   for (const auto i : exchanged_) store(parameters_[i], true);
 }
 

@@ -78,9 +78,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<Pass> begin();
   void add_rest();
   void finish();
+  static void finish_all(std::vector<std::shared_ptr<Reducer>>& complete);
   void store(Parameter& parameter, bool fetch);
   void drain();
 
+  int order_;  ///< among all reducers, the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
   int world_;
   MakeExchange make_exchange_;
