@@ -5,6 +5,7 @@
 #include "model/layout.hpp"
 #include "model/reducer.hpp"
 #include "model/shared_exchange.hpp"
+#include "model/sparse_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -118,8 +119,11 @@ class Averaged : public DataParallel {
     const auto buffers = module_->buffers();
     tensors.insert(tensors.end(), buffers.begin(), buffers.end());
     broadcast(*group_, tensors);
+    const auto make_sparse = [group = group_](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+      return std::make_unique<SparseExchange>(parameters, group);
+    };
     reducer_ = std::make_shared<Reducer>(module_, shared.communicator.size(), exchange_maker(shared, group_, options),
-                                         shared.weight, shared.no_sync_depth);
+                                         make_sparse, shared.weight, shared.no_sync_depth);
     reducer_->install();
   }
 
