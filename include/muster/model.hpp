@@ -1,6 +1,8 @@
 // Data parallelism: options of session.prepare_model, and the scopes that belong to it.
 #pragma once
 
+#include <muster/comm_hooks.hpp>
+
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -19,6 +21,9 @@ struct ModelOptions {
   std::size_t bucket_bytes = std::size_t{25} << 20;
   /// The first bucket, which is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
+  /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
+  /// node-shared memory, and optimizers are not fused.
+  CommHook comm_hook = {};
 };
 
 /// While it lives, backward() adds up gradients on this rank alone; the first backward() after it averages the sum.

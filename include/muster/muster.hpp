@@ -2,6 +2,7 @@
 #pragma once
 
 #include <muster/checkpoint.hpp>
+#include <muster/comm_hooks.hpp>
 #include <muster/communicator.hpp>
 #include <muster/config.hpp>
 #include <muster/convert.hpp>

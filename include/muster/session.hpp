@@ -128,7 +128,8 @@ class Session {
 
   /// Moves the module to the device, gives all workers rank 0's weights and buffers, and from then on averages
   /// gradients inside backward(): weighted by samples while a batch of a split dataset is in hand, equally otherwise.
-  /// The same module comes back. Parameters must have the same names and shapes everywhere. Collective.
+  /// The same module comes back. Parameters must have the same names and shapes everywhere. The gradients of embeddings
+  /// with sparse(true) are averaged as sparse ones. Collective.
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*> std::shared_ptr<M> prepare_model(
       std::shared_ptr<M> module, const ModelOptions& options = {}) {

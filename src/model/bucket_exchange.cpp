@@ -14,6 +14,17 @@
 #include <limits>
 
 namespace muster::model {
+namespace {
+
+/// In the memory that the group's backend moves best, if it has its own. Collective.
+at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at::TensorOptions& options) {
+  const auto backend = group.getBackend(options.device().type());
+  const auto device = options.device().has_index() ? options.device().index() : c10::DeviceIndex{0};
+  return backend->supportsTensorAlloc(device) ? backend->allocateTensor(elements, options)
+                                              : at::empty({elements}, options);
+}
+
+}  // namespace
 
 struct BucketExchange::Bucket {
   std::size_t gradients = 0;
@@ -22,11 +33,13 @@ struct BucketExchange::Bucket {
   at::Tensor used;           ///< [gradients], in the end on how many ranks each was used; NaN: a rank has left
   std::vector<float> users;  ///< [gradients], the same on the CPU
   c10::intrusive_ptr<c10d::Work> work = {};
+  GradBucket hooked;  ///< what a hook sees of it
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
                                const ModelOptions& options)
     : group_(std::move(group)),
+      hook_(options.comm_hook),
       scale_(at::scalar_tensor(1.0 / group_->getSize(), at::kDouble)),
       places_(parameters.size()) {
   std::vector<GradientSize> sizes;
@@ -36,12 +49,14 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, c10::i
     });
     sizes.push_back({parameter.nbytes(), static_cast<int>(same_kind - parameters.begin())});
   }
-  for (const auto& chosen : assign_buckets(sizes, options.first_bucket_bytes, options.bucket_bytes)) {
+  const auto assigned = assign_buckets(sizes, options.first_bucket_bytes, options.bucket_bytes);
+  for (const auto& chosen : assigned) {
     std::int64_t elements = 0;
     for (const auto i : chosen) elements += parameters[i].numel();
     const auto count = static_cast<std::int64_t>(chosen.size());
-    const auto flat = at::empty({elements + count}, parameters[chosen.front()].options().requires_grad(false));
+    const auto flat = buffer_for(*group_, elements + count, parameters[chosen.front()].options().requires_grad(false));
     std::int64_t offset = 0;
+    std::vector<at::Tensor> views;
     for (std::size_t number = 0; number < chosen.size(); ++number) {
       const auto& parameter = parameters[chosen[number]];
       const auto piece = flat.narrow(0, offset, parameter.numel());
@@ -50,10 +65,15 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, c10::i
                                  parameter.is_non_overlapping_and_dense()
                                      ? piece.as_strided(parameter.sizes(), parameter.strides())
                                      : piece.view(parameter.sizes())};
+      views.push_back(places_[chosen[number]].values);
       offset += parameter.numel();
     }
-    buckets_.push_back(
-        {chosen.size(), 0, flat, flat.narrow(0, elements, count), std::vector<float>(chosen.size()), {}});
+    buckets_.push_back({.gradients = chosen.size(),
+                        .flat = flat,
+                        .used = flat.narrow(0, elements, count),
+                        .users = std::vector<float>(chosen.size()),
+                        .hooked = {flat.narrow(0, 0, elements), std::move(views), buckets_.size(),
+                                   buckets_.size() + 1 == assigned.size()}});
   }
 }
 
@@ -78,7 +98,8 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
   for (; issued_ < buckets_.size() && buckets_[issued_].missing == 0; ++issued_) {
     auto& full = buckets_[issued_];
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.gradients)}, at::kFloat));
-    std::vector<at::Tensor> tensors{full.flat};
+    // A hook leaves `used` alone, which must arrive as it is.
+    std::vector<at::Tensor> tensors{hook_ ? full.used : full.flat};
     full.work = group_->allreduce(tensors);
   }
 }
@@ -91,6 +112,8 @@ void BucketExchange::finish() {
     const auto users = bucket.used.abs().to(at::kCPU, at::kFloat);
     std::copy_n(users.const_data_ptr<float>(), bucket.gradients, bucket.users.begin());
   }
+  if (hook_)
+    for (auto& bucket : buckets_) hook_(bucket.hooked, *group_);
 }
 
 int BucketExchange::users(std::size_t index) const {

@@ -1,5 +1,5 @@
 // Gradients copied into flat buckets, each averaged by one all-reduce of a process group as soon as it is full and all
-// before it are on their way.
+// before it are on their way; or by the communication hook, at the end, since a hook may wait for other ranks.
 #pragma once
 
 #include "model/exchange.hpp"
@@ -39,6 +39,7 @@ class BucketExchange final : public Exchange {
   struct Bucket;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  CommHook hook_;
   at::Tensor scale_;  ///< 1 / world
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;

@@ -7,6 +7,7 @@
 #include "model/layout.hpp"
 #include "model/reducer.hpp"
 #include "model/shared_exchange.hpp"
+#include "model/sparse_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -152,11 +153,15 @@ class ShardBuffers {
 Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                      const ModelOptions& options) {
   std::optional<Communicator> own;
-  if (shared.share.fixed)
+  if (shared.share.fixed) {
+    if (options.comm_hook)
+      throw Error(ExitCode::usage, preparing, "virtual workers sum gradients as they are",
+                  "Choose no comm_hook with them");
     return [group, shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
       return std::make_unique<FoldExchange>(parameters, group, shared.share, shared.weight);
     };
-  if (shared.share_memory) own = shared.communicator.duplicate();
+  }
+  if (shared.share_memory && !options.comm_hook) own = shared.communicator.duplicate();
   return [own, group, options](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
     if (own)
       if (auto exchange = SharedExchange::make(parameters, *own)) return exchange;
@@ -186,8 +191,15 @@ class Averaged : public DataParallel {
     const auto buffers = module_->buffers();
     tensors.insert(tensors.end(), buffers.begin(), buffers.end());
     broadcast(*group_, tensors);
+    const auto make_sparse = [group = group_,
+                              shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+      if (shared.share.fixed)
+        throw Error(ExitCode::usage, preparing, "virtual workers do not sum the gradients of sparse embeddings",
+                    "Make the embedding with sparse(false)");
+      return std::make_unique<SparseExchange>(parameters, group);
+    };
     reducer_ = std::make_shared<Reducer>(module_, shared.share.total, exchange_maker(shared, group_, options),
-                                         shared.weight, shared.no_sync_depth);
+                                         make_sparse, shared.weight, shared.no_sync_depth);
     reducer_->install();
     if (shared.share.fixed) shards_ = std::make_unique<ShardBuffers>(*module_, group_, shared.share);
   }

@@ -5,8 +5,8 @@
 //   exchange.finish();                              // waits for the other ranks
 //   exchange.fetch(i, gradient);
 //
-// There are two: through node-shared memory (shared_exchange.hpp), and in buckets over a process group
-// (bucket_exchange.hpp).
+// There are three: through node-shared memory (shared_exchange.hpp), in buckets over a process group
+// (bucket_exchange.hpp), and that of sparse gradients (sparse_exchange.hpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>

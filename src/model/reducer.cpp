@@ -1,6 +1,7 @@
 #include "model/reducer.hpp"
 
 #include "model/hooks.hpp"
+#include "model/sparse_exchange.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -10,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 
@@ -26,6 +28,8 @@ std::string text_of(at::ScalarType type, at::IntArrayRef sizes, c10::Device devi
   throw Error(ExitCode::data, averaging, fact, "Change the model first, then call prepare_model");
 }
 
+std::atomic<int> made{0};
+
 }  // namespace
 
 struct Reducer::Parameter {
@@ -37,13 +41,30 @@ struct Reducer::Parameter {
   c10::Device device;
 
   static constexpr std::size_t none = ~std::size_t{0};
-  std::size_t index = none;  ///< in the exchange
+  std::size_t index = none;  ///< in its exchange
+  bool sparse = false;       ///< so is its gradient
+  bool exchanged() const noexcept { return index != none; }
+  bool dense() const noexcept { return exchanged() && !sparse; }
 
   bool reached = false;  ///< in the pass under way
   Use use = Use::none;
   bool pending = false;  ///< .grad holds what was added up and not yet averaged
   bool ghost = false;    ///< .grad was made by passes of weight 0 alone
 
+  void check_gradient() const {
+    const auto& gradient = tensor.grad();
+    if (sparse && gradient.layout() != at::kSparse)
+      throw Error(ExitCode::data, averaging,
+                  "the gradient of parameter " + name + " is dense, but its embedding sparse",
+                  "Use the parameter in that embedding alone, or make it with sparse(false)");
+    if (!sparse && gradient.layout() != at::kStrided)
+      throw Error(ExitCode::data, averaging, "the gradient of parameter " + name + " is sparse",
+                  "Make it dense, or leave it to a torch::nn::Embedding or EmbeddingBag with sparse(true)");
+    if (gradient.scalar_type() != type)
+      throw Error(ExitCode::data, averaging,
+                  c10::str("the gradient of parameter ", name, " is ", gradient.scalar_type(), ", not ", type),
+                  "Keep gradients in the type of their parameter");
+  }
   bool changed() const {
     return tensor.sizes() != at::IntArrayRef(sizes) || tensor.scalar_type() != type || tensor.device() != device;
   }
@@ -53,13 +74,31 @@ struct Reducer::Pass {
   bool averages = true;
 };
 
-Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_exchange,
-                 std::shared_ptr<const data::StepWeight> weight, std::shared_ptr<const int> no_sync_depth)
-    : module_(std::move(module)),
+namespace {
+
+/// The reducers that have a pass in this thread's backward() and have everything for it.
+using Complete = std::vector<std::shared_ptr<Reducer>>;
+
+std::shared_ptr<Complete> complete_in_this_backward() {
+  static thread_local std::weak_ptr<Complete> current;
+  auto complete = current.lock();
+  if (!complete) current = complete = std::make_shared<Complete>();
+  return complete;
+}
+
+}  // namespace
+
+Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_dense,
+                 MakeExchange make_sparse, std::shared_ptr<const data::StepWeight> weight,
+                 std::shared_ptr<const int> no_sync_depth)
+    : order_(++made),
+      module_(std::move(module)),
       total_(total),
-      make_exchange_(std::move(make_exchange)),
       weight_(std::move(weight)),
-      no_sync_depth_(std::move(no_sync_depth)) {
+      no_sync_depth_(std::move(no_sync_depth)),
+      make_dense_(std::move(make_dense)),
+      make_sparse_(std::move(make_sparse)) {
+  const auto sparse = sparse_parameters(*module_);
   std::set<const void*> seen;  // parameters() lists a shared tensor under each of its names
   for (const auto& item : module_->named_parameters()) {
     const auto& tensor = item.value();
@@ -67,6 +106,7 @@ Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExcha
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) continue;
     parameters_.push_back({item.key(), tensor, tensor.sizes().vec(), tensor.scalar_type(), tensor.device()});
+    parameters_.back().sparse = sparse.contains(tensor.unsafeGetTensorImpl());
   }
   choose_parameters();
 }
@@ -96,17 +136,27 @@ void Reducer::check_parameters() const {
 
 /// Those that are or once were to be trained.
 void Reducer::choose_parameters() {
-  exchanged_.clear();
-  std::vector<at::Tensor> tensors;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    auto& p = parameters_[i];
-    if (!p.tensor.requires_grad() && p.index == Parameter::none) continue;
-    p.index = exchanged_.size();
-    exchanged_.push_back(i);
+  std::vector<at::Tensor> dense, sparse;
+  for (auto& p : parameters_) {
+    if (!p.tensor.requires_grad() && !p.exchanged()) continue;
+    auto& tensors = p.sparse ? sparse : dense;
+    p.index = tensors.size();
     tensors.push_back(p.tensor);
   }
-  exchange_ = make_exchange_(tensors);
+  dense_ = make_dense_(dense);
+  if (!sparse.empty()) sparse_ = make_sparse_(sparse);
   ++generation_;
+}
+
+Exchange& Reducer::exchange_of(const Parameter& parameter) const noexcept {
+  return parameter.sparse ? *sparse_ : *dense_;
+}
+
+std::vector<at::Tensor> Reducer::exchanged() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& p : parameters_)
+    if (p.dense()) tensors.push_back(p.tensor);
+  return tensors;
 }
 
 at::Tensor Reducer::weigh(std::size_t parameter, const at::Tensor& gradient) {
@@ -122,14 +172,7 @@ void Reducer::accumulated(std::size_t parameter) {
   auto pass = pass_.lock();
   if (!pass) pass = begin();
   auto& p = parameters_[parameter];
-  const auto& gradient = p.tensor.grad();
-  if (gradient.layout() != at::kStrided)
-    throw Error(ExitCode::data, averaging, "the gradient of parameter " + p.name + " is sparse",
-                "Make it dense, for an embedding with sparse(false)");
-  if (gradient.scalar_type() != p.type)
-    throw Error(ExitCode::data, averaging,
-                c10::str("the gradient of parameter ", p.name, " is ", gradient.scalar_type(), ", not ", p.type),
-                "Keep gradients in the type of their parameter");
+  p.check_gradient();
   if (p.reached)
     throw Error(ExitCode::data, averaging, "parameter " + p.name + " was given a gradient twice in one backward()",
                 "Do not run backward() inside backward()");
@@ -140,16 +183,15 @@ void Reducer::accumulated(std::size_t parameter) {
     p.pending |= counts;
     return;
   }
-  p.reached = true;
   p.use = counts || p.pending ? Use::used : Use::none;
-  if (!deferred_) exchange_->add(p.index, gradient, p.use);
+  add(p);
 }
 
 std::shared_ptr<Reducer::Pass> Reducer::begin() {
   drain();
   check_parameters();
   if (std::any_of(parameters_.begin(), parameters_.end(),
-                  [](const Parameter& p) { return p.index == Parameter::none && p.tensor.requires_grad(); }))
+                  [](const Parameter& p) { return !p.exchanged() && p.tensor.requires_grad(); }))
     choose_parameters();
   for (auto& p : parameters_) {
     p.reached = false;
@@ -159,42 +201,59 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   const auto pass = std::make_shared<Pass>(Pass{*no_sync_depth_ == 0});
   pass_ = pass;
   open_ = pass->averages;
-  if (open_ && !deferred_) exchange_->begin();
-  at_end_of_backward([weak = weak_from_this(), pass] {
+  if (open_ && !deferred_) dense_->begin();
+  if (open_ && sparse_) sparse_->begin();
+  at_end_of_backward([weak = weak_from_this(), pass, complete = complete_in_this_backward()] {
     const auto self = weak.lock();
     if (!self || !pass->averages) return;
     self->add_rest();
+    complete->push_back(self);
     // After the rest of every other model in this backward(), which may come in another order on another rank.
-    at_end_of_backward([weak, pass] {
-      if (const auto again = weak.lock()) again->finish();
-    });
+    at_end_of_backward([pass, complete] { finish_all(*complete); });
   });
   return pass;
+}
+
+/// In the order that all ranks share: finishing may be more than one message.
+void Reducer::finish_all(std::vector<std::shared_ptr<Reducer>>& complete) {
+  auto reducers = std::exchange(complete, {});
+  std::sort(reducers.begin(), reducers.end(), [](const auto& a, const auto& b) { return a->order_ < b->order_; });
+  for (const auto& reducer : reducers) reducer->finish();
+}
+
+void Reducer::add(Parameter& parameter) {
+  parameter.reached = true;
+  if (parameter.sparse || !deferred_)
+    exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
 }
 
 /// What this pass did not reach gives what an earlier one has left in .grad, which is the same on all ranks unless it
 /// is pending.
 void Reducer::add_rest() {
-  for (const auto i : exchanged_) {
-    auto& p = parameters_[i];
-    if (p.reached) continue;
-    // An optimizer that averages by itself steps with what an earlier pass has averaged.
-    if ((p.pending || (deferred_ && !p.ghost)) && p.tensor.grad().defined()) p.use = Use::used;
-    if (!deferred_) exchange_->add(p.index, p.tensor.grad(), p.use);
+  for (auto& p : parameters_) {
+    if (!p.exchanged() || p.reached) continue;
+    if (p.tensor.grad().defined()) {
+      p.check_gradient();
+      // An optimizer that averages by itself steps with what an earlier pass has averaged.
+      if (p.pending || (deferred_ && p.dense() && !p.ghost)) p.use = Use::used;
+    }
+    add(p);
   }
 }
 
 void Reducer::finish() {
-  if (deferred_) {
-    waiting_ = true;
-    return;
+  waiting_ = deferred_;
+  open_ = deferred_;
+  if (sparse_) sparse_->finish();
+  if (!deferred_) dense_->finish();
+  const bool complete = deferred_ || dense_->complete();
+  for (auto& p : parameters_) {
+    if (!p.exchanged() || (deferred_ && !p.sparse)) continue;
+    if (complete)
+      store(p, true);
+    else
+      put_aside(p);
   }
-  exchange_->finish();
-  open_ = false;
-  if (exchange_->complete())
-    for (const auto i : exchanged_) store(parameters_[i], true);
-  else
-    for (const auto i : exchanged_) put_aside(parameters_[i]);
 }
 
 /// The exchange has it; the next pass begins afresh, and an optimizer has nothing to step with.
@@ -205,22 +264,17 @@ void Reducer::put_aside(Parameter& parameter) {
 
 /// What is left when a gradient has been averaged, or used by the optimizer.
 void Reducer::store(Parameter& parameter, bool fetch) {
-  const int users = exchange_->users(parameter.index);
+  auto& exchange = exchange_of(parameter);
+  const int users = exchange.users(parameter.index);
   if (users < 0)
     throw Error(ExitCode::user_error, averaging, "another rank has left this backward() by an exception and gone on",
                 "Let the exception end the training function");
   auto& gradient = parameter.tensor.mutable_grad();
   if (users > 0 && fetch)
-    exchange_->fetch(parameter.index, gradient);
+    exchange.fetch(parameter.index, gradient);
   else if (users == 0 && parameter.ghost)
     gradient.reset();
   parameter.pending = parameter.ghost = false;
-}
-
-std::vector<at::Tensor> Reducer::exchanged() const {
-  std::vector<at::Tensor> tensors;
-  for (const auto i : exchanged_) tensors.push_back(parameters_[i].tensor);
-  return tensors;
 }
 
 void Reducer::gather() {
@@ -228,38 +282,49 @@ void Reducer::gather() {
     // No pass has been since the last step: .grad is what somebody has put there.
     drain();
     check_parameters();
-    for (const auto i : exchanged_) {
-      auto& p = parameters_[i];
-      p.use = p.tensor.grad().defined() ? Use::used : Use::none;
-    }
+    for (auto& p : parameters_)
+      if (p.dense()) p.use = p.tensor.grad().defined() ? Use::used : Use::none;
   }
-  exchange_->begin();
-  for (const auto i : exchanged_)
-    exchange_->add(parameters_[i].index, parameters_[i].tensor.grad(), parameters_[i].use);
+  dense_->begin();
+  for (const auto& p : parameters_)
+    if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.use);
 }
 
 void Reducer::close() {
   open_ = waiting_ = false;
-  for (const auto i : exchanged_) store(parameters_[i], false);
+  for (auto& p : parameters_)
+    if (p.dense()) store(p, false);
 }
 
 void Reducer::settle() {
   if (!waiting_) return;
   gather();
-  exchange_->finish();
   open_ = waiting_ = false;
-  for (const auto i : exchanged_) store(parameters_[i], true);
+  dense_->finish();
+  for (auto& p : parameters_)
+    if (p.dense()) store(p, true);
 }
 
 /// Ends a pass that no optimizer has taken, or that an exception has cut off: the other ranks may wait for it.
 void Reducer::drain() {
   settle();
   if (!open_) return;
-  if (deferred_) exchange_->begin();
-  for (const auto i : exchanged_)
-    if (deferred_ || !parameters_[i].reached) exchange_->add(parameters_[i].index, {}, Use::left);
-  exchange_->finish();
   open_ = false;
+  const auto leave = [this](bool sparse) {
+    for (const auto& p : parameters_)
+      if (p.exchanged() && p.sparse == sparse && (!p.reached || (deferred_ && !sparse)))
+        exchange_of(p).add(p.index, {}, Use::left);
+  };
+  if (!deferred_) leave(false);
+  if (sparse_) {
+    leave(true);
+    sparse_->finish();
+  }
+  if (deferred_) {
+    dense_->begin();
+    leave(false);
+  }
+  dense_->finish();
 }
 
 }  // namespace muster::model

@@ -38,9 +38,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Makes the exchange for these parameters. Collective.
   using MakeExchange = std::function<std::unique_ptr<Exchange>(const std::vector<at::Tensor>& parameters)>;
 
-  /// `total`: the shards of a step, of which a rank may have several. `no_sync_depth` 0: gradients are averaged.
-  /// Collective; install() makes it work.
-  Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_exchange,
+  /// `total`: the shards of a step, of which a rank may have several. The gradients of sparse embeddings have an
+  /// exchange of their own. `no_sync_depth` 0: gradients are averaged. Collective; install() makes it work.
+  Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_dense, MakeExchange make_sparse,
           std::shared_ptr<const data::StepWeight> weight, std::shared_ptr<const int> no_sync_depth);
   ~Reducer();
 
@@ -51,12 +51,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_parameters() const;
 
   // For an optimizer that averages by itself: backward() then leaves this rank's own gradients in .grad, and the
-  // optimizer takes them from the exchange.
+  // optimizer takes them from the exchange. Sparse gradients are averaged in backward() all the same.
   void defer(bool deferred) noexcept { deferred_ = deferred; }
-  Exchange& exchange() noexcept { return *exchange_; }
+  Exchange& exchange() noexcept { return *dense_; }
   /// Counts the exchanges that there have been.
   int generation() const noexcept { return generation_; }
-  /// The parameters that the exchange knows, in its order.
+  /// The parameters that this exchange knows, in its order.
   std::vector<at::Tensor> exchanged() const;
   /// Averages what backward() has left, if it has. Collective.
   void settle();
@@ -74,25 +74,27 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   struct Parameter;
   struct Pass;
-
   void choose_parameters();
   std::shared_ptr<Pass> begin();
+  Exchange& exchange_of(const Parameter& parameter) const noexcept;
+  void add(Parameter& parameter);
   void add_rest();
   void finish();
+  static void finish_all(std::vector<std::shared_ptr<Reducer>>& complete);
   void store(Parameter& parameter, bool fetch);
   void put_aside(Parameter& parameter);
   void drain();
 
+  int order_;  ///< among all reducers, the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
   int total_;
-  MakeExchange make_exchange_;
   std::shared_ptr<const data::StepWeight> weight_;
   std::shared_ptr<const int> no_sync_depth_;
 
   std::vector<std::pair<std::string, const void*>> names_;  ///< each name and its tensor, as they were
   std::vector<Parameter> parameters_;                       ///< each tensor once
-  std::vector<std::size_t> exchanged_;                      ///< of them, those that the exchange knows
-  std::unique_ptr<Exchange> exchange_;
+  MakeExchange make_dense_, make_sparse_;
+  std::unique_ptr<Exchange> dense_, sparse_;  ///< no sparse one where there is no sparse parameter
   int generation_ = 0;
 
   // The pass under way.

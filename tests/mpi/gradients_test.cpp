@@ -411,17 +411,5 @@ TEST(GradientsOf, SeveralTypesAndLayouts) {
   EXPECT_FALSE(frozen.grad().defined() || frozen.requires_grad() || count.grad().defined());
 }
 
-TEST(GradientsOf, SparseOnesAreRefusedByName) {
-  auto module = std::make_shared<nn::SequentialImpl>(nn::Embedding(nn::EmbeddingOptions(6, 2).sparse(true)));
-  const auto prepared = test::Preparation()(module);
-  try {
-    module->forward(at::arange(3)).sum().backward();
-    FAIL() << "sparse gradients were taken";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("the gradient of parameter 0.weight is sparse"), std::string::npos)
-        << error.what();
-  }
-}
-
 }  // namespace
 }  // namespace muster::model

@@ -16,6 +16,12 @@
 
 namespace muster::test {
 
+/// A communication hook that does what is done without one.
+inline void average_bucket(GradBucket& bucket, c10d::ProcessGroup& group) {
+  std::vector<at::Tensor> tensors{bucket.gradients};
+  group.allreduce(tensors)->wait();
+}
+
 /// What a session gives its models.
 struct Preparation {
   std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
@@ -27,7 +33,9 @@ struct Preparation {
                        .share_memory = std::getenv("MUSTER_TEST_BUCKETS") == nullptr,
                        .share = {.total = world().size(), .first = world().rank()}};
   /// Small, so that a small model has several.
-  ModelOptions options{.bucket_bytes = 64, .first_bucket_bytes = 16};
+  ModelOptions options{.bucket_bytes = 64,
+                       .first_bucket_bytes = 16,
+                       .comm_hook = std::getenv("MUSTER_TEST_HOOK") ? CommHook(average_bucket) : CommHook()};
 
   std::shared_ptr<model::DataParallel> operator()(std::shared_ptr<torch::nn::Module> module) const {
     return model::DataParallel::prepare(std::move(module), shared, options);
