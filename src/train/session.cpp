@@ -113,6 +113,7 @@ std::unique_ptr<model::OptimizerStep> Session::prepare_step(torch::optim::Optimi
 }
 
 NoSync Session::no_sync() const { return NoSync(state_->no_sync_depth); }
+Join Session::join(const JoinOptions& options) const { return Join(state_->models, options); }
 
 Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(state_->device.type(), options); }
 
