@@ -6,8 +6,13 @@
 #include <cstddef>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace muster {
+
+namespace model {
+class DataParallel;
+}
 
 enum class Parallel {
   data,  ///< the same weights on all ranks, gradients averaged in backward()
@@ -38,6 +43,43 @@ class NoSync {
 
  private:
   std::shared_ptr<int> depth_;
+};
+
+struct JoinOptions {
+  /// Divide the sum of gradients by the number of all ranks, not by that of the ranks that still have batches.
+  bool divide_by_initial_world_size = false;
+};
+
+/// For loops whose ranks have different numbers of batches. Made by Session::join:
+///
+///   {
+///     auto join = session.join();
+///     for (auto& batch : my_own_batches) { …; loss.backward(); optimizer.step(); }
+///   }
+///
+/// A rank that is done stays at the end of the scope and takes part in the others' averages, without a gradient, until
+/// all are done. Then all ranks get the parameters and buffers of the rank that has averaged the most, of several the
+/// highest. The state of an optimizer is not copied: one with momentum has fallen behind on the ranks that were done
+/// early, and is made anew or loaded if training goes on.
+///
+/// The loop holds no other collective: no GradScaler, no session.mean, no fused optimizer.
+class Join {
+ public:
+  /// Collective.
+  Join(const std::vector<std::shared_ptr<model::DataParallel>>& models, const JoinOptions& options);
+  Join(const Join&) = delete;
+  Join& operator=(const Join&) = delete;
+  /// As finish(), but during an exception it only ends the scope on this rank. An error is logged, and raised by the
+  /// next backward().
+  ~Join();
+
+  /// This rank is done. Collective.
+  void finish();
+
+ private:
+  std::shared_ptr<model::DataParallel> model_;
+  int exceptions_;  ///< under way when the scope began
+  bool finished_ = false;
 };
 
 }  // namespace muster

@@ -162,6 +162,9 @@ class Session {
 
   /// While the scope lives, backward() adds up gradients locally.
   NoSync no_sync() const;
+  /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. There is one prepared
+  /// model. Collective.
+  Join join(const JoinOptions& options = {}) const;
   /// While the scope lives, forward passes on the session's device compute in 16 bits where that is safe.
   Autocast autocast(const AutocastOptions& options = {}) const;
   /// The scaler that half precision needs; it must not outlive the session. Collective.

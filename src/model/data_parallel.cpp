@@ -73,8 +73,10 @@ void transfer(const std::vector<at::Tensor>& tensors, Start&& start) {
   }
 }
 
-void broadcast(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
-  transfer(tensors, [&](std::vector<at::Tensor>& one) { return group.broadcast(one); });
+void broadcast(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root = 0) {
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  transfer(tensors, [&](std::vector<at::Tensor>& one) { return group.broadcast(one, options); });
 }
 
 void average(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
@@ -170,27 +172,28 @@ Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_
 }
 
 /// Parallel::none.
-class Moved : public DataParallel {
+class Moved final : public DataParallel {
  public:
-  explicit Moved(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+  Moved(std::shared_ptr<torch::nn::Module> module, Communicator communicator)
+      : module_(std::move(module)), communicator_(std::move(communicator)) {}
 
   void enter(int) override {}
   void synchronise_buffers() override {}
+  void copy_from(int) override {}
+  const Communicator& channel() override { return communicator_; }
   const torch::nn::Module* module() const noexcept override { return module_.get(); }
   std::shared_ptr<Reducer> reducer() const noexcept override { return nullptr; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
+  Communicator communicator_;
 };
 
-class Averaged : public DataParallel {
+class Averaged final : public DataParallel {
  public:
   Averaged(std::shared_ptr<torch::nn::Module> module, const Shared& shared, const ModelOptions& options)
-      : module_(std::move(module)), group_(shared.new_group()) {
-    auto tensors = module_->parameters();
-    const auto buffers = module_->buffers();
-    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-    broadcast(*group_, tensors);
+      : module_(std::move(module)), communicator_(shared.communicator), group_(shared.new_group()) {
+    copy_from(0);
     const auto make_sparse = [group = group_,
                               shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
       if (shared.share.fixed)
@@ -216,11 +219,23 @@ class Averaged : public DataParallel {
     average(*group_, statistics);
     broadcast(*group_, others);
   }
+  void copy_from(int rank) override {
+    auto tensors = module_->parameters();
+    const auto buffers = module_->buffers();
+    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+    broadcast(*group_, tensors, rank);
+  }
+  const Communicator& channel() override {
+    if (!channel_) channel_ = communicator_.duplicate();
+    return *channel_;
+  }
   const torch::nn::Module* module() const noexcept override { return module_.get(); }
   std::shared_ptr<Reducer> reducer() const noexcept override { return reducer_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
+  Communicator communicator_;
+  std::optional<Communicator> channel_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<Reducer> reducer_;
   std::unique_ptr<ShardBuffers> shards_;  ///< with virtual workers
@@ -232,7 +247,7 @@ std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::M
                                                     const ModelOptions& options) {
   require_unprepared(*module);
   module->to(shared.device);
-  if (options.parallel == Parallel::none) return std::make_shared<Moved>(std::move(module));
+  if (options.parallel == Parallel::none) return std::make_shared<Moved>(std::move(module), shared.communicator);
   require_same_layout(*module, shared.communicator);
   return std::make_shared<Averaged>(std::move(module), shared, options);
 }

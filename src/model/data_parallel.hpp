@@ -52,6 +52,10 @@ class DataParallel {
   virtual void enter(int shard) = 0;
   /// Batch-norm's running statistics become the mean over the shards, every other buffer the first one's. Collective.
   virtual void synchronise_buffers() = 0;
+  /// Parameters and buffers become those of that rank. Collective.
+  virtual void copy_from(int rank) = 0;
+  /// For the ranks to agree on what they have left to do, made at the first call. Collective.
+  virtual const Communicator& channel() = 0;
   virtual const torch::nn::Module* module() const noexcept = 0;
   /// Null with Parallel::none.
   virtual std::shared_ptr<Reducer> reducer() const noexcept = 0;

@@ -28,6 +28,11 @@ std::string text_of(at::ScalarType type, at::IntArrayRef sizes, c10::Device devi
   throw Error(ExitCode::data, averaging, fact, "Change the model first, then call prepare_model");
 }
 
+[[noreturn]] void refuse_fused() {
+  throw Error(ExitCode::usage, "joining ranks with different numbers of batches",
+              "an optimizer is fused with the averaging of gradients", "Prepare it with Fuse::never");
+}
+
 std::atomic<int> made{0};
 
 }  // namespace
@@ -159,6 +164,37 @@ std::vector<at::Tensor> Reducer::exchanged() const {
   return tensors;
 }
 
+void Reducer::join(Communicator channel, bool over_all) {
+  if (deferred_) refuse_fused();
+  joined_.emplace(Joined{std::move(channel), over_all});
+}
+
+std::int64_t Reducer::part() {
+  const auto passes = joined_ ? joined_->passes : 0;
+  joined_.reset();
+  return passes;
+}
+
+std::int64_t Reducer::Joined::agree(bool active_here) {
+  passes += active_here;
+  active = channel.all_reduce(std::int64_t{active_here});
+  return active;
+}
+
+bool Reducer::shadow() {
+  drain();
+  if (joined_->agree(false) == 0) return false;
+  dense_->begin();
+  if (sparse_) sparse_->begin();
+  for (const auto& p : parameters_)
+    if (p.exchanged()) exchange_of(p).add(p.index, {}, Use::none);
+  if (sparse_) sparse_->finish();
+  dense_->finish();
+  for (const auto& p : parameters_)
+    if (p.exchanged()) users(p);
+  return true;
+}
+
 at::Tensor Reducer::weigh(std::size_t parameter, const at::Tensor& gradient) {
   const double weight = weight_->relative(total_);
   auto& p = parameters_[parameter];
@@ -188,11 +224,17 @@ void Reducer::accumulated(std::size_t parameter) {
 }
 
 std::shared_ptr<Reducer::Pass> Reducer::begin() {
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   drain();
   check_parameters();
   if (std::any_of(parameters_.begin(), parameters_.end(),
-                  [](const Parameter& p) { return !p.exchanged() && p.tensor.requires_grad(); }))
+                  [](const Parameter& p) { return !p.exchanged() && p.tensor.requires_grad(); })) {
+    if (joined_)
+      throw Error(ExitCode::user_error, averaging, "a parameter was unfrozen inside join()",
+                  "Unfreeze it before, when all ranks have batches");
     choose_parameters();
+  }
+  if (joined_ && deferred_) refuse_fused();
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = Use::none;
@@ -200,6 +242,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
 
   const auto pass = std::make_shared<Pass>(Pass{*no_sync_depth_ == 0});
   pass_ = pass;
+  if (joined_ && pass->averages) joined_->agree(true);
   open_ = pass->averages;
   if (open_ && !deferred_) dense_->begin();
   if (open_ && sparse_) sparse_->begin();
@@ -262,18 +305,28 @@ void Reducer::put_aside(Parameter& parameter) {
   parameter.pending = parameter.ghost = false;
 }
 
-/// What is left when a gradient has been averaged, or used by the optimizer.
-void Reducer::store(Parameter& parameter, bool fetch) {
-  auto& exchange = exchange_of(parameter);
-  const int users = exchange.users(parameter.index);
+/// On how many ranks this pass has used the parameter.
+int Reducer::users(const Parameter& parameter) const {
+  const int users = exchange_of(parameter).users(parameter.index);
   if (users < 0)
     throw Error(ExitCode::user_error, averaging, "another rank has left this backward() by an exception and gone on",
                 "Let the exception end the training function");
+  return users;
+}
+
+/// What is left when a gradient has been averaged, or used by the optimizer.
+void Reducer::store(Parameter& parameter, bool fetch) {
+  const int ranks = users(parameter);
   auto& gradient = parameter.tensor.mutable_grad();
-  if (users > 0 && fetch)
-    exchange.fetch(parameter.index, gradient);
-  else if (users == 0 && parameter.ghost)
+  if (ranks > 0 && fetch) {
+    exchange_of(parameter).fetch(parameter.index, gradient);
+    if (joined_ && !joined_->over_all && joined_->active < total_) {
+      const at::NoGradGuard no_grad;
+      gradient.mul_(static_cast<double>(total_) / static_cast<double>(joined_->active));
+    }
+  } else if (ranks == 0 && parameter.ghost) {
     gradient.reset();
+  }
   parameter.pending = parameter.ghost = false;
 }
 

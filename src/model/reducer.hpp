@@ -17,12 +17,16 @@
 
 #include "data/step_weight.hpp"
 #include "model/exchange.hpp"
+#include "muster/communicator.hpp"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,6 +69,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The optimizer has done with it.
   void close();
 
+  // For ranks with different numbers of passes (join.cpp).
+  /// From now on the ranks agree over `channel` before every pass that averages who still has one. The average is over
+  /// those, or over all ranks if `over_all`.
+  void join(Communicator channel, bool over_all);
+  bool joined() const noexcept { return joined_.has_value(); }
+  /// Takes part in a pass of the others, without a gradient. False when no rank has one any more. Collective.
+  bool shadow();
+  /// Ends what join() began, on this rank; the number of passes that it has averaged.
+  std::int64_t part();
+  /// The next backward() raises it.
+  void fail(std::exception_ptr failure) noexcept { failure_ = std::move(failure); }
+
   // Called by the hooks, on the thread that runs backward().
   /// What is to be added to the parameter's .grad in place of `gradient`.
   at::Tensor weigh(std::size_t parameter, const at::Tensor& gradient);
@@ -74,6 +90,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   struct Parameter;
   struct Pass;
+  /// Of a scope in which ranks have different numbers of passes.
+  struct Joined {
+    Communicator channel;
+    bool over_all;
+    std::int64_t passes = 0;  ///< of this rank
+    std::int64_t active = 0;  ///< ranks that have the pass under way
+
+    /// How many ranks have a pass now; 0 when all are done.
+    std::int64_t agree(bool active_here);
+  };
+
   void choose_parameters();
   std::shared_ptr<Pass> begin();
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
@@ -81,6 +108,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void add_rest();
   void finish();
   static void finish_all(std::vector<std::shared_ptr<Reducer>>& complete);
+  int users(const Parameter& parameter) const;
   void store(Parameter& parameter, bool fetch);
   void put_aside(Parameter& parameter);
   void drain();
@@ -96,6 +124,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   MakeExchange make_dense_, make_sparse_;
   std::unique_ptr<Exchange> dense_, sparse_;  ///< no sparse one where there is no sparse parameter
   int generation_ = 0;
+
+  std::optional<Joined> joined_;
+  std::exception_ptr failure_;
 
   // The pass under way.
   std::weak_ptr<Pass> pass_;  ///< autograd owns it; it is gone when backward() has returned or thrown

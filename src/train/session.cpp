@@ -116,6 +116,13 @@ NoSync Session::no_sync() const {
   return NoSync(state_->no_sync_depth);
 }
 
+Join Session::join(const JoinOptions& options) const {
+  if (state_->share.fixed)
+    throw Error(ExitCode::usage, "joining ranks", "virtual workers have as many batches on every rank",
+                "Take the data from get_dataset_shard(), or choose no virtual_workers");
+  return Join(state_->models, options);
+}
+
 Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(state_->device.type(), options); }
 
 GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
