@@ -3,8 +3,10 @@
 #include "base/log.hpp"
 #include "comm/channel.hpp"
 #include "comm/collectives.hpp"
+#include "comm/mpi_call.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <string>
 #include <utility>
@@ -19,11 +21,72 @@ struct Part {
   std::size_t bytes = 0;
 };
 
+/// Bytes that hold the name of a segment, or what went wrong.
+constexpr std::size_t longest = 256;
+using Text = std::array<char, longest>;
+
+Text text_of(const std::string& string) {
+  Text text{};
+  std::copy_n(string.begin(), std::min(string.size(), longest - 1), text.begin());
+  return text;
+}
+
+/// How the ranks talk while they share out memory: as every collective, so that another rank's error ends it …
+struct Woken {
+  const Communicator& communicator;
+
+  void from_first(const std::vector<int>& node, Text& text) const {
+    auto memory = std::make_shared<Text>(text);
+    std::vector<Piece> sends, receives;
+    if (communicator.rank() != node.front()) {
+      receives.push_back({memory->data(), longest, node.front()});
+    } else {
+      for (const int r : node)
+        if (r != node.front()) sends.push_back({memory->data(), longest, r});
+    }
+    auto request = Collectives(communicator).exchange(sends, receives, Dtype::u8);
+    request.keep(memory);
+    request.wait();
+    text = *memory;
+  }
+  bool all(bool mine) const { return communicator.all_reduce(std::int64_t{mine}, ReduceOp::min) == 1; }
+  std::vector<std::string> each(const std::string& mine) const { return communicator.all_gather(mine); }
+};
+
+/// … or, while a channel is made, as MPI makes communicators: whoever has begun goes through to the end.
+struct Unwoken {
+  const Channel& channel;
+
+  void from_first(const std::vector<int>& node, Text& text) const {
+    if (channel.rank != node.front()) {
+      check(MPI_Recv(text.data(), longest, MPI_CHAR, node.front(), 0, channel.collective, MPI_STATUS_IGNORE),
+            "MPI_Recv");
+      return;
+    }
+    for (const int r : node)
+      if (r != node.front()) check(MPI_Send(text.data(), longest, MPI_CHAR, r, 0, channel.collective), "MPI_Send");
+  }
+  bool all(bool mine) const {
+    int every = mine ? 1 : 0;
+    check(MPI_Allreduce(MPI_IN_PLACE, &every, 1, MPI_INT, MPI_MIN, channel.collective), "MPI_Allreduce");
+    return every == 1;
+  }
+  std::vector<std::string> each(const std::string& mine) const {
+    const auto own = text_of(mine);
+    std::vector<Text> texts(static_cast<std::size_t>(channel.size));
+    check(MPI_Allgather(own.data(), longest, MPI_CHAR, texts.data(), longest, MPI_CHAR, channel.collective),
+          "MPI_Allgather");
+    std::vector<std::string> all;
+    for (const auto& text : texts) all.emplace_back(text.data());
+    return all;
+  }
+};
+
 /// The local ranks of `node` map a segment of `bytes`, each takes memory for its part. Empty if that fails anywhere.
-std::shared_ptr<node::SharedSegment> map_together(const Communicator& communicator, const std::vector<int>& node,
+template <class Talk>
+std::shared_ptr<node::SharedSegment> map_together(const Talk& talk, int rank, const std::vector<int>& node,
                                                   std::size_t bytes, Part part) {
-  const int root = node.front();
-  const bool here = communicator.rank() == root;
+  const bool here = rank == node.front();
   auto segment = std::make_shared<node::SharedSegment>();
   std::string problem;
   if (here) {
@@ -35,33 +98,22 @@ std::shared_ptr<node::SharedSegment> map_together(const Communicator& communicat
   }
 
   // The name goes from the lowest rank of the node to the others; an empty one says that there is none.
-  constexpr std::size_t longest = 64;
-  auto name = std::make_shared<std::vector<char>>(longest);
-  std::copy(segment->name().begin(), segment->name().end(), name->begin());
-  std::vector<Piece> sends, receives;
-  if (here)
-    for (const int r : node) sends.push_back({name->data(), longest, r});
-  if (!here) receives.push_back({name->data(), longest, root});
-  if (here) std::erase_if(sends, [&](const Piece& piece) { return piece.rank == root; });
-  auto request = Collectives(communicator).exchange(sends, receives, Dtype::u8);
-  request.keep(name);
-  request.wait();
-
+  auto name = text_of(segment->name());
+  talk.from_first(node, name);
   try {
-    if (!here && name->front() != 0) *segment = node::SharedSegment::open(name->data(), bytes);
+    if (!here && name.front() != 0) *segment = node::SharedSegment::open(name.data(), bytes);
     if (segment->data() != nullptr) segment->reserve(part.first, part.bytes);
   } catch (const Error& error) {
     problem = error.what();
   }
-  const bool mapped = segment->data() != nullptr && problem.empty();
-  const bool everywhere = communicator.all_reduce(std::int64_t{mapped}, ReduceOp::min) == 1;
+  const bool everywhere = talk.all(segment->data() != nullptr && problem.empty());
   if (here && segment->data() != nullptr) segment->unlink();
   if (everywhere) return segment;
 
   static std::atomic<bool> warned{false};
-  const auto problems = communicator.all_gather(problem);
+  const auto problems = talk.each(problem);
   const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
-  if (first != problems.end() && !warned.exchange(true) && communicator.rank() == 0)
+  if (first != problems.end() && !warned.exchange(true) && rank == 0)
     log::warn("rank " + std::to_string(first - problems.begin()) + ": " + *first +
               ". Until then MPI carries what the ranks would share, which is slower.");
   return nullptr;
@@ -91,7 +143,8 @@ void attach_node(const Communicator& communicator) {
 
   const auto bytes = node::Team::memory(topology.local_size);
   const bool root = topology.local_rank == 0;
-  const auto segment = map_together(communicator, node->ranks, bytes, {0, root ? bytes : 0});
+  const auto segment =
+      map_together(Unwoken{*communicator.channel()}, communicator.rank(), node->ranks, bytes, {0, root ? bytes : 0});
   if (!segment) return;
   node->memory = segment;
   node->team = std::make_unique<node::Team>(segment->data(), topology.local_rank, topology.local_size);
@@ -104,7 +157,7 @@ std::optional<SharedRegion> share(const Communicator& communicator, std::size_t 
   constexpr std::size_t page = 4096;
   const auto stride = std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
   const int local = communicator.topology().local_rank;
-  auto segment = map_together(communicator, node->ranks, stride * node->ranks.size(),
+  auto segment = map_together(Woken{communicator}, communicator.rank(), node->ranks, stride * node->ranks.size(),
                               {static_cast<std::size_t>(local) * stride, reserved});
   if (!segment) return std::nullopt;
   const node::Region region{segment->data(), stride, segment};
