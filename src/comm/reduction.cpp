@@ -1,54 +1,19 @@
 #include "comm/reduction.hpp"
 
 #include "comm/mpi_call.hpp"
+#include "node/kernels.hpp"
 
-#include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
-#include <cstdint>
+#include <cstddef>
+#include <span>
 
 namespace muster::comm {
 namespace {
 
-float widen(std::uint16_t bits, std::integral_constant<Dtype, Dtype::bf16>) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
-
-std::uint16_t narrow(float value, std::integral_constant<Dtype, Dtype::bf16>) {
-  if (std::isnan(value)) return 0x7fc0;
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  // Round to nearest, ties to even.
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-float widen(std::uint16_t bits, std::integral_constant<Dtype, Dtype::f16>) {
-  return static_cast<float>(std::bit_cast<_Float16>(bits));
-}
-
-std::uint16_t narrow(float value, std::integral_constant<Dtype, Dtype::f16>) {
-  return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value));
-}
-
-float combine(float a, float b, ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return a + b;
-    case ReduceOp::product:
-      return a * b;
-    case ReduceOp::min:
-      return std::isnan(a) || a < b ? a : b;
-    default:
-      return std::isnan(a) || a > b ? a : b;
-  }
-}
-
 template <Dtype type, ReduceOp op>
 void reduce_halves(void* in, void* in_out, int* length, MPI_Datatype*) {
-  constexpr std::integral_constant<Dtype, type> tag;
-  const auto* a = static_cast<const std::uint16_t*>(in);
-  auto* b = static_cast<std::uint16_t*>(in_out);
-  for (int i = 0; i < *length; ++i) b[i] = narrow(combine(widen(a[i], tag), widen(b[i], tag), op), tag);
+  const std::array<const void*, 2> sources{in, in_out};
+  node::reduce_arrays(std::span(&in_out, 1), sources, static_cast<std::size_t>(*length), {.type = type, .op = op});
 }
 
 template <Dtype type, ReduceOp op>
