@@ -154,7 +154,7 @@ void attach_node(const Communicator& communicator) {
 std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
   const auto* node = communicator.channel()->node.get();
   if (node == nullptr) return std::nullopt;
-  constexpr std::size_t page = 4096;
+  const auto page = node::page_size();
   const auto stride = std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
   const int local = communicator.topology().local_rank;
   auto segment = map_together(Woken{communicator}, communicator.rank(), node->ranks, stride * node->ranks.size(),

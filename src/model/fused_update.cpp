@@ -7,8 +7,6 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,7 +15,6 @@
 namespace muster::model {
 namespace {
 
-constexpr std::size_t page = 4096;
 constexpr std::size_t stretch = 2048;  ///< elements whose averages stay in the first cache
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -56,12 +53,12 @@ std::unique_ptr<FusedUpdate> FusedUpdate::make(SharedExchange& exchange, std::ve
   std::size_t parameter_bytes = 0, state_bytes = 0;
   for (const auto& block : blocks) {
     const auto bytes = block.count * node::size_of(block.type);
-    parameter_bytes += round_up(bytes, page);
-    state_bytes += static_cast<std::size_t>(states) * round_up(bytes, page);
+    parameter_bytes += round_up(bytes, node::page_size());
+    state_bytes += static_cast<std::size_t>(states) * round_up(bytes, node::page_size());
   }
   const auto total = parameter_bytes + state_bytes + exchange.reduction().parts() * sizeof(double);
   const auto ranks = static_cast<std::size_t>(exchange.communicator().size());
-  const auto share = round_up((total + ranks - 1) / ranks, page);
+  const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
   auto region = comm::share(exchange.communicator(), share, share);
   if (!region) return nullptr;
   return std::unique_ptr<FusedUpdate>(
@@ -81,7 +78,7 @@ FusedUpdate::FusedUpdate(SharedExchange& exchange, std::vector<at::Tensor> param
   std::vector<std::size_t> parameters_at, state_at;
   std::size_t at = 0, after = parameter_bytes;
   for (const auto& block : reduced) {
-    const auto bytes = round_up(block.count * node::size_of(block.type), page);
+    const auto bytes = round_up(block.count * node::size_of(block.type), node::page_size());
     parameters_at.push_back(at);
     state_at.push_back(after);
     at += bytes;
@@ -105,7 +102,7 @@ FusedUpdate::FusedUpdate(SharedExchange& exchange, std::vector<at::Tensor> param
         view_.get() + parameters_at[target.block] + offset, parameter.sizes(), parameter.strides(),
         [view = view_](void*) {}, options);
     for (int s = 0; s < states; ++s) {
-      const auto bytes = round_up(block.count * node::size_of(block.type), page);
+      const auto bytes = round_up(block.count * node::size_of(block.type), node::page_size());
       target.state.push_back(base + state_at[target.block] + static_cast<std::size_t>(s) * bytes + offset);
       target.state_views.push_back(at::from_blob(
           target.state.back(), parameter.sizes(), parameter.strides(), [segment = region_.segment](void*) {}, options));
@@ -130,8 +127,9 @@ void FusedUpdate::show() {
       // Drops this rank's own pages; neighbours on them are the same in the shared copy.
       auto* const first = static_cast<std::byte*>(target.view.data_ptr());
       const auto offset = static_cast<std::size_t>(first - view_.get());
+      const auto page = node::page_size();
       const auto begin = offset / page * page, end = round_up(offset + parameter.nbytes(), page);
-      ::madvise(view_.get() + begin, end - begin, MADV_DONTNEED);
+      node::SharedSegment::drop_private_pages(view_.get() + begin, end - begin);
       if (parameter.const_data_ptr() != target.view.const_data_ptr()) parameter.set_data(target.view);
     }
     torch::autograd::impl::bump_version(parameter);

@@ -35,6 +35,11 @@ std::string random_name() {
 
 }  // namespace
 
+std::size_t page_size() noexcept {
+  static const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
 SharedSegment SharedSegment::create(std::size_t bytes) {
   SharedSegment segment;
   segment.name_ = random_name();
@@ -87,6 +92,10 @@ std::shared_ptr<std::byte> SharedSegment::private_view(std::size_t first, std::s
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file_, static_cast<off_t>(first));
   if (address == MAP_FAILED) fail("mmap", errno);
   return {static_cast<std::byte*>(address), [bytes](std::byte* view) { ::munmap(view, bytes); }};
+}
+
+void SharedSegment::drop_private_pages(std::byte* first, std::size_t bytes) {
+  if (::madvise(first, bytes, MADV_DONTNEED) != 0) fail("madvise", errno);
 }
 
 void SharedSegment::unlink() noexcept { ::shm_unlink(name_.c_str()); }

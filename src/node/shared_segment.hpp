@@ -10,6 +10,9 @@
 
 namespace muster::node {
 
+/// Bytes of a page of memory on this machine.
+std::size_t page_size() noexcept;
+
 /// Move-only. Unmapped by the destructor, which concerns this process alone.
 class SharedSegment {
  public:
@@ -27,8 +30,10 @@ class SharedSegment {
   /// Gives the memory of a part (whole pages) back; it would be zeroes again.
   void discard(std::size_t first, std::size_t bytes) noexcept;
   /// A part of it (whole pages) mapped once more: it shows what is written to the segment, but what is written to it
-  /// goes to pages of this process alone, which hide the segment's until they are dropped with MADV_DONTNEED.
+  /// goes to pages of this process alone, which hide the segment's until they are dropped.
   std::shared_ptr<std::byte> private_view(std::size_t first, std::size_t bytes) const;
+  /// Drops this process's own pages of a view, whole ones: it shows the segment again.
+  static void drop_private_pages(std::byte* first, std::size_t bytes);
   /// Removes the name.
   void unlink() noexcept;
 
