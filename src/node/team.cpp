@@ -51,6 +51,16 @@ struct Team::Shared {
   }
 };
 
+namespace {
+
+/// The piece of an owner's slice that begins at `first` in it, or what is left.
+Team::Slice piece_of(const Team::Slice& whole, std::size_t first, std::size_t count) {
+  const auto begin = std::min(first, whole.count);
+  return {whole.first + begin, std::min(count, whole.count - begin)};
+}
+
+}  // namespace
+
 class Team::Operation {
  public:
   virtual ~Operation() = default;
@@ -331,7 +341,7 @@ class Team::ReduceScatter final : public Operation {
         if (!step_.enter(team)) return false;
         for (int o = 0; o < owners_; ++o) {
           if (o == team.rank_) continue;
-          const auto part = part_of(o, piece);
+          const auto part = piece_of(slice(count_, owners_, o, reduction_.type), first_, piece);
           std::memcpy(team.slot(team.rank_, step_.number) + static_cast<std::size_t>(o) * piece * element_,
                       data_ + part.first * element_, part.count * element_);
         }
@@ -339,7 +349,7 @@ class Team::ReduceScatter final : public Operation {
       }
       if (team.rank_ < owners_) {
         if (!team.all_arrived(step_.number)) return false;
-        const auto mine = part_of(team.rank_, piece);
+        const auto mine = piece_of(slice(count_, owners_, team.rank_, reduction_.type), first_, piece);
         void* const here = data_ + mine.first * element_;
         for (int r = 0; r < team.size_; ++r)
           sources_[static_cast<std::size_t>(r)] =
@@ -354,12 +364,6 @@ class Team::ReduceScatter final : public Operation {
   }
 
  private:
-  Slice part_of(int owner, std::size_t piece) const {
-    const auto whole = slice(count_, owners_, owner, reduction_.type);
-    const auto first = std::min(first_, whole.count);
-    return {whole.first + first, std::min(piece, whole.count - first)};
-  }
-
   std::byte* data_;
   std::size_t count_;
   int owners_;
@@ -417,7 +421,7 @@ class Team::AllGather final : public Operation {
       if (!step_.entered) {
         if (!step_.enter(team)) return false;
         if (team.rank_ < owners_) {
-          const auto mine = part_of(team.rank_, piece);
+          const auto mine = piece_of(slice(count_, owners_, team.rank_, type_), first_, piece);
           std::memcpy(team.slot(team.rank_, step_.number), data_ + mine.first * element_, mine.count * element_);
         }
         team.arrive(step_.number);
@@ -425,7 +429,7 @@ class Team::AllGather final : public Operation {
       if (!team.all_arrived(step_.number)) return false;
       for (int o = 0; o < owners_; ++o) {
         if (o == team.rank_) continue;
-        const auto part = part_of(o, piece);
+        const auto part = piece_of(slice(count_, owners_, o, type_), first_, piece);
         std::memcpy(data_ + part.first * element_, team.slot(o, step_.number), part.count * element_);
       }
       first_ += piece;
@@ -435,12 +439,6 @@ class Team::AllGather final : public Operation {
   }
 
  private:
-  Slice part_of(int owner, std::size_t piece) const {
-    const auto whole = slice(count_, owners_, owner, type_);
-    const auto first = std::min(first_, whole.count);
-    return {whole.first + first, std::min(piece, whole.count - first)};
-  }
-
   std::byte* data_;
   std::size_t count_;
   int owners_;
