@@ -29,8 +29,8 @@ struct ScalingConfig {
   /// to the next: a step has so many shards, and each worker takes several of them, one batch after the other.
   /// Gradients are summed in the order of shards; random state and batch statistics belong to the shard. The training
   /// function stays as it is: until the last batch of a step, gradients are put aside after backward(), so that
-  /// zero_grad() and the optimizer's step() find none. `batch_size` is that of a shard. With the same library and
-  /// threads per worker.
+  /// zero_grad() and the optimizer's step() find none. Each batch has one backward(). `batch_size` is that of a shard.
+  /// With the same library and threads per worker.
   std::optional<int> virtual_workers = {};
 };
 

@@ -112,14 +112,14 @@ Pass ShardState::begin_pass(const BatchOptions& options) {
 }
 
 void ShardState::take(const Pass& pass, const Batch& batch, int shard) {
-  if (split && weight) *weight = {batch.size(), batch.global_size(), shard, pass.share.count};
+  if (split && weight) *weight = {batch.size(), batch.global_size(), shard, pass.share.count, weight->batch + 1};
   const bool completes_step = shard + 1 == pass.share.count;
   if (completes_step && under_way && pass.ticket == ticket) consumed += batch.global_size();
   if (split && on_batch) on_batch(batch.global_size());
 }
 
 void ShardState::end_pass(const Pass& pass) {
-  if (split && weight) *weight = {};
+  if (split && weight) *weight = {.batch = weight->batch};
   if (split && on_end) on_end();
   if (!under_way || pass.ticket != ticket) return;
   under_way = false;

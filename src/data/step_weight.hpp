@@ -19,6 +19,7 @@ struct StepWeight {
   std::int64_t global = 0;  ///< of the step, over all ranks; 0 while no batch is in hand: all count the same
   int shard = 0;            ///< which of the rank's shards of the step the batch is
   int shards = 1;
+  std::int64_t batch = 0;  ///< counts the batches that there have been
 
   /// The batch's share of the samples in units of an even one: exactly 1 where all shards have as many, 0 for a ghost
   /// batch. `total`: shards of a step.

@@ -1,6 +1,7 @@
 #include "model/fold_exchange.hpp"
 
 #include "model/fold.hpp"
+#include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -37,7 +38,19 @@ at::Tensor FoldExchange::part(const at::Tensor& flat, const Place& place) const 
              : piece.view(place.parameter.sizes());
 }
 
-void FoldExchange::begin() { shard_ = static_cast<std::size_t>(weight_->shard); }
+void FoldExchange::begin() {
+  const auto refuse = [](const char* fact) {
+    throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
+                "Run one backward() for each batch of a split dataset");
+  };
+  if (weight_->global == 0) refuse("no batch of a split dataset is in hand");
+  if (weight_->batch == batch_) refuse("this batch has had its backward()");
+  shard_ = static_cast<std::size_t>(weight_->shard);
+  // A step that was left before its end is forgotten with the first shard of the next.
+  if (shard_ != 0 && (shard_ != next_ || weight_->batch != batch_ + 1)) refuse("a batch of the step had no backward()");
+  batch_ = weight_->batch;
+  next_ = shard_ + 1;
+}
 
 void FoldExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
@@ -53,7 +66,7 @@ void FoldExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
 
 void FoldExchange::finish() {
   const at::NoGradGuard no_grad;
-  complete_ = shard_ + 1 == static_cast<std::size_t>(share_.count) || weight_->global == 0;
+  complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
   for (auto& kind : kinds_) {
     kind.sum = fold(*group_, kind.shards);

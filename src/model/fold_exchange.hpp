@@ -6,6 +6,8 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -49,7 +51,9 @@ class FoldExchange final : public Exchange {
   std::shared_ptr<const data::StepWeight> weight_;
   std::vector<Kind> kinds_;    ///< the last one counts users
   std::vector<Place> places_;  ///< [parameters]
-  std::size_t shard_ = 0;
+  std::size_t shard_ = 0;      ///< of the pass under way
+  std::size_t next_ = 0;       ///< that is missing in the step
+  std::int64_t batch_ = 0;     ///< the last one that had a pass
   bool complete_ = true;
 };
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -131,6 +132,30 @@ TEST(VirtualWorkers, WhatTheyCannotDoIsRefused) {
   }
   EXPECT_EQ(attempt("loader", size, [](Session& session, const Config&) { session.worker(); }), 64);
   EXPECT_EQ(attempt("no_sync", size, [](Session& session, const Config&) { session.no_sync(); }), 64);
+  const auto backward = [](torch::nn::Linear net) { net->forward(at::ones({2, 1})).sum().backward(); };
+  EXPECT_EQ(attempt("outside", size,
+                    [&](Session& session, const Config&) { backward(session.prepare_model(torch::nn::Linear(1, 1))); }),
+            1);
+  EXPECT_EQ(attempt("twice", 2 * size,
+                    [&](Session& session, const Config&) {
+                      const auto net = session.prepare_model(torch::nn::Linear(1, 1));
+                      for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 2})) {
+                        static_cast<void>(batch);
+                        backward(net);
+                        backward(net);
+                      }
+                    }),
+            1);
+  EXPECT_EQ(attempt("left_out", 2 * size,
+                    [&](Session& session, const Config&) {
+                      const auto net = session.prepare_model(torch::nn::Linear(1, 1));
+                      bool first = true;
+                      for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 2})) {
+                        static_cast<void>(batch);
+                        if (!std::exchange(first, false)) backward(net);
+                      }
+                    }),
+            1);
   EXPECT_EQ(attempt("middle", 2 * size,
                     [](Session& session, const Config&) {
                       for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 2})) {
