@@ -36,8 +36,9 @@ struct GradBucket {
   /// Of the model's buckets, which come one after the other.
   const std::size_t index = 0;
   const bool last = false;
-  /// The hook's own, kept for this bucket from one backward() to the next; empty at first, and again when parameters
-  /// have been unfrozen that were frozen in prepare_model.
+  /// The hook's own, kept for this bucket from one backward() to the next. Empty at first, and again when the buckets
+  /// change: after the first backward(), if it made gradients in another order than that of the parameters, and when
+  /// parameters have been unfrozen that were frozen in prepare_model.
   std::any memory = {};
 };
 

@@ -89,6 +89,8 @@ class Launch {
   const std::string& program() const noexcept;
   /// Threads of torch that a rank should use: --threads, OMP_NUM_THREADS, or its share of the CPUs that it may run on.
   int threads_per_rank() const noexcept;
+  /// This rank's share of the CPUs that it may run on: each divided by the ranks of the node that may.
+  int cpus_per_rank() const noexcept;
   /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), or since
   /// --time-limit is over. The ranks agree at the next report that saves, and end with ExitCode::stopped.
   bool stop_requested() const noexcept;

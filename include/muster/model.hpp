@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,14 +22,17 @@ enum class Parallel {
 
 struct ModelOptions {
   Parallel parallel = Parallel::data;
-  /// Gradients travel in buckets of at most this many bytes (a larger one alone), about in the order in which
-  /// backward() makes them.
+  /// Gradients travel in buckets of at most this many bytes (a larger one alone), in the order in which the first
+  /// backward() has made them.
   std::size_t bucket_bytes = std::size_t{25} << 20;
   /// The first bucket, which is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through
   /// node-shared memory, and optimizers are not fused.
   CommHook comm_hook = {};
+  /// Whether a thread of its own makes the averages while backward() computes. Unless given, where that gains: where a
+  /// rank has a core more than threads of torch. For parameters on the CPU; gloo and NCCL have threads anyway.
+  std::optional<bool> progress_thread = {};
 };
 
 /// While it lives, backward() adds up gradients on this rank alone; the first backward() after it averages the sum.

@@ -81,6 +81,7 @@ struct Launch::State {
   Parsing parsing;
   LaunchFlags flags;
   int threads = 1;
+  int cpus = 1;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<comm::Environment> environment;
 };
@@ -168,17 +169,18 @@ void Launch::State::choose_threads() {
   std::vector<std::string> local;
   for (std::size_t r = 0; r < all.size(); ++r)
     if (topology.node_of_rank[r] == topology.node_rank) local.push_back(all[r]);
+  cpus = launch::threads_for(local, topology.local_rank);
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   if (flags.threads)
     threads = *flags.threads;
   else if (chosen != nullptr && std::atoi(chosen) > 0)
     threads = std::atoi(chosen);
   else
-    threads = launch::threads_for(local, topology.local_rank);
-  const int cpus = launch::launcher_cpus();
-  if (flags.threads || !launch::bound_below_share(local, topology.local_rank, cpus)) return;
-  log::warn("each rank is bound to " + std::to_string(launch::threads_for(local, topology.local_rank)) + " of " +
-            std::to_string(cpus) + " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
+    threads = cpus;
+  const int of_node = launch::launcher_cpus();
+  if (flags.threads || !launch::bound_below_share(local, topology.local_rank, of_node)) return;
+  log::warn("each rank is bound to " + std::to_string(cpus) + " of " + std::to_string(of_node) +
+            " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
 }
 
 Launch::Launch(int argc, char** argv, std::string version)
@@ -200,6 +202,7 @@ const Communicator& Launch::communicator() const noexcept { return state_->envir
 const LaunchFlags& Launch::flags() const noexcept { return state_->flags; }
 const std::string& Launch::program() const noexcept { return state_->program; }
 int Launch::threads_per_rank() const noexcept { return state_->threads; }
+int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
 
 bool Launch::stop_requested() const noexcept {
   const auto& limit = state_->flags.time_limit;

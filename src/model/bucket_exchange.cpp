@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,9 +13,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 namespace muster::model {
 namespace {
+
+/// Buckets begin at whole cache lines, of the smallest element.
+constexpr std::int64_t line = 64;
 
 /// In the memory that the group's backend moves best, if it has its own. Collective.
 at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at::TensorOptions& options) {
@@ -25,6 +31,14 @@ at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at
 }
 
 }  // namespace
+
+/// What gradients of one type on one device have in common.
+struct BucketExchange::Kind {
+  at::TensorOptions options;
+  std::int64_t elements = 0;
+  std::int64_t gradients = 0;
+  at::Tensor memory = {};  ///< of all of their buckets
+};
 
 struct BucketExchange::Bucket {
   std::size_t gradients = 0;
@@ -37,35 +51,57 @@ struct BucketExchange::Bucket {
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                               const ModelOptions& options)
+                               const ModelOptions& options, bool progress_thread)
     : group_(std::move(group)),
       hook_(options.comm_hook),
-      scale_(at::scalar_tensor(1.0 / group_->getSize(), at::kDouble)),
-      places_(parameters.size()) {
-  std::vector<GradientSize> sizes;
+      first_bytes_(options.first_bucket_bytes),
+      most_bytes_(options.bucket_bytes),
+      scale_(at::scalar_tensor(1.0 / group_->getSize(), at::kDouble)) {
   for (const auto& parameter : parameters) {
-    const auto same_kind = std::find_if(parameters.begin(), parameters.end(), [&](const at::Tensor& other) {
-      return other.scalar_type() == parameter.scalar_type() && other.device() == parameter.device();
+    auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& known) {
+      return known.options.dtype() == parameter.dtype() && known.options.device() == parameter.device();
     });
-    sizes.push_back({parameter.nbytes(), static_cast<int>(same_kind - parameters.begin())});
+    if (kind == kinds_.end()) kind = kinds_.insert(kind, {parameter.options().requires_grad(false)});
+    kind->elements += parameter.numel();
+    ++kind->gradients;
+    places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), parameter});
   }
-  const auto assigned = assign_buckets(sizes, options.first_bucket_bytes, options.bucket_bytes);
+  for (auto& kind : kinds_)
+    kind.memory = buffer_for(*group_, kind.elements + (1 + line) * kind.gradients, kind.options);
+  order_.resize(parameters.size());
+  std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
+  fill_buckets();
+  if (progress_thread) thread_ = std::make_unique<ProgressThread>([this] { return advance(); });
+}
+
+BucketExchange::~BucketExchange() = default;
+
+void BucketExchange::fill_buckets() {
+  std::vector<GradientSize> sizes;
+  for (const auto& place : places_) sizes.push_back({place.parameter.nbytes(), static_cast<int>(place.kind)});
+  const auto assigned = assign_buckets(sizes, order_, first_bytes_, most_bytes_);
+  buckets_.clear();
+  std::vector<std::int64_t> taken(kinds_.size());
   for (const auto& chosen : assigned) {
+    const auto kind = places_[chosen.front()].kind;
     std::int64_t elements = 0;
-    for (const auto i : chosen) elements += parameters[i].numel();
+    for (const auto i : chosen) elements += places_[i].parameter.numel();
     const auto count = static_cast<std::int64_t>(chosen.size());
-    const auto flat = buffer_for(*group_, elements + count, parameters[chosen.front()].options().requires_grad(false));
+    const auto flat = kinds_[kind].memory.narrow(0, taken[kind], elements + count);
+    taken[kind] += (elements + count + line - 1) / line * line;
     std::int64_t offset = 0;
     std::vector<at::Tensor> views;
     for (std::size_t number = 0; number < chosen.size(); ++number) {
-      const auto& parameter = parameters[chosen[number]];
+      auto& place = places_[chosen[number]];
+      const auto& parameter = place.parameter;
       const auto piece = flat.narrow(0, offset, parameter.numel());
+      place.bucket = buckets_.size();
+      place.number = number;
       // In the parameter's own order of memory, so that copies run straight through.
-      places_[chosen[number]] = {buckets_.size(), number,
-                                 parameter.is_non_overlapping_and_dense()
-                                     ? piece.as_strided(parameter.sizes(), parameter.strides())
-                                     : piece.view(parameter.sizes())};
-      views.push_back(places_[chosen[number]].values);
+      place.values = parameter.is_non_overlapping_and_dense()
+                         ? piece.as_strided(parameter.sizes(), parameter.strides(), piece.storage_offset())
+                         : piece.view(parameter.sizes());
+      views.push_back(place.values);
       offset += parameter.numel();
     }
     buckets_.push_back({.gradients = chosen.size(),
@@ -77,15 +113,18 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, c10::i
   }
 }
 
-BucketExchange::~BucketExchange() = default;
-
-void BucketExchange::begin() {
+void BucketExchange::begin(Arrival arrival) {
+  if (std::exchange(moved_, false)) fill_buckets();
   for (auto& bucket : buckets_) bucket.missing = bucket.gradients;
-  issued_ = 0;
+  issued_ = ended_ = 0;
+  arrival_ = arrival;
+  arrived_.clear();
+  if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
 
 void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
+  if (!frozen_ && use != Use::left) arrived_.push_back(static_cast<std::int64_t>(index));
   auto& place = places_[index];
   auto& bucket = buckets_[place.bucket];
   if (gradient.defined())
@@ -95,6 +134,13 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
   bucket.users[place.number] =
       use == Use::left ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
   --bucket.missing;
+  start_full_buckets();
+  if (!thread_) advance();
+}
+
+void BucketExchange::start_full_buckets() {
+  if (issued_ == buckets_.size() || buckets_[issued_].missing > 0) return;
+  const auto lock = thread_ ? thread_->hold() : std::unique_lock<std::mutex>();
   for (; issued_ < buckets_.size() && buckets_[issued_].missing == 0; ++issued_) {
     auto& full = buckets_[issued_];
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.gradients)}, at::kFloat));
@@ -104,8 +150,16 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
   }
 }
 
+bool BucketExchange::advance() {
+  const auto before = ended_;
+  for (auto i = ended_; i < issued_; ++i)
+    if (buckets_[i].work->isCompleted() && i == ended_) ++ended_;
+  return ended_ != before;
+}
+
 void BucketExchange::finish() {
   const at::NoGradGuard no_grad;
+  if (thread_) thread_->stop();
   for (auto& bucket : buckets_) {
     bucket.work->wait();
     bucket.work.reset();
@@ -114,6 +168,25 @@ void BucketExchange::finish() {
   }
   if (hook_)
     for (auto& bucket : buckets_) hook_(bucket.hooked, *group_);
+  freeze_order();
+}
+
+/// Gradients are expected in the order in which they came on the first rank in the first whole backward().
+void BucketExchange::freeze_order() {
+  if (frozen_ || places_.empty()) return;
+  auto order = at::full({static_cast<std::int64_t>(places_.size())}, -1, at::kLong);
+  if (arrival_ == Arrival::in_backward && arrived_.size() == places_.size())
+    std::copy(arrived_.begin(), arrived_.end(), order.mutable_data_ptr<std::int64_t>());
+  std::vector<at::Tensor> from_first{order.to(places_.front().parameter.device())};
+  group_->broadcast(from_first)->wait();
+  order = from_first.front().cpu();
+  const auto* const first = order.const_data_ptr<std::int64_t>();
+  if (*first < 0) return;
+  frozen_ = true;
+  arrived_ = {};
+  moved_ = !std::equal(order_.begin(), order_.end(), first,
+                       [](std::size_t a, std::int64_t b) { return static_cast<std::int64_t>(a) == b; });
+  order_.assign(first, first + places_.size());
 }
 
 int BucketExchange::users(std::size_t index) const {

@@ -13,11 +13,12 @@ struct GradientSize {
   int kind = 0;  ///< gradients of one kind may lie in one tensor: same type, same device
 };
 
-/// Fills buckets from the last gradient to the first, which is about the order in which backward() makes them. A bucket
-/// holds one kind and is full at `bytes`, the first of a kind at `first_bytes`; a gradient larger than that has a
-/// bucket to itself. The result lists buckets in the order in which they become ready, each the indices of its
-/// gradients in the order in which they are made. Every index occurs once.
-std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSize> gradients, std::size_t first_bytes,
+/// Fills buckets with gradients in `order`, in which backward() is expected to make them. A bucket holds one kind and
+/// is full at `bytes`, the first of a kind at `first_bytes`; a gradient larger than that has a bucket to itself. The
+/// result lists buckets in the order in which they become ready, each the indices of its gradients in the order in
+/// which they are made. Every index of `order` occurs once.
+std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSize> gradients,
+                                                     std::span<const std::size_t> order, std::size_t first_bytes,
                                                      std::size_t bytes);
 
 }  // namespace muster::model

@@ -14,6 +14,7 @@
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>
@@ -152,9 +153,14 @@ class ShardBuffers {
   int inside_ = -1;
 };
 
+/// Whether nobody makes the group's work on these parameters advance but who waits for it.
+bool waits_for_progress(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
+  return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.is_cpu(); }) &&
+         group.getBackend(c10::kCPU)->getBackendName() == "muster";
+}
+
 Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                      const ModelOptions& options) {
-  std::optional<Communicator> own;
   if (shared.share.fixed) {
     if (options.comm_hook)
       throw Error(ExitCode::usage, preparing, "virtual workers sum gradients as they are",
@@ -163,12 +169,16 @@ Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_
       return std::make_unique<FoldExchange>(parameters, group, shared.share, shared.weight);
     };
   }
+  std::optional<Communicator> own;
   if (shared.share_memory && !options.comm_hook) own = shared.communicator.duplicate();
-  return [own, group, options](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
-    if (own)
-      if (auto exchange = SharedExchange::make(parameters, *own)) return exchange;
-    return std::make_unique<BucketExchange>(parameters, group, options);
-  };
+  const bool progress_thread = shared.communicator.size() > 1 && options.progress_thread.value_or(shared.spare_core);
+  return
+      [own, group, options, progress_thread](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+        if (own)
+          if (auto exchange = SharedExchange::make(parameters, *own, progress_thread)) return exchange;
+        return std::make_unique<BucketExchange>(parameters, group, options,
+                                                progress_thread && waits_for_progress(*group, parameters));
+      };
 }
 
 /// Parallel::none.

@@ -33,6 +33,8 @@ struct Shared {
   c10::Device device = c10::kCPU;
   /// Gradients go through node-shared memory where that is possible, not through the process group.
   bool share_memory = true;
+  /// This rank has a core that its threads of torch leave alone.
+  bool spare_core = false;
   /// This rank's part of each step; one shard unless there are virtual workers.
   data::StepShare share = {};
 };

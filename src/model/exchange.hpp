@@ -1,12 +1,13 @@
 // How gradients come together: every rank adds each of its gradients once, then finishes, then fetches the averages.
 //
-//   exchange.begin();
+//   exchange.begin(Arrival::in_backward);
 //   for (…) exchange.add(i, gradient, Use::used);   // as they are made
 //   exchange.finish();                              // waits for the other ranks
 //   exchange.fetch(i, gradient);
 //
-// There are three: through node-shared memory (shared_exchange.hpp), in buckets over a process group
-// (bucket_exchange.hpp), and that of sparse gradients (sparse_exchange.hpp).
+// There are four: through node-shared memory (shared_exchange.hpp), in buckets over a process group
+// (bucket_exchange.hpp), that of virtual workers (fold_exchange.hpp) and that of sparse gradients
+// (sparse_exchange.hpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,13 +24,19 @@ enum class Use : std::uint32_t {
   left,  ///< the rank has left the pass by an exception
 };
 
+/// When gradients are added.
+enum class Arrival {
+  in_backward,  ///< one by one while backward() computes, then comes finish()
+  at_once,
+};
+
 /// Indices are those of the parameters that it was made for. All ranks add the same ones in every pass, in any order.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
   /// A new pass; the one before is finished.
-  virtual void begin() = 0;
+  virtual void begin(Arrival arrival) = 0;
   /// The gradient as it is to be averaged; one that is not defined counts as zero. It may be reduced in place from now
   /// on, so nobody else writes to it before finish() has returned.
   virtual void add(std::size_t index, const at::Tensor& gradient, Use use) = 0;

@@ -38,7 +38,7 @@ at::Tensor FoldExchange::part(const at::Tensor& flat, const Place& place) const 
              : piece.view(place.parameter.sizes());
 }
 
-void FoldExchange::begin() {
+void FoldExchange::begin(Arrival) {
   const auto refuse = [](const char* fact) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");

@@ -24,7 +24,7 @@ class FoldExchange final : public Exchange {
   FoldExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
                const data::StepShare& share, std::shared_ptr<const data::StepWeight> weight);
 
-  void begin() override;
+  void begin(Arrival arrival) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   bool complete() const override { return complete_; }

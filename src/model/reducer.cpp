@@ -184,12 +184,12 @@ std::int64_t Reducer::Joined::agree(bool active_here) {
 bool Reducer::shadow() {
   drain();
   if (joined_->agree(false) == 0) return false;
-  dense_->begin();
-  if (sparse_) sparse_->begin();
+  dense_->begin(Arrival::at_once);
+  if (sparse_) sparse_->begin(Arrival::at_once);
   for (const auto& p : parameters_)
     if (p.exchanged()) exchange_of(p).add(p.index, {}, Use::none);
-  if (sparse_) sparse_->finish();
   dense_->finish();
+  if (sparse_) sparse_->finish();
   for (const auto& p : parameters_)
     if (p.exchanged()) users(p);
   return true;
@@ -244,8 +244,8 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   pass_ = pass;
   if (joined_ && pass->averages) joined_->agree(true);
   open_ = pass->averages;
-  if (open_ && !deferred_) dense_->begin();
-  if (open_ && sparse_) sparse_->begin();
+  if (open_ && !deferred_) dense_->begin(Arrival::in_backward);
+  if (open_ && sparse_) sparse_->begin(Arrival::in_backward);
   at_end_of_backward([weak = weak_from_this(), pass, complete = complete_in_this_backward()] {
     const auto self = weak.lock();
     if (!self || !pass->averages) return;
@@ -287,8 +287,9 @@ void Reducer::add_rest() {
 void Reducer::finish() {
   waiting_ = deferred_;
   open_ = deferred_;
-  if (sparse_) sparse_->finish();
+  // The thread of the dense ones may use the process group until they are finished.
   if (!deferred_) dense_->finish();
+  if (sparse_) sparse_->finish();
   const bool complete = deferred_ || dense_->complete();
   for (auto& p : parameters_) {
     if (!p.exchanged() || (deferred_ && !p.sparse)) continue;
@@ -338,7 +339,7 @@ void Reducer::gather() {
     for (auto& p : parameters_)
       if (p.dense()) p.use = p.tensor.grad().defined() ? Use::used : Use::none;
   }
-  dense_->begin();
+  dense_->begin(Arrival::at_once);
   for (const auto& p : parameters_)
     if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.use);
 }
@@ -368,16 +369,19 @@ void Reducer::drain() {
       if (p.exchanged() && p.sparse == sparse && (!p.reached || (deferred_ && !sparse)))
         exchange_of(p).add(p.index, {}, Use::left);
   };
-  if (!deferred_) leave(false);
+  if (!deferred_) {
+    leave(false);
+    dense_->finish();
+  }
   if (sparse_) {
     leave(true);
     sparse_->finish();
   }
   if (deferred_) {
-    dense_->begin();
+    dense_->begin(Arrival::at_once);
     leave(false);
+    dense_->finish();
   }
-  dense_->finish();
 }
 
 }  // namespace muster::model

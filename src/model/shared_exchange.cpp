@@ -27,6 +27,12 @@ at::Tensor tensor_at(std::byte* data, const at::Tensor& parameter) {
 
 std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// What a note says of a gradient: its use, and as which of all it came, from 1; 0 where they came at once.
+constexpr int use_bits = 2;
+std::uint32_t note_of(Use use, std::uint32_t place) { return static_cast<std::uint32_t>(use) | place << use_bits; }
+Use use_in(std::uint32_t note) { return static_cast<Use>(note & ((1U << use_bits) - 1)); }
+std::uint32_t place_in(std::uint32_t note) { return note >> use_bits; }
+
 }  // namespace
 
 /// A gradient's place in the shared memory, and what became of it in this pass.
@@ -37,7 +43,8 @@ struct SharedExchange::Slot {
   bool small = false;      ///< it is always copied; a large one only if it does not lie in the region by itself
   bool reserved = false;   ///< there is memory behind the offset
   Use use = Use::none;
-  at::Tensor copy = {};  ///< undefined where the gradient itself is reduced
+  std::uint32_t place = 0;  ///< as which of all it came
+  at::Tensor copy = {};     ///< undefined where the gradient itself is reduced
   std::byte* taken = nullptr;
 };
 
@@ -54,7 +61,7 @@ struct SharedExchange::Layout {
 
   explicit Layout(const std::vector<at::Tensor>& parameters) {
     for (const auto& parameter : parameters) slots.push_back({parameter});
-    // Backward makes gradients about from the last to the first; the small ones go together, in the end.
+    // In the first pass large gradients are expected from the last to the first; the small ones go together.
     std::map<comm::Dtype, std::vector<std::size_t>> small;
     for (std::size_t i = slots.size(); i-- > 0;) {
       const auto& parameter = parameters[i];
@@ -93,7 +100,7 @@ struct SharedExchange::Layout {
 };
 
 std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tensor>& parameters,
-                                                     const Communicator& communicator) {
+                                                     const Communicator& communicator, bool progress_thread) {
   if (communicator.size() == 1 || communicator.topology().num_nodes > 1 || parameters.empty()) return nullptr;
   for (const auto& parameter : parameters)
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
@@ -106,11 +113,11 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
   auto region = comm::share(communicator, layout.bytes, layout.reserved);
   if (!region) return nullptr;
   return std::unique_ptr<SharedExchange>(
-      new SharedExchange(std::move(layout), communicator, std::move(*control), std::move(*region)));
+      new SharedExchange(std::move(layout), communicator, std::move(*control), std::move(*region), progress_thread));
 }
 
 SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::SharedRegion control,
-                               comm::SharedRegion region)
+                               comm::SharedRegion region, bool progress_thread)
     : communicator_(std::move(communicator)),
       control_(std::move(control)),
       region_(std::move(region)),
@@ -127,16 +134,21 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
     if (slot.small) slot.copy = tensor_at(region_.data() + slot.offset, slot.parameter);
   if (!layout.large.empty())
     arena_ = std::make_unique<Arena>(region_.data() + layout.arena_offset, layout.large, region_.segment);
+  if (progress_thread)
+    thread_ = std::make_unique<ProgressThread>([this, average = average_] { return reduction_.help(average); });
 }
 
 SharedExchange::~SharedExchange() = default;
 
-void SharedExchange::begin() {
+void SharedExchange::begin(Arrival arrival) {
   reduction_.begin();
   published_ = 0;
+  arrival_ = arrival;
+  arrived_ = 0;
   updated_ = false;
   for (auto& block : blocks_) block.missing = block.slots.size();
   for (auto& slot : slots_) drop_copy(slot);
+  if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
 
 void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
@@ -160,14 +172,36 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
       slot.copy.zero_();
   }
   slot.use = use;
-  reduction_.write_note(index, static_cast<std::uint32_t>(use));
+  slot.place = arrival_ == Arrival::in_backward ? ++arrived_ : 0;
+  write_note(index);
   --block.missing;
   publish_complete();
 }
 
+void SharedExchange::write_note(std::size_t index) {
+  reduction_.write_note(index, note_of(slots_[index].use, slots_[index].place));
+}
+
 void SharedExchange::publish_complete() {
-  for (; published_ < blocks_.size() && blocks_[published_].missing == 0; ++published_)
-    reduction_.publish(blocks_[published_].data);
+  const auto& order = reduction_.order();
+  for (; published_ < blocks_.size() && blocks_[order[published_]].missing == 0; ++published_)
+    reduction_.publish(blocks_[order[published_]].data);
+}
+
+/// Blocks come in the order in which the first rank's were complete in the first whole backward().
+void SharedExchange::freeze_order() {
+  if (frozen_) return;
+  std::vector<std::uint32_t> complete(blocks_.size());
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const auto note = reduction_.note(0, i);
+    if (place_in(note) == 0 || use_in(note) == Use::left) return;
+    auto& last = complete[slots_[i].block];
+    last = std::max(last, place_in(note));
+  }
+  auto order = reduction_.order();
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return complete[a] < complete[b]; });
+  reduction_.reorder(order);
+  frozen_ = true;
 }
 
 /// A free block of the arena if there is one: the gradient is not in it.
@@ -189,14 +223,18 @@ void SharedExchange::run(const node::BlockReduction::Work& work) {
       communicator_, [&] { return reduction_.advance(work); }, [] { return std::string("averaging gradients"); });
 }
 
-void SharedExchange::finish() { run(average_); }
+void SharedExchange::finish() {
+  if (thread_) thread_->stop();
+  run(average_);
+  freeze_order();
+}
 
 void SharedExchange::update(const node::BlockReduction::Work& work) {
   if (updated_) {
     // Another round over the same gradients.
     reduction_.begin();
     published_ = 0;
-    for (std::size_t i = 0; i < slots_.size(); ++i) reduction_.write_note(i, static_cast<std::uint32_t>(slots_[i].use));
+    for (std::size_t i = 0; i < slots_.size(); ++i) write_note(i);
   }
   run(work);
   updated_ = true;
@@ -215,7 +253,7 @@ std::vector<SharedExchange::Placement> SharedExchange::placements() const {
 int SharedExchange::users(std::size_t index) const {
   int users = 0;
   for (int r = 0; r < communicator_.size(); ++r) {
-    const auto use = static_cast<Use>(reduction_.note(r, index));
+    const auto use = use_in(reduction_.note(r, index));
     if (use == Use::left) return -1;
     users += use == Use::used;
   }

@@ -6,10 +6,12 @@
 #include "comm/shared_memory.hpp"
 #include "model/arena.hpp"
 #include "model/exchange.hpp"
+#include "model/progress_thread.hpp"
 #include "muster/communicator.hpp"
 #include "node/block_reduction.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -20,12 +22,12 @@ namespace muster::model {
 class SharedExchange final : public Exchange {
  public:
   /// Null where it cannot serve: several nodes, one rank, another device, or no room in /dev/shm. `communicator` is for
-  /// this exchange alone. Collective.
+  /// this exchange alone. With `progress_thread` averages are formed while backward() computes. Collective.
   static std::unique_ptr<SharedExchange> make(const std::vector<at::Tensor>& parameters,
-                                              const Communicator& communicator);
+                                              const Communicator& communicator, bool progress_thread);
   ~SharedExchange() override;
 
-  void begin() override;
+  void begin(Arrival arrival) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   int users(std::size_t index) const override;
@@ -56,23 +58,30 @@ class SharedExchange final : public Exchange {
     std::size_t missing = 0;
   };
 
-  SharedExchange(Layout layout, Communicator communicator, comm::SharedRegion control, comm::SharedRegion region);
+  SharedExchange(Layout layout, Communicator communicator, comm::SharedRegion control, comm::SharedRegion region,
+                 bool progress_thread);
   /// Where a large gradient is copied to that does not lie in the shared memory.
   std::byte* find_place(Slot& slot);
   void drop_copy(Slot& slot);
   void publish_complete();
+  void write_note(std::size_t index);
+  void freeze_order();
   void run(const node::BlockReduction::Work& work);
 
   Communicator communicator_;
   comm::SharedRegion control_;
   comm::SharedRegion region_;
-  std::vector<Slot> slots_;    // [parameters]
-  std::vector<Block> blocks_;  // in the order in which they are published
+  std::vector<Slot> slots_;  // [parameters]
+  std::vector<Block> blocks_;
   std::size_t published_ = 0;
+  Arrival arrival_ = Arrival::at_once;
+  std::uint32_t arrived_ = 0;  ///< gradients, in this pass
+  bool frozen_ = false;        ///< the order in which blocks are published
   node::BlockReduction reduction_;
   node::BlockReduction::Work average_;
   bool updated_ = false;  ///< the round of this pass has ended, and another one is under way
   std::unique_ptr<Arena> arena_;
+  std::unique_ptr<ProgressThread> thread_;  ///< goes first
 };
 
 }  // namespace muster::model

@@ -26,7 +26,7 @@ class SparseExchange final : public Exchange {
   SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group);
   ~SparseExchange() override;
 
-  void begin() override {}
+  void begin(Arrival) override {}
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   int users(std::size_t index) const override { return users_[index]; }

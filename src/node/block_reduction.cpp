@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <utility>
 
 namespace muster::node {
@@ -41,12 +42,25 @@ BlockReduction::BlockReduction(std::byte* memory, Region region, int rank, int s
       size_(size),
       blocks_(std::move(blocks)),
       notes_(notes),
-      data_(static_cast<std::size_t>(size)) {
+      order_(blocks_.size()),
+      position_(blocks_.size()) {
+  own_.data.resize(static_cast<std::size_t>(size));
+  helper_.data.resize(static_cast<std::size_t>(size));
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  std::iota(position_.begin(), position_.end(), std::size_t{0});
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     const auto step = part_bytes / size_of(blocks_[b].type);
     for (std::size_t first = 0; first < blocks_[b].count; first += step)
       parts_.push_back({parts_.size(), b, first, std::min(step, blocks_[b].count - first)});
   }
+}
+
+void BlockReduction::reorder(const std::vector<std::size_t>& order) {
+  order_ = order;
+  for (std::size_t i = 0; i < order_.size(); ++i) position_[order_[i]] = i;
+  std::sort(parts_.begin(), parts_.end(), [&](const Part& a, const Part& b) {
+    return std::pair(position_[a.block], a.first) < std::pair(position_[b.block], b.first);
+  });
 }
 
 std::uint64_t* BlockReduction::words(int rank) const {
@@ -56,12 +70,12 @@ std::uint64_t* BlockReduction::words(int rank) const {
 
 void BlockReduction::begin() {
   ++round_;
-  mine_ = ready_ = 0;
+  mine_ = own_.ready = helper_.ready = 0;
   finished_ = false;
 }
 
 void BlockReduction::publish(const void* data) {
-  words(rank_)[mine_] = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
+  words(rank_)[order_[mine_]] = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
   ++mine_;
   shared_->ranks[rank_].published.store(round_ << 32 | mine_, std::memory_order_release);
 }
@@ -80,27 +94,31 @@ std::size_t BlockReduction::published() const {
   return all;
 }
 
-bool BlockReduction::advance(const Work& work) {
+BlockReduction::Next BlockReduction::work_on_next(Worker& worker, const Work& work) const {
   const auto name = round_ << 32;
   auto now = shared_->claimed.load(std::memory_order_relaxed);
-  while (!finished_) {
+  for (;;) {
     const auto next = (now & ~std::uint64_t{0xffffffff}) == name ? now & 0xffffffff : 0;
-    if (next >= parts_.size()) {
-      if (mine_ < blocks_.size()) return false;
-      finished_ = true;
-      shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
-      break;
-    }
+    if (next >= parts_.size()) return Next::none_left;
     const auto& part = parts_[next];
-    if (part.block >= ready_) {
-      ready_ = published();
-      if (part.block >= ready_) return false;
+    if (position_[part.block] >= worker.ready) {
+      worker.ready = published();
+      if (position_[part.block] >= worker.ready) return Next::not_ready;
     }
     if (!shared_->claimed.compare_exchange_weak(now, name | (next + 1), std::memory_order_relaxed)) continue;
     const auto at = part.first * size_of(blocks_[part.block].type);
-    for (int r = 0; r < size_; ++r) data_[static_cast<std::size_t>(r)] = region_.of(r) + words(r)[part.block] + at;
-    work(part, data_);
-    return false;
+    for (int r = 0; r < size_; ++r)
+      worker.data[static_cast<std::size_t>(r)] = region_.of(r) + words(r)[part.block] + at;
+    work(part, worker.data);
+    return Next::done;
+  }
+}
+
+bool BlockReduction::advance(const Work& work) {
+  if (!finished_) {
+    if (work_on_next(own_, work) != Next::none_left || mine_ < blocks_.size()) return false;
+    finished_ = true;
+    shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
   }
   for (int r = 0; r < size_; ++r)
     if (shared_->ranks[r].finished.load(std::memory_order_acquire) < round_) return false;

@@ -1,8 +1,8 @@
 // A reduction over a fixed list of blocks that is run again and again, as gradients are.
 //
-// Every rank publishes where its blocks lie in registered memory, one after the other in the order of the list, each as
-// soon as it is complete. A block that all ranks have published may be worked on, in parts, by whoever comes first: the
-// rank that is early does more, and nobody waits for a turn. A round ends when all parts are done and all ranks know.
+// Every rank publishes where its blocks lie in registered memory, one after the other in an agreed order, each as soon
+// as it is complete. A block that all ranks have published may be worked on, in parts, by whoever comes first: the rank
+// that is early does more, and nobody waits for a turn. A round ends when all parts are done and all ranks know.
 //
 //   reduction.begin();
 //   for (…) reduction.publish(address);             // every block, in order
@@ -49,7 +49,7 @@ class BlockReduction {
 
   /// A new round; the one before has ended.
   void begin();
-  /// The next block of the round lies at `data`, in this rank's part of the region, and stays there until the round has
+  /// The next block in the order lies at `data`, in this rank's part of the region, and stays there until the round has
   /// ended.
   void publish(const void* data);
   /// A word that all ranks can read when the round has ended; each is written in every round, before the last block is
@@ -57,13 +57,29 @@ class BlockReduction {
   void write_note(std::size_t index, std::uint32_t note);
   /// Does the work on one part if one is ready; true when the round has ended. All ranks give the same work.
   bool advance(const Work& work);
+  /// Does the work on one part if one is ready, and says whether it did: for a second thread of this rank, from begin()
+  /// until the rank calls advance(). The second thread has a Work of its own.
+  bool help(const Work& work) { return work_on_next(helper_, work) == Next::done; }
+
+  /// Order in which blocks are published and worked on from the next round on, a permutation of their indices, at first
+  /// that of the list. Between two rounds, the same on all ranks.
+  void reorder(const std::vector<std::size_t>& order);
+  const std::vector<std::size_t>& order() const noexcept { return order_; }
 
   /// Of the round that has ended, until the next begins.
   std::uint32_t note(int rank, std::size_t index) const;
 
  private:
   struct Shared;
+  /// One of the rank's threads.
+  struct Worker {
+    std::size_t ready = 0;  ///< blocks that all ranks have published, as far as it knows
+    std::vector<std::byte*> data = {};
+  };
+  /// What became of the next part.
+  enum class Next { done, not_ready, none_left };
 
+  Next work_on_next(Worker& worker, const Work& work) const;
   /// What the rank writes in this round: the offsets of its blocks, then its notes.
   std::uint64_t* words(int rank) const;
   /// Blocks that all ranks have published.
@@ -75,11 +91,12 @@ class BlockReduction {
   int size_;
   std::vector<Block> blocks_;
   std::size_t notes_;
-  std::vector<Part> parts_;
-  std::vector<std::byte*> data_;  // [size]
+  std::vector<std::size_t> order_;     ///< blocks
+  std::vector<std::size_t> position_;  ///< [blocks] in that order
+  std::vector<Part> parts_;            ///< in that order
+  Worker own_, helper_;
   std::uint64_t round_ = 0;
-  std::size_t mine_ = 0;   ///< blocks that this rank has published
-  std::size_t ready_ = 0;  ///< blocks that all have, as far as is known
+  std::size_t mine_ = 0;  ///< blocks that this rank has published
   bool finished_ = true;
 };
 

@@ -8,6 +8,7 @@
 #include "train/random.hpp"
 #include "train/session_state.hpp"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -93,6 +94,7 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
   // Who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
+  const bool spare_core = state_->launch.cpus_per_rank() > at::get_num_threads();
   state_->models.push_back(model::DataParallel::prepare(module,
                                                         {.communicator = state_->workers,
                                                          .new_group = state_->new_group,
@@ -100,6 +102,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
                                                          .no_sync_depth = state_->no_sync_depth,
                                                          .device = state_->device,
                                                          .share_memory = share_memory,
+                                                         .spare_core = spare_core,
                                                          .share = state_->share},
                                                         options));
 }

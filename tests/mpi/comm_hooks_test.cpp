@@ -245,6 +245,32 @@ TEST(CommHooks, AHookOfTheUsersOwnIsWhatGradShows) {
   EXPECT_EQ(seen, (std::vector{order[0], order[1], order[0], order[1]}));
 }
 
+TEST(CommHooks, BucketsTakeTheOrderOfTheFirstBackwardOfRankZero) {
+  test::Preparation prepare;
+  prepare.options.bucket_bytes = prepare.options.first_bucket_bytes = 0;  // each gradient has its own
+  std::vector<std::int64_t> sizes;
+  prepare.options.comm_hook = [&](GradBucket& bucket, c10d::ProcessGroup& group) {
+    test::average_bucket(bucket, group);
+    sizes.push_back(bucket.gradients.numel());
+  };
+  auto module = std::make_shared<nn::Module>();
+  const auto a = module->register_parameter("a", values({1}, 1)), b = module->register_parameter("b", values({2}, 2)),
+             c = module->register_parameter("c", values({3}, 3));
+  const auto prepared = prepare(module);
+  const auto loss = [&] {
+    // What is used last has its gradient first.
+    const auto last = world().rank() == 0 ? b : a, first = world().rank() == 0 ? a : b;
+    return ((c.sum() * first).sum() * last).square().sum();
+  };
+  for (int step = 0; step < 3; ++step) {
+    const auto want = mean_over_ranks(torch::autograd::grad({loss()}, {b})[0]);
+    module->zero_grad();
+    loss().backward();
+    expect_close(b.grad(), want, "b");
+  }
+  EXPECT_EQ(sizes, (std::vector<std::int64_t>{3, 2, 1, 2, 1, 3, 2, 1, 3}));
+}
+
 TEST(CommHooks, FlagsOfUseAreExact) {
   // What a hook does to values must not make a parameter used, nor unused.
   test::Preparation prepare;

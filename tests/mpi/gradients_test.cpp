@@ -367,6 +367,36 @@ TEST_F(Gradients, OfTwoModelsInOneBackward) {
   }
 }
 
+TEST(GradientsOf, LayersInAnotherOrderThanTheyStandIn) {
+  // Rank 0 sets the order; the others have one of their own.
+  constexpr std::size_t layers = 5;
+  for (const bool alike : {true, false}) {
+    auto module = std::make_shared<nn::Module>();
+    std::vector<at::Tensor> weights;
+    for (std::size_t i = 0; i < layers; ++i)
+      weights.push_back(module->register_parameter("w" + std::to_string(i), values({width, width}, 1.0 * i) * 0.1));
+    const auto bias = module->register_parameter("bias", values({width}, 7));
+    const auto prepared = test::Preparation()(module);
+    const std::size_t first = alike ? 2 : 2 + static_cast<std::size_t>(world().rank());
+    const auto loss = [&](double seed) {
+      auto x = values({4, width}, seed);
+      for (std::size_t i = 0; i < layers; ++i) x = at::tanh(x.mm(weights[(first + 3 * i) % layers]) + bias);
+      return x.square().mean();
+    };
+    for (int step = 0; step < 4; ++step) {
+      auto all = weights;
+      all.push_back(bias);
+      const auto local = torch::autograd::grad({loss(step)}, all);
+      module->zero_grad();
+      loss(step).backward();
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        expect_close(all[i].grad(), test::mean_over_ranks(local[i]), std::to_string(i));
+        expect_same_bits_everywhere(all[i].grad(), std::to_string(i));
+      }
+    }
+  }
+}
+
 TEST(GradientsOf, SharedParameters) {
   auto module = std::make_shared<nn::Module>();
   const auto w = module->register_parameter("w", values({3, 3}, 1));

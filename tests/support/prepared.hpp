@@ -22,6 +22,12 @@ inline void average_bucket(GradBucket& bucket, c10d::ProcessGroup& group) {
   group.allreduce(tensors)->wait();
 }
 
+/// Whether the test is to take that way of averaging.
+inline bool by(const std::string& way) {
+  const char* ways = std::getenv("MUSTER_TEST_EXCHANGE");
+  return ways != nullptr && std::string(ways).find(way) != std::string::npos;
+}
+
 /// What a session gives its models.
 struct Preparation {
   std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
@@ -30,12 +36,13 @@ struct Preparation {
                        .new_group = [] { return make_process_group(world()); },
                        .weight = weight,
                        .no_sync_depth = no_sync_depth,
-                       .share_memory = std::getenv("MUSTER_TEST_BUCKETS") == nullptr,
+                       .share_memory = !by("buckets"),
                        .share = {.total = world().size(), .first = world().rank()}};
   /// Small, so that a small model has several.
   ModelOptions options{.bucket_bytes = 64,
                        .first_bucket_bytes = 16,
-                       .comm_hook = std::getenv("MUSTER_TEST_HOOK") ? CommHook(average_bucket) : CommHook()};
+                       .comm_hook = by("hook") ? CommHook(average_bucket) : CommHook(),
+                       .progress_thread = by("threads")};
 
   std::shared_ptr<model::DataParallel> operator()(std::shared_ptr<torch::nn::Module> module) const {
     return model::DataParallel::prepare(std::move(module), shared, options);

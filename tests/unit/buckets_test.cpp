@@ -4,13 +4,28 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 namespace muster::model {
 namespace {
 
 using Buckets = std::vector<std::vector<std::size_t>>;
 
+/// From the last to the first.
+Buckets assign_buckets(const std::vector<GradientSize>& sizes, std::size_t first_bytes, std::size_t bytes) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  return model::assign_buckets(sizes, order, first_bytes, bytes);
+}
+
 TEST(Buckets, NoGradientsNoBuckets) { EXPECT_TRUE(assign_buckets({}, 1, 1).empty()); }
+
+TEST(Buckets, GoInTheOrderThatIsGiven) {
+  const std::vector<GradientSize> sizes{{10, 0}, {10, 0}, {10, 1}, {10, 0}, {10, 1}};
+  const std::vector<std::size_t> order{3, 4, 0, 2, 1};
+  EXPECT_EQ(model::assign_buckets(sizes, order, 20, 20), (Buckets{{3, 0}, {4, 2}, {1}}));
+}
 
 TEST(Buckets, GoFromTheLastToTheFirst) {
   const std::vector<GradientSize> sizes{{10}, {20}, {30}};

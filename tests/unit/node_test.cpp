@@ -7,13 +7,17 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <complex>
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -417,6 +421,50 @@ TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
         }
       }
     });
+  }
+}
+
+TEST(BlockReduction, WithASecondThreadPerRankAndAnotherOrder) {
+  const std::vector<BlockReduction::Block> blocks{{70'000, Dtype::f32}, {5, Dtype::f32}, {300'001, Dtype::f32}};
+  const std::vector<std::vector<std::size_t>> orders{{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
+  const std::size_t bytes = 400'000 * 4;
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), 0));
+    std::atomic<int> parts{0};
+    on_ranks(ranks, bytes, [&](Team& team, const Region& region) {
+      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 0);
+      const auto sum = muster::node::in_place_sum(blocks, 1.0);
+      const auto count = [&parts](BlockReduction::Work work) -> BlockReduction::Work {
+        return [&parts, work = std::move(work)](const BlockReduction::Part& part, std::span<std::byte* const> data) {
+          ++parts;
+          work(part, data);
+        };
+      };
+      for (int round = 0; round < (brief ? 6 : 30); ++round) {
+        reduction.reorder(orders[static_cast<std::size_t>(round) % orders.size()]);
+        reduction.begin();
+        std::atomic<bool> computing{true};
+        std::thread helper([&, work = count(sum)] {
+          while (computing) reduction.help(work);
+        });
+        std::vector<std::byte*> at(blocks.size());
+        std::byte* data = region.of(team.rank());
+        for (const auto b : reduction.order()) {
+          fill(data, blocks[b].count, blocks[b].type, ReduceOp::sum, team.rank());
+          at[b] = data;
+          reduction.publish(data);
+          data += (blocks[b].count * size_of(blocks[b].type) + 63) / 64 * 64;
+        }
+        computing = false;
+        helper.join();
+        const auto work = count(sum);
+        muster::test::wait_for([&] { return reduction.advance(work); });
+        for (std::size_t b = 0; b < blocks.size(); ++b)
+          ASSERT_EQ(first_wrong(at[b], blocks[b].count, blocks[b].type, ReduceOp::sum, ranks), blocks[b].count);
+      }
+      EXPECT_EQ(reduction.parts(), 8U);
+    });
+    EXPECT_EQ(parts, (brief ? 6 : 30) * 8) << "each part once a round";
   }
 }
 
