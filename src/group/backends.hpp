@@ -30,14 +30,16 @@ Choice choose(std::string_view text);
 /// from the address of this host or of the interface GLOO_SOCKET_IFNAME. Collective.
 ///
 /// An Error (ExitCode::usage) where gloo's headers were not there when muster was built.
-c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator, c10::intrusive_ptr<c10d::Store> store,
+c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator,
+                                            const c10::intrusive_ptr<c10d::Store>& store,
                                             std::chrono::milliseconds timeout);
 bool has_gloo() noexcept;
 
 /// NCCL, for tensors on GPUs. The ranks connect at the first collective.
 ///
 /// An Error (ExitCode::usage) where libtorch came without NCCL when muster was built; ExitCode::data without a GPU.
-c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator, c10::intrusive_ptr<c10d::Store> store,
+c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator,
+                                            const c10::intrusive_ptr<c10d::Store>& store,
                                             std::chrono::milliseconds timeout);
 bool has_nccl() noexcept;
 

@@ -61,7 +61,8 @@ std::shared_ptr<gloo::transport::Device> make_device(const Communicator& communi
 
 bool has_gloo() noexcept { return true; }
 
-c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator, c10::intrusive_ptr<c10d::Store> store,
+c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator,
+                                            const c10::intrusive_ptr<c10d::Store>& store,
                                             std::chrono::milliseconds timeout) {
   auto options = ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(make_device(communicator));

@@ -1,13 +1,11 @@
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 namespace muster::group {
 
 bool has_gloo() noexcept { return false; }
 
-c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator&, c10::intrusive_ptr<c10d::Store>,
+c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator&, const c10::intrusive_ptr<c10d::Store>&,
                                             std::chrono::milliseconds) {
   throw Error(ExitCode::usage, "starting the process group",
               "this muster has no gloo backend, since gloo's headers were not there when it was built",

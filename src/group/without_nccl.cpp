@@ -1,13 +1,11 @@
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>  // intrusive_ptr wants to know it whole
-
 namespace muster::group {
 
 bool has_nccl() noexcept { return false; }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator&, c10::intrusive_ptr<c10d::Store>,
+c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator&, const c10::intrusive_ptr<c10d::Store>&,
                                             std::chrono::milliseconds) {
   throw Error(ExitCode::usage, "starting the process group",
               "this muster has no NCCL backend, since it was built with a libtorch without CUDA and NCCL",

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <numeric>
+#include <set>
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
@@ -21,6 +23,8 @@ struct Arena::Blocks {
   std::mutex mutex = {};
   std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< by size
   std::map<std::byte*, std::size_t> sizes = {};
+  std::map<std::size_t, std::byte*> spare = {};  ///< by size; no memory has been taken for it yet
+  std::function<bool(std::byte*, std::size_t)> reserve = {};
   std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< by parameter
   std::size_t taken = 0;
   bool open = true;  ///< its arena lives
@@ -28,11 +32,23 @@ struct Arena::Blocks {
   std::byte* take(std::size_t size) {
     const std::lock_guard lock(mutex);
     const auto found = free.find(size);
-    if (!open || found == free.end() || found->second.empty()) return nullptr;
+    if (!open || found == free.end()) return nullptr;
+    if (found->second.empty()) add_spare(size, found->second);
+    if (found->second.empty()) return nullptr;
     auto* block = found->second.back();
     found->second.pop_back();
     ++taken;
     return block;
+  }
+
+  void add_spare(std::size_t size, std::vector<std::byte*>& to) {
+    const auto found = spare.find(size);
+    if (found == spare.end()) return;
+    auto* const block = found->second;
+    spare.erase(found);
+    if (!reserve(block, size)) return;
+    sizes[block] = size;
+    to.push_back(block);
   }
 
   /// Whether nobody will ask for it any more.
@@ -179,13 +195,26 @@ std::size_t Arena::bytes(const std::vector<at::Tensor>& parameters) {
   return sum;
 }
 
-Arena::Arena(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> owner)
-    : blocks_(new Blocks{memory, memory + bytes(parameters), std::move(owner)}) {
+std::size_t Arena::spare_bytes(const std::vector<at::Tensor>& parameters) {
+  std::set<std::size_t> sizes;
+  for (const auto& parameter : parameters) sizes.insert(parameter.nbytes());
+  return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0},
+                         [](std::size_t sum, std::size_t size) { return sum + room_for(size); });
+}
+
+Arena::Arena(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> owner,
+             std::function<bool(std::byte*, std::size_t)> reserve)
+    : blocks_(new Blocks{memory, memory + bytes(parameters) + spare_bytes(parameters), std::move(owner)}) {
+  blocks_->reserve = std::move(reserve);
   for (const auto& parameter : parameters) {
     const auto size = parameter.nbytes();
     blocks_->free[size].push_back(memory);
     blocks_->sizes[memory] = size;
     blocks_->size_of_gradient[parameter.unsafeGetTensorImpl()] = size;
+    memory += room_for(size);
+  }
+  for (const auto& [size, blocks] : blocks_->free) {
+    blocks_->spare[size] = memory;
     memory += room_for(size);
   }
   if (allocator() != nullptr) arenas().add(blocks_);

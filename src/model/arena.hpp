@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -19,13 +20,17 @@ class Arena {
   static constexpr std::size_t smallest = std::size_t{16} << 10;
 
   /// A block for the gradient of each parameter, one after the other from `memory` on, which `owner` keeps alive.
-  Arena(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> owner);
+  /// Behind them is room for one more of each size, for what a convolution's backward puts a gradient together in:
+  /// `reserve` takes memory for it when it is first needed, and says whether there was any.
+  Arena(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> owner,
+        std::function<bool(std::byte* first, std::size_t bytes)> reserve);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Bytes of memory for these parameters.
+  /// Bytes of memory for these parameters, and of the room behind.
   static std::size_t bytes(const std::vector<at::Tensor>& parameters);
+  static std::size_t spare_bytes(const std::vector<at::Tensor>& parameters);
 
   /// A free block of that size (bytes), null if there is none, and back again.
   std::byte* take(std::size_t size);

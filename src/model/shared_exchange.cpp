@@ -2,6 +2,7 @@
 
 #include "comm/wait.hpp"
 #include "group/buffer.hpp"
+#include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -91,6 +92,7 @@ struct SharedExchange::Layout {
     arena_offset = bytes;
     bytes += Arena::bytes(large);
     reserved = bytes;
+    bytes += Arena::spare_bytes(large);
     for (auto& slot : slots) {
       if (slot.small) continue;
       slot.offset = bytes;
@@ -133,7 +135,15 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
   for (auto& slot : slots_)
     if (slot.small) slot.copy = tensor_at(region_.data() + slot.offset, slot.parameter);
   if (!layout.large.empty())
-    arena_ = std::make_unique<Arena>(region_.data() + layout.arena_offset, layout.large, region_.segment);
+    arena_ = std::make_unique<Arena>(region_.data() + layout.arena_offset, layout.large, region_.segment,
+                                     [region = region_](std::byte* first, std::size_t bytes) {
+                                       try {
+                                         region.reserve(static_cast<std::size_t>(first - region.data()), bytes);
+                                         return true;
+                                       } catch (const Error&) {
+                                         return false;  // the gradient is copied then
+                                       }
+                                     });
   if (progress_thread)
     thread_ = std::make_unique<ProgressThread>([this, average = average_] { return reduction_.help(average); });
 }

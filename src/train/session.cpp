@@ -5,6 +5,7 @@
 #include "model/optimizer_step.hpp"
 #include "muster/error.hpp"
 #include "observe/reduction.hpp"
+#include "train/process_groups.hpp"
 #include "train/random.hpp"
 #include "train/session_state.hpp"
 
@@ -79,10 +80,10 @@ const Communicator& Session::communicator() const noexcept { return state_->work
 void Session::barrier() const { state_->workers.barrier(); }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
-  if (!state_->group)
+  if (!state_->groups)
     throw Error(ExitCode::user_error, "taking the process group", "this trainer's backend made none",
                 "Use TorchTrainer");
-  return state_->group;
+  return state_->groups->own;
 }
 
 at::Tensor Session::mean(const at::Tensor& value) const {
@@ -97,7 +98,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
   const bool spare_core = state_->launch.cpus_per_rank() > at::get_num_threads();
   state_->models.push_back(model::DataParallel::prepare(module,
                                                         {.communicator = state_->workers,
-                                                         .new_group = state_->new_group,
+                                                         .new_group = state_->groups->make,
                                                          .weight = state_->weight,
                                                          .no_sync_depth = state_->no_sync_depth,
                                                          .device = state_->device,

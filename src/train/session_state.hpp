@@ -12,8 +12,6 @@
 #include "train/random.hpp"
 #include "train/run.hpp"
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include <chrono>
 #include <functional>
 #include <map>
@@ -23,6 +21,8 @@
 #include <vector>
 
 namespace muster::train {
+
+struct ProcessGroups;
 
 struct SessionState {
   using Clock = std::chrono::steady_clock;
@@ -46,8 +46,7 @@ struct SessionState {
   std::optional<checkpoint::Restored> restored = {};  // its content, read when it is first needed
   std::optional<Checkpoint> newest = {};              // committed in this attempt, else `start`
 
-  std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group = {};  // set by TorchBackend
-  c10::intrusive_ptr<c10d::ProcessGroup> group = {};                       // the training function's own
+  std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
   std::vector<std::shared_ptr<model::DataParallel>> models = {};
   std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);

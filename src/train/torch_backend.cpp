@@ -1,5 +1,6 @@
 #include "muster/process_group.hpp"
 #include "muster/trainer.hpp"
+#include "train/process_groups.hpp"
 #include "train/session_state.hpp"
 
 #include <ATen/Parallel.h>
@@ -14,8 +15,9 @@ void TorchBackend::on_start(Session& session) {
   at::set_num_threads(
       flags.threads.value_or(state.scaling.threads_per_worker.value_or(state.launch.threads_per_rank())));
   const ProcessGroupOptions options{.backend = backend, .timeout = flags.timeout ? flags.timeout : config_.timeout};
-  state.new_group = [workers = state.workers, options] { return make_process_group(workers, options); };
-  state.group = state.new_group();
+  state.groups = std::make_shared<train::ProcessGroups>();
+  state.groups->make = [workers = state.workers, options] { return make_process_group(workers, options); };
+  state.groups->own = state.groups->make();
 }
 
 }  // namespace muster

@@ -6,11 +6,16 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn.h>
 
+#include <cinttypes>
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -364,6 +369,35 @@ TEST_F(Gradients, OfTwoModelsInOneBackward) {
     expect_gradients(want);
     expect_close(judge->in->weight.grad(), want_judge, "of the second model");
     expect_same_bits_everywhere(judge->middle->weight.grad(), "used on even ranks");
+  }
+}
+
+/// Whether that address is of memory which other processes map too.
+bool is_shared(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2) continue;
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    if (at >= begin && at < end) return line.find("/dev/shm/") != std::string::npos;
+  }
+  return false;
+}
+
+TEST(GradientsOf, LargeLayersAreBornInSharedMemory) {
+  if (world().size() == 1 || test::by("buckets") || test::by("hook")) GTEST_SKIP() << "nothing is shared";
+  nn::Sequential net(nn::Conv2d(32, 32, 3), nn::ReLU(), nn::Conv2d(32, 64, 3), nn::Flatten(), nn::Linear(64, width));
+  const auto prepared = test::Preparation()(net.ptr());
+  const auto loss = [&] { return net->forward(values({2, 32, 5, 5}, 1)).square().mean(); };
+  for (int step = 0; step < 3; ++step) {
+    const auto want = test::mean_over_ranks(torch::autograd::grad({loss()}, {net->parameters()[0]})[0]);
+    net->zero_grad();
+    loss().backward();
+    expect_close(net->parameters()[0].grad(), want, "the first layer");
+    for (const auto& p : net->named_parameters()) {
+      if (p.value().dim() < 2) continue;
+      EXPECT_TRUE(is_shared(p.value().grad().const_data_ptr())) << p.key() << ", step " << step;
+    }
   }
 }
 

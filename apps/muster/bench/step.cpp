@@ -29,6 +29,13 @@ Training with_muster(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model)), random_batches(session.world_rank(), job.batch_size)};
 }
 
+/// Averages made at the end of backward(), or on a thread beside it.
+template <bool progress_thread>
+Training with_thread(Session& session, const StepCase& job) {
+  return {session.prepare_model(fresh_model(job.model), {.progress_thread = progress_thread}),
+          random_batches(session.world_rank(), job.batch_size)};
+}
+
 /// The optimizer's step fused with the averaging.
 Training with_fused_optimizer(Session& session, const StepCase& job) {
   using Optimizer = PreparedOptimizer<torch::optim::SGD>;
@@ -91,8 +98,10 @@ struct Way {
   bool averages;  ///< all that do have the same weights after a step, and go on with the same on every rank
 };
 
-constexpr std::array<Way, 5> ways{{{ours, with_muster, true},
+constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
                                    {"mpi", with_mpi, true},
+                                   {"thread", with_thread<true>, true},
+                                   {"no_thread", with_thread<false>, true},
                                    {"fused", with_fused_optimizer, true},
                                    {twin, with_muster, true},
                                    {"no_communication", without_communication, false}}};
