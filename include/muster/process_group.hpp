@@ -38,7 +38,8 @@ bool has_backend(std::string_view name);
 /// take booleans, integers, floating-point and complex numbers. Anything that cannot be done is an Error that says so.
 ///
 /// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be gone before the launch
-/// is. What they can do, and the errors of their operations, are torch's.
+/// is. What they can do, and the errors of their operations, are torch's. A group with NCCL that goes cuts off its
+/// operations, also for the other ranks: wait for the GPU and then for the ranks before.
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const Communicator& communicator,
                                                           const ProcessGroupOptions& options = {});
 

@@ -38,6 +38,7 @@ class TorchBackend final : public Backend {
  public:
   explicit TorchBackend(TorchConfig config) : config_(std::move(config)) {}
   void on_start(Session& session) override;
+  void on_shutdown(Session& session) override;
 
  private:
   TorchConfig config_;

@@ -16,6 +16,11 @@ file(GLOB muster_torch_hints
   "${PROJECT_SOURCE_DIR}/build/venv/lib*/python3*/site-packages/torch/share/cmake/Torch")
 # The wheel's configuration warns about kineto, which nothing here uses.
 set(muster_warnings_were "${CMAKE_MESSAGE_LOG_LEVEL}")
+# A CUDA build of libtorch asks for a whole CUDA toolkit and enables its compiler, unless this target is there already.
+# muster has no CUDA sources: it links libtorch's own libraries, which find theirs.
+if(NOT TARGET torch::cudart)
+  add_library(torch::cudart INTERFACE IMPORTED)
+endif()
 set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
 find_package(Torch QUIET)
 if(NOT Torch_FOUND)
@@ -29,7 +34,8 @@ endif()
 message(STATUS "libtorch: ${TORCH_INSTALL_PREFIX}")
 
 # torch's own backends of a process group, where they compile and link: muster_gloo and muster_nccl are then targets.
-# libtorch holds both, but not the headers of the libraries below them; no library of theirs is linked.
+# libtorch holds both, but not the headers of the libraries below them; no library of theirs is linked. ARGN: folders
+# of headers, HEADER's perhaps among them.
 include(CheckCXXSourceCompiles)
 function(muster_torch_backend NAME HEADER CLASS)
   string(TOUPPER ${NAME} upper)
@@ -43,22 +49,30 @@ function(muster_torch_backend NAME HEADER CLASS)
   file(GLOB CMAKE_REQUIRED_LIBRARIES "${TORCH_INSTALL_PREFIX}/lib/libc10*.so" "${TORCH_INSTALL_PREFIX}/lib/libtorch.so"
        "${TORCH_INSTALL_PREFIX}/lib/libtorch_c*.so")
   set(CMAKE_REQUIRED_LINK_OPTIONS -Wl,--allow-shlib-undefined)
-  set(CMAKE_REQUIRED_INCLUDES
-      "${muster_${NAME}_include}" ${TORCH_INCLUDE_DIRS} ${CUDAToolkit_INCLUDE_DIRS} ${CUDA_INCLUDE_DIRS})
+  set(CMAKE_REQUIRED_INCLUDES "${muster_${NAME}_include}" ${TORCH_INCLUDE_DIRS} ${ARGN})
   set(CMAKE_REQUIRED_DEFINITIONS -DUSE_C10D_${upper})
   check_cxx_source_compiles("
     #include <torch/csrc/distributed/c10d/${CLASS}.hpp>
     int main() { return c10d::${CLASS}::Options::create()->timeout.count() == 0; }" MUSTER_HAS_${upper})
   if(MUSTER_HAS_${upper})
     add_library(muster_${NAME} INTERFACE)
-    target_include_directories(muster_${NAME} SYSTEM INTERFACE "${muster_${NAME}_include}")
+    target_include_directories(muster_${NAME} SYSTEM INTERFACE "${muster_${NAME}_include}" ${ARGN})
     target_compile_definitions(muster_${NAME} INTERFACE USE_C10D_${upper})
+  else()
+    message(STATUS "${NAME}: none, since ${CLASS}.hpp of this libtorch does not compile; CMakeError.log says why")
+    unset(MUSTER_HAS_${upper} CACHE)  # what is missing may come
   endif()
 endfunction()
 muster_torch_backend(gloo gloo/config.h ProcessGroupGloo)
 if(TARGET torch_cuda)
-  file(GLOB muster_nccl_hints "${TORCH_INSTALL_PREFIX}/../nvidia/*/include")
-  muster_torch_backend(nccl nccl.h ProcessGroupNCCL ${muster_nccl_hints} "$ENV{NCCL_HOME}/include")
+  # pip puts the headers of NCCL and most of CUDA's beside torch; the rest, which this one stands for, and all of them
+  # for a libtorch of another kind, are a toolkit's.
+  file(GLOB muster_cuda_headers "${TORCH_INSTALL_PREFIX}/../nvidia/*/include")
+  find_path(muster_cuda_include crt/host_config.h HINTS ${muster_cuda_headers} ENV CUDA_HOME ENV CUDA_PATH
+            PATHS /usr/local/cuda PATH_SUFFIXES include)
+  mark_as_advanced(muster_cuda_include)
+  list(APPEND muster_cuda_headers "${muster_cuda_include}" "$ENV{NCCL_HOME}/include")
+  muster_torch_backend(nccl nccl.h ProcessGroupNCCL ${muster_cuda_headers})
 endif()
 
 # MPI and HDF5 as one target each. HDF5's header includes mpi.h where HDF5 is the parallel build; the C++ bindings

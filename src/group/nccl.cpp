@@ -1,13 +1,37 @@
 // The one file that sees NCCL's headers.
+#include "base/log.hpp"
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <exception>
+#include <string>
 #include <utility>
 
 namespace muster::group {
+namespace {
+
+/// torch's own, which asks in a warning to be shut down before it goes. That would wait for the other ranks, and one of
+/// them may have failed.
+class Nccl final : public c10d::ProcessGroupNCCL {
+ public:
+  using ProcessGroupNCCL::ProcessGroupNCCL;
+  Nccl(const Nccl&) = delete;
+  Nccl& operator=(const Nccl&) = delete;
+  ~Nccl() override {
+    if (terminateProcessGroup_.load()) return;
+    try {
+      abort();
+    } catch (const std::exception& error) {
+      log::error(std::string("ending NCCL's connections: ") + error.what());
+    }
+  }
+};
+
+}  // namespace
 
 bool has_nccl() noexcept { return true; }
 
@@ -17,10 +41,12 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator,
   if (at::detail::getCUDAHooks().deviceCount() < 1)
     throw Error(ExitCode::data, "starting the process group", "NCCL moves tensors between GPUs and there is none here",
                 "Run where there is a GPU, or use --backend mpi");
+  // Else a thread of each rank asks the store every second whether another rank dumps its traces, also when rank 0 and
+  // with it the store have gone; its group would then wait for an answer.
+  c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, communicator.rank(), communicator.size(),
-                                                     std::move(options));
+  return c10::make_intrusive<Nccl>(store, communicator.rank(), communicator.size(), std::move(options));
 }
 
 }  // namespace muster::group

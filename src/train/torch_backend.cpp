@@ -4,6 +4,7 @@
 #include "train/session_state.hpp"
 
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 namespace muster {
 
@@ -11,13 +12,22 @@ void TorchBackend::on_start(Session& session) {
   auto& state = *session.state_;
   const auto& flags = state.launch.flags();
   auto backend = flags.backend.value_or(config_.backend);
-  if (backend == "auto" && state.device.is_cuda() && has_backend("nccl")) backend = "nccl";
+  // What moves tensors on GPUs, whatever moves those on the CPU.
+  if (state.device.is_cuda()) backend = backend == "auto" ? "nccl" : backend + ",nccl";
   at::set_num_threads(
       flags.threads.value_or(state.scaling.threads_per_worker.value_or(state.launch.threads_per_rank())));
   const ProcessGroupOptions options{.backend = backend, .timeout = flags.timeout ? flags.timeout : config_.timeout};
   state.groups = std::make_shared<train::ProcessGroups>();
   state.groups->make = [workers = state.workers, options] { return make_process_group(workers, options); };
   state.groups->own = state.groups->make();
+}
+
+void TorchBackend::on_shutdown(Session& session) {
+  auto& state = *session.state_;
+  if (!state.device.is_cuda()) return;
+  // A call of NCCL returns before the GPU has done it, and a group that goes cuts off what the other ranks still do.
+  at::detail::getCUDAHooks().deviceSynchronize(state.device.index());
+  state.control.barrier();
 }
 
 }  // namespace muster

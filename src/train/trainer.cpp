@@ -12,6 +12,7 @@
 #include "train/session_state.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <limits>
@@ -178,6 +179,7 @@ void preprocess(SessionState& session) {
 
 /// One attempt on one worker.
 void train_once(SessionState& session, const DataParallelTrainerOptions& options, const TrainLoop& train_loop) {
+  const c10::DeviceGuard own(session.device);  // for the user's at::kCUDA without a number
   train::seed_generators(session.launch.flags().seed, session.workers.rank());
   if (session.share.fixed)
     session.generators.emplace(session.launch.flags().seed, session.share.first, session.share.count, session.device);

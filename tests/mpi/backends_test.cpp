@@ -3,6 +3,8 @@
 #include "group/store.hpp"
 #include "group_tensors.hpp"
 
+#include <ATen/detail/CUDAHooksInterface.h>
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -237,6 +239,19 @@ TEST(Backends, WhatThisBuildLacksIsRefusedWithTheRemedy) {
         EXPECT_NE(std::string(error.what()).find(remedy), std::string::npos) << error.what();
       }
   EXPECT_THROW(make_process_group(world(), {.backend = "smoke"}), Error);
+}
+
+TEST(Backends, NcclWithoutAGpuIsRefused) {
+  if (!has_backend("nccl") || at::detail::getCUDAHooks().deviceCount() > 0)
+    GTEST_SKIP() << "this build has no NCCL, or there is a GPU";
+  for (const char* backend : {"nccl", "cpu:gloo,cuda:nccl"}) try {
+      if (std::string(backend) != "nccl" && !has_backend("gloo")) continue;
+      make_process_group(world(), {.backend = backend});
+      ADD_FAILURE() << backend;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::data);
+      EXPECT_NE(std::string(error.what()).find("GPU"), std::string::npos) << error.what();
+    }
 }
 
 }  // namespace
