@@ -1,8 +1,8 @@
 #include "model/arena.hpp"
 
 #include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/node.h>
 
 #include <atomic>
 #include <cstdint>
