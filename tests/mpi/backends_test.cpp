@@ -31,6 +31,9 @@ TEST(Store, GivesWhatAnotherRankSetsLater) {
   const auto next = std::to_string((rank() + 1) % size());
   store->set("from " + std::to_string(rank()), "value " + std::to_string(rank()));
   EXPECT_EQ(store->get_to_str("from " + next), "value " + next);
+  // As NCCL asks for many at once.
+  const auto both = store->multiGet({"from 0", "from " + next});
+  EXPECT_EQ(std::string(both.at(1).begin(), both.at(1).end()), "value " + next);
   // Each waits for the rank before it, so the last key comes late.
   if (rank() > 0) store->wait({"chain " + std::to_string(rank() - 1)});
   store->set("chain " + std::to_string(rank()), "");
