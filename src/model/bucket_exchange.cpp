@@ -1,5 +1,6 @@
 #include "model/bucket_exchange.hpp"
 
+#include "comm/wait.hpp"
 #include "model/buckets.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -50,9 +51,11 @@ struct BucketExchange::Bucket {
   GradBucket hooked;  ///< what a hook sees of it
 };
 
-BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                               const ModelOptions& options, bool progress_thread)
-    : group_(std::move(group)),
+BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
+                               c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options,
+                               bool progress_thread)
+    : communicator_(std::move(communicator)),
+      group_(std::move(group)),
       hook_(options.comm_hook),
       first_bytes_(options.first_bucket_bytes),
       most_bytes_(options.bucket_bytes),
@@ -160,6 +163,14 @@ bool BucketExchange::advance() {
 void BucketExchange::finish() {
   const at::NoGradGuard no_grad;
   if (thread_) thread_->stop();
+  // Whatever the backend, another rank's error ends the wait.
+  comm::wait_for(
+      communicator_,
+      [&] {
+        advance();
+        return ended_ == buckets_.size();
+      },
+      [] { return std::string("averaging gradients"); });
   for (auto& bucket : buckets_) {
     bucket.work->wait();
     bucket.work.reset();

@@ -4,6 +4,7 @@
 
 #include "model/exchange.hpp"
 #include "model/progress_thread.hpp"
+#include "muster/communicator.hpp"
 #include "muster/model.hpp"
 
 #include <c10/util/intrusive_ptr.h>
@@ -19,14 +20,14 @@ class Work;
 
 namespace muster::model {
 
-/// The process group serves this exchange alone: the buckets of two models in one backward() may start in different
-/// orders on different ranks.
+/// The process group, over the ranks of the communicator, serves this exchange alone: the buckets of two models in one
+/// backward() may start in different orders on different ranks.
 class BucketExchange final : public Exchange {
  public:
   /// With `progress_thread` a second thread makes the all-reduces advance while backward() computes, for a process
   /// group that does not by itself. Collective.
-  BucketExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                 const ModelOptions& options, bool progress_thread);
+  BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
+                 c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
   ~BucketExchange() override;
 
   void begin(Arrival arrival) override;
@@ -52,6 +53,7 @@ class BucketExchange final : public Exchange {
   bool advance();
   void freeze_order();
 
+  Communicator communicator_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   CommHook hook_;
   std::size_t first_bytes_, most_bytes_;  ///< of a bucket

@@ -172,13 +172,13 @@ Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_
   std::optional<Communicator> own;
   if (shared.share_memory && !options.comm_hook) own = shared.communicator.duplicate();
   const bool progress_thread = shared.communicator.size() > 1 && options.progress_thread.value_or(shared.spare_core);
-  return
-      [own, group, options, progress_thread](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
-        if (own)
-          if (auto exchange = SharedExchange::make(parameters, *own, progress_thread)) return exchange;
-        return std::make_unique<BucketExchange>(parameters, group, options,
-                                                progress_thread && waits_for_progress(*group, parameters));
-      };
+  return [shared, own, group, options,
+          progress_thread](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+    if (own)
+      if (auto exchange = SharedExchange::make(parameters, *own, progress_thread)) return exchange;
+    return std::make_unique<BucketExchange>(parameters, shared.communicator, group, options,
+                                            progress_thread && waits_for_progress(*group, parameters));
+  };
 }
 
 /// Parallel::none.

@@ -59,7 +59,9 @@ TEST(Store, CountsOverAllRanks) {
   const auto winner = store->compareSet("first", "", std::to_string(rank()));
   EXPECT_EQ(winner, store->get_to_str("first"));
   world().barrier();
-  if (rank() == size() - 1) EXPECT_TRUE(store->deleteKey("n"));
+  if (rank() == size() - 1) {
+    EXPECT_TRUE(store->deleteKey("n"));
+  }
   world().barrier();
   EXPECT_FALSE(store->check({"n"}));
   world().barrier();
@@ -141,7 +143,9 @@ TEST(Store, LeavesNoThread) {
   const int before = threads();
   {
     const auto store = make_store();
-    if (rank() == 0) EXPECT_EQ(threads(), before + 1);
+    if (rank() == 0) {
+      EXPECT_EQ(threads(), before + 1);
+    }
     EXPECT_GE(store->clone()->add("n", 1), 1);
     world().barrier();
   }
