@@ -80,7 +80,7 @@ class Channel {
   int rank = 0;
   int size = 1;
   Topology topology;
-  /// Where memory is shared; null where there is one rank or none shares memory, and until attach_node().
+  /// Null where there is one rank, or where ranks of a node cannot share memory, and until attach_node().
   std::unique_ptr<Node> node;
 };
 

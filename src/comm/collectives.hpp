@@ -4,7 +4,8 @@
 // of its ranks. Counts are in elements and may exceed 2^31: what MPI's int cannot hold goes in chunks.
 //
 // Where the ranks of a communicator share memory (src/node), barriers, broadcasts and reductions go through it; across
-// nodes an all-reduce goes through it inside each node (hierarchy.hpp). Everything else is MPI's.
+// nodes an all-reduce goes through it inside each node, and in slices between them (hierarchy.hpp). Everything else is
+// MPI's.
 #pragma once
 
 #include "muster/communicator.hpp"

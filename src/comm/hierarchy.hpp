@@ -47,10 +47,9 @@ class SliceExchange {
 
 class HierarchicalAllReduce : public std::enable_shared_from_this<HierarchicalAllReduce> {
  public:
-  /// In place. `piece_bytes`: of which network and memory are busy at the same time; tests make it small.
+  /// In place.
   static std::shared_ptr<HierarchicalAllReduce> start(std::shared_ptr<Channel> channel, void* data, std::size_t count,
-                                                      const node::Reduction& reduction,
-                                                      std::size_t piece_bytes = std::size_t{4} << 20);
+                                                      const node::Reduction& reduction);
 
   /// Makes progress; true at the end.
   bool advance();

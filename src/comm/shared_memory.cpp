@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -126,6 +128,11 @@ std::vector<int> ranks_of_node(const Topology& topology, int node) {
   return ranks;
 }
 
+/// One rank on each node.
+bool nobody_shares(const Communicator& communicator) {
+  return communicator.topology().num_nodes == communicator.size();
+}
+
 }  // namespace
 
 void attach_node(const Communicator& communicator) {
@@ -138,10 +145,18 @@ void attach_node(const Communicator& communicator) {
   }
   node->ranks = node->owners_of_node[static_cast<std::size_t>(topology.node_rank)];
   for (auto& owners : node->owners_of_node) owners.resize(static_cast<std::size_t>(node->owners));
-  // One rank on each node has nobody to share with.
-  if (topology.num_nodes == communicator.size()) return;
-
+  if (communicator.size() == 1) return;
   const auto bytes = node::Team::memory(topology.local_size);
+  if (nobody_shares(communicator)) {
+    // A team of this rank alone takes part in what goes between nodes.
+    const auto memory = std::make_shared<std::vector<std::byte>>(bytes + node::page_size());
+    auto* const first = memory->data() + node::page_size();
+    node->team =
+        std::make_unique<node::Team>(first - reinterpret_cast<std::uintptr_t>(first) % node::page_size(), 0, 1);
+    node->memory = memory;
+    communicator.channel()->node = std::move(node);
+    return;
+  }
   const bool root = topology.local_rank == 0;
   const auto segment =
       map_together(Unwoken{*communicator.channel()}, communicator.rank(), node->ranks, bytes, {0, root ? bytes : 0});
@@ -153,7 +168,7 @@ void attach_node(const Communicator& communicator) {
 
 std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
   const auto* node = communicator.channel()->node.get();
-  if (node == nullptr) return std::nullopt;
+  if (node == nullptr || nobody_shares(communicator)) return std::nullopt;
   const auto page = node::page_size();
   const auto stride = std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
   const int local = communicator.topology().local_rank;

@@ -314,6 +314,7 @@ class Team::ReduceScatter final : public Operation {
         sources_(static_cast<std::size_t>(team.size_)) {}
 
   bool advance(Team& team) override {
+    if (team.size_ == 1) return true;
     if (!agreed_) {
       if (!step_.entered) {
         if (!step_.enter(team)) return false;
@@ -393,6 +394,7 @@ class Team::AllGather final : public Operation {
       if (team.rank_ < owners_ && !open_()) return false;
       open_ = nullptr;
     }
+    if (team.size_ == 1) return true;
     if (!agreed_) {
       if (!step_.entered) {
         if (!step_.enter(team)) return false;
