@@ -18,9 +18,11 @@ int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 /// Up to this many bytes, a second exchange costs more than what it saves.
 constexpr std::size_t short_bytes = std::size_t{16} << 10;
 /// Of which network and memory are busy at the same time. Of larger ones a message of the second exchange waits behind
-/// those of the first: pieces of 4 MB take 1.3 times as long on a link of 1 Gbit/s.
-constexpr std::size_t piece_bytes = std::size_t{1} << 20;
-/// Below this many bytes one owner sends one message.
+/// those of the first: pieces of 4 MB take 1.3 times as long on a link of 1 Gbit/s. Slices stay above short_bytes.
+std::size_t piece_bytes(int owners) {
+  return std::max(std::size_t{1} << 20, static_cast<std::size_t>(owners) * (std::size_t{256} << 10));
+}
+/// An owner has at least so many, where there are: below, the first one sends one message.
 constexpr std::size_t split_bytes = std::size_t{32} << 10;
 
 }  // namespace
@@ -138,12 +140,12 @@ std::shared_ptr<HierarchicalAllReduce> HierarchicalAllReduce::start(std::shared_
   const std::shared_ptr<HierarchicalAllReduce> whole(new HierarchicalAllReduce(std::move(channel), reduction));
   auto& node = *whole->channel_->node;
   const auto element = size_of(reduction.type);
-  const auto most = std::max<std::size_t>(1, piece_bytes / element);
+  const auto most = std::max<std::size_t>(1, piece_bytes(node.owners) / element);
   for (std::size_t first = 0; first < count; first += most) {
     const auto n = std::min(most, count - first);
     whole->pieces_.push_back({.data = static_cast<std::byte*>(data) + first * element,
                               .count = n,
-                              .owners = n * element < split_bytes ? 1 : node.owners});
+                              .owners = std::clamp(static_cast<int>(n * element / split_bytes), 1, node.owners)});
   }
   // The sums of the nodes are multiplied once they are whole.
   auto inside = reduction;
