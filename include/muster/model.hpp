@@ -24,7 +24,7 @@ struct ModelOptions {
   Parallel parallel = Parallel::data;
   /// Gradients travel in buckets of at most this many bytes (a larger one alone), in the order in which the first
   /// backward() has made them.
-  std::size_t bucket_bytes = std::size_t{25} << 20;
+  std::size_t bucket_bytes = std::size_t{4} << 20;
   /// The first bucket, which is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// How a bucket is averaged, in place of a plain sum; see muster/comm_hooks.hpp. Gradients then do not go through

@@ -15,6 +15,9 @@ constexpr unsigned tags = 8192;
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
 int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 
+/// Open MPI looks at its sockets in every eighth of the calls that make progress.
+constexpr int calls_per_look = 8;
+
 /// Up to this many bytes, a second exchange costs more than what it saves.
 constexpr std::size_t short_bytes = std::size_t{16} << 10;
 /// Of which network and memory are busy at the same time. Of larger ones a message of the second exchange waits behind
@@ -118,8 +121,9 @@ void SliceExchange::gather() {
 
 bool SliceExchange::test() {
   int flag = 0;
-  check(MPI_Testall(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &flag, MPI_STATUSES_IGNORE),
-        "MPI_Testall");
+  for (int call = 0; call < calls_per_look && flag == 0; ++call)
+    check(MPI_Testall(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &flag, MPI_STATUSES_IGNORE),
+          "MPI_Testall");
   if (flag) memory_->pending.clear();
   return flag != 0;
 }
