@@ -12,7 +12,8 @@ void wait_for(const Communicator& communicator, const std::function<bool()>& rea
   if (spin_until(ready, channel.topology.local_size)) return;
   const auto longest = limit.value_or(std::chrono::milliseconds(channel.world->limit_ms.load()));
   const auto ready_or_alarm = [&] {
-    if (ready()) return true;
+    // An operation of many steps waits in each of them, and a core that was given up comes back late.
+    if (spin_until(ready, channel.topology.local_size)) return true;
     channel.world->alarm.check();
     return false;
   };

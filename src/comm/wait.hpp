@@ -30,12 +30,17 @@ inline void pause() noexcept {
 /// the ranks of this node are more than its cores, since the one that is waited for may want this one's.
 template <class Ready>
 bool spin_until(Ready&& ready, int ranks_of_node) {
+  using Clock = std::chrono::steady_clock;
   static const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int spins = ranks_of_node <= cores ? 1000 : 20;
-  for (int spin = 0; spin < spins; ++spin) {
-    if (ready()) return true;
-    pause();
-  }
+  constexpr int calls = 20;
+  std::optional<Clock::time_point> end;
+  do {
+    for (int call = 0; call < calls; ++call) {
+      if (ready()) return true;
+      pause();
+    }
+    if (!end) end = Clock::now() + std::chrono::microseconds(40);
+  } while (ranks_of_node <= cores && Clock::now() < *end);
   return false;
 }
 
