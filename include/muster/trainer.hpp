@@ -17,6 +17,10 @@
 
 namespace muster {
 
+namespace train {
+class Run;
+}
+
 /// Sets up what a framework needs around a training function. Every call is made on every worker, and is collective.
 class Backend {
  public:
@@ -82,6 +86,9 @@ class DataParallelTrainer {
   Launch& launch_;
   TrainLoop train_loop_;
   DataParallelTrainerOptions options_;
+
+ private:
+  Result train(const train::Run& run, int workers);
 };
 
 struct TorchTrainerOptions {

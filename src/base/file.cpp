@@ -3,6 +3,7 @@
 #include "muster/error.hpp"
 
 #include <fcntl.h>
+#include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@ namespace muster {
 namespace {
 
 [[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
+  const char* fact = std::strerror(error);
   const char* remedy = "";
   switch (error) {
     case ENOSPC:
@@ -30,10 +32,14 @@ namespace {
     case ENOENT:
       remedy = "Check the path";
       break;
+    case ELOOP:
+      fact = "it is a symbolic link, through which nothing is written";
+      remedy = "Remove it, or choose another path";
+      break;
     default:
       break;
   }
-  throw Error(code, std::string(doing) + " " + path.string(), std::strerror(error), remedy);
+  throw Error(code, std::string(doing) + " " + path.string(), fact, remedy);
 }
 
 int open_checked(const std::filesystem::path& path, int flags, ExitCode code, const char* doing) {
@@ -68,13 +74,13 @@ File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
       descriptor_ = open_checked(path, O_RDONLY, ExitCode::data, "opening");
       break;
     case Mode::write:
-      descriptor_ = open_checked(path, O_RDWR, ExitCode::retry, "opening");
+      descriptor_ = open_checked(path, O_RDWR | O_NOFOLLOW, ExitCode::retry, "opening");
       break;
     case Mode::create:
       descriptor_ = open_checked(path, O_RDWR | O_CREAT | O_EXCL, ExitCode::retry, "creating");
       break;
     case Mode::append:
-      descriptor_ = open_checked(path, O_WRONLY | O_CREAT | O_APPEND, ExitCode::retry, "opening");
+      descriptor_ = open_checked(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, ExitCode::retry, "opening");
       break;
   }
 }
@@ -139,6 +145,20 @@ void File::close() {
     fail(ExitCode::retry, "closing", path_, errno);
 }
 
+namespace {
+
+std::filesystem::path temporary_beside(std::filesystem::path path) {
+  static std::atomic<int> count{0};
+  return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
+}
+
+std::string user_of(uid_t id) {
+  const passwd* const user = ::getpwuid(id);
+  return user != nullptr ? user->pw_name : "user " + std::to_string(id);
+}
+
+}  // namespace
+
 std::string read_file(const std::filesystem::path& path) {
   const File file(path, File::Mode::read);
   std::string content(file.size(), '\0');
@@ -147,9 +167,7 @@ std::string read_file(const std::filesystem::path& path) {
 }
 
 void write_file(const std::filesystem::path& path, std::string_view content) {
-  static std::atomic<int> count{0};
-  auto temporary = path;
-  temporary += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
+  const auto temporary = temporary_beside(path);
   try {
     File file(temporary, File::Mode::create);
     file.append(content);
@@ -176,6 +194,26 @@ void make_directories(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) fail(ExitCode::retry, "making the folder", path, error.value());
+}
+
+void require_own_directory(const std::filesystem::path& path) {
+  const auto doing = "writing into " + path.string();
+  struct stat folder {};
+  if (::lstat(path.c_str(), &folder) != 0) fail(ExitCode::retry, "looking at", path, errno);
+  if (S_ISLNK(folder.st_mode)) throw Error(ExitCode::usage, doing, "it is a symbolic link", "Name the folder itself");
+  if (!S_ISDIR(folder.st_mode)) fail(ExitCode::retry, "writing into", path, ENOTDIR);
+  if (folder.st_uid == ::geteuid() || (folder.st_mode & S_IWGRP) != 0) return;
+  const auto probe = temporary_beside(path / ".owner");
+  struct stat made {};
+  {
+    const File file(probe, File::Mode::create);
+    const int status = ::fstat(file.descriptor(), &made);
+    ::unlink(probe.c_str());
+    if (status != 0) fail(ExitCode::retry, "looking at", probe, errno);
+  }
+  if (made.st_uid == folder.st_uid || made.st_uid != ::geteuid()) return;
+  throw Error(ExitCode::usage, doing, "it belongs to " + user_of(folder.st_uid),
+              "Choose another --name or --storage, or let its owner share it: chmod g+w");
 }
 
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {

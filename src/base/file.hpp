@@ -1,5 +1,7 @@
 // Files: every call checked, writes that are on the disk when they return. Errors are muster::Error: a missing or
 // unreadable file is ExitCode::data, a failed write is ExitCode::retry, and both name the path and the system's word.
+// Reading follows symbolic links. Writing does not: a file that is a link is an Error, and write_file() replaces the
+// link, never what it points to.
 #pragma once
 
 #include <cstddef>
@@ -56,6 +58,10 @@ void write_file(const std::filesystem::path& path, std::string_view content);
 void sync_directory(const std::filesystem::path& path);
 /// Makes the folder and its parents, mode 0777 less the umask.
 void make_directories(const std::filesystem::path& path);
+/// An Error (ExitCode::usage) unless the folder may be trusted with what this process writes: it is no symbolic link
+/// and belongs to whom a file belongs that is made in it, or its mode lets its group write, as projects share folders.
+/// Where the file system gives files to somebody else (root-squash), owners say nothing.
+void require_own_directory(const std::filesystem::path& path);
 /// rename(2) that refuses to replace; an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 

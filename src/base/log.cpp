@@ -1,13 +1,15 @@
 #include "base/log.hpp"
 
+#include "base/file.hpp"
 #include "muster/error.hpp"
 
-#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <array>
 #include <memory>
+#include <mutex>
 
 namespace muster::log {
 namespace {
@@ -18,6 +20,22 @@ constexpr std::array<spdlog::level::level_enum, 6> levels{spdlog::level::trace, 
                                                           spdlog::level::err,   spdlog::level::off};
 
 spdlog::level::level_enum native(Level level) { return levels[static_cast<std::size_t>(level)]; }
+
+/// Lines at the end of a file that is no link; each is there when it has been said.
+class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FileSink(const std::filesystem::path& path) : file_(path, File::Mode::append) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    file_.append({line.data(), line.size()});
+  }
+  void flush_() override {}
+
+  File file_;
+};
 
 struct Sinks {
   std::shared_ptr<spdlog::sinks::sink> terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
@@ -57,7 +75,7 @@ void write_to(const std::filesystem::path& path) {
   auto& logger = *sinks().logger;
   logger.sinks().resize(1);
   if (path.empty()) return;
-  auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
+  auto file = std::make_shared<FileSink>(path);
   file->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
   logger.sinks().push_back(std::move(file));
 }

@@ -182,13 +182,17 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   };
   if (!wait_until(all_heard, limit)) {
     std::string missing;
-    for (std::size_t r = 0; r < n; ++r)
-      if (r != rank && memory->lengths[r] < 0)
-        missing += (missing.empty() ? "" : ", ") + std::to_string(r) + " (" + shared.hosts[r] + ")";
+    std::vector<int> ranks;
+    for (std::size_t r = 0; r < n; ++r) {
+      if (r == rank || memory->lengths[r] >= 0) continue;
+      missing += (missing.empty() ? "" : ", ") + std::to_string(r) + " (" + shared.hosts[r] + ")";
+      ranks.push_back(static_cast<int>(r));
+    }
     memory.release();
-    throw Lost(ExitCode::retry, "waiting for all ranks to agree",
-               "no word within " + std::to_string(limit.count() / 1000) + " s from rank " + missing,
-               "It is stuck or lost; start the job again");
+    throw Lost(Error(ExitCode::retry, "waiting for all ranks to agree",
+                     "no word within " + std::to_string(limit.count() / 1000) + " s from rank " + missing,
+                     "It is stuck or lost; start the job again"),
+               std::move(ranks));
   }
 
   std::vector<Outcome> outcomes(n);

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::comm {
@@ -46,7 +47,14 @@ void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
 /// Some ranks did not come to agree(): they are stuck or lost, and all that is left is to end the job.
 class Lost : public Error {
-  using Error::Error;
+ public:
+  Lost(const Error& error, std::vector<int> ranks) : Error(error), ranks_(std::move(ranks)) {}
+
+  /// Those of the world.
+  const std::vector<int>& ranks() const noexcept { return ranks_; }
+
+ private:
+  std::vector<int> ranks_;
 };
 
 /// The outcome of every rank. Past the limit Lost (ExitCode::retry) names the ranks that did not come.

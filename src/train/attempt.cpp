@@ -12,8 +12,8 @@ std::optional<Error> conclude(const Communicator& world, const Patience& patienc
     const auto outcomes = comm::agree(world, mine, mine.kind == Outcome::Kind::done ? patience.done : patience.failed);
     return comm::root_cause(outcomes, world.topology().hosts);
   } catch (const comm::Lost& lost) {
-    if (mine.kind != Outcome::Kind::failed) throw;
-    throw comm::Lost(mine.code, mine.text + " (then: " + lost.what() + ")");
+    if (mine.kind == Outcome::Kind::done) throw;
+    throw comm::Lost(Error(mine.code, mine.text + " (then: " + lost.what() + ")"), lost.ranks());
   }
 }
 

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <random>
+#include <thread>
 
 namespace muster::train {
 namespace {
@@ -59,10 +61,10 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
     if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
     check_run_name(name_);
     path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
-    if (std::filesystem::is_symlink(path_))
-      throw Error(ExitCode::usage, "opening the run " + path_.string(), "it is a symbolic link",
-                  "Name the folder itself");
+    make_directories(path_);
+    require_own_directory(path_);
     make_directories(path_ / "logs");
+    require_own_directory(path_ / "logs");
     take();
     if (std::filesystem::exists(path_ / "params.json")) {
       previous_ = Config::parse(read_file(path_ / "params.json"), nullptr, false);
@@ -82,11 +84,14 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
 }
 
 void Run::take() {
-  if (!std::filesystem::exists(path_ / ".lock")) {
+  const auto exists = [&] {  // a link counts, whether there is something behind it or not
+    return std::filesystem::exists(std::filesystem::symlink_status(path_ / ".lock"));
+  };
+  if (!exists()) {
     try {
       File(path_ / ".lock", File::Mode::create).close();
     } catch (const Error&) {
-      if (!std::filesystem::exists(path_ / ".lock")) throw;  // else another job was quicker, and the lock decides
+      if (!exists()) throw;  // else another job was quicker, and the lock decides
     }
   }
   lock_.emplace(path_ / ".lock", File::Mode::write);
@@ -136,17 +141,28 @@ void Run::check_shared(const Communicator& world) const {
           "Choose a --storage on a file system that all nodes share");
 }
 
-void Run::write_params(const Config& params) const {
-  if (root_) write_file(path_ / "params.json", params.dump(2) + "\n");
+void Run::write_params(const Config& params) const { write_file(path_ / "params.json", params.dump(2) + "\n"); }
+
+void Run::write_error(const std::string& text) const noexcept {
+  try {
+    write_file(path_ / "error.txt", text + "\n");
+  } catch (const std::exception& error) {
+    log::warn(std::string("the cause of the failure is not kept: ") + error.what());
+  }
 }
 
-void Run::write_error(const std::string& text) const {
-  if (!root_) return;
+void Run::write_error(const Communicator& world, const comm::Lost& lost) const noexcept {
+  int lowest = 0;
+  while (std::find(lost.ranks().begin(), lost.ranks().end(), lowest) != lost.ranks().end()) ++lowest;
+  // That one writes and ends the job meanwhile, unless it still waits.
+  if (world.rank() != lowest) std::this_thread::sleep_for(std::chrono::seconds(2));
+  write_error("rank " + std::to_string(world.rank()) + " (" +
+              world.topology().hosts[static_cast<std::size_t>(world.rank())] + "): " + lost.what());
+}
+
+void Run::remove_error() const noexcept {
   std::error_code ignored;
-  if (text.empty())
-    std::filesystem::remove(path_ / "error.txt", ignored);
-  else
-    write_file(path_ / "error.txt", text + "\n");
+  std::filesystem::remove(path_ / "error.txt", ignored);
 }
 
 }  // namespace muster::train

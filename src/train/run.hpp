@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/file.hpp"
+#include "comm/agreement.hpp"
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
 #include "muster/launch.hpp"
@@ -27,10 +28,14 @@ class Run {
 
   /// What params.json said before this job; null for a new run.
   const Config& previous_params() const noexcept { return previous_; }
-  /// Replaces params.json. On rank 0; nothing elsewhere. Local.
+  /// Replaces params.json. By one rank.
   void write_params(const Config& params) const;
-  /// error.txt: the root cause of the last failure; an empty text removes it. On rank 0; nothing elsewhere. Local.
-  void write_error(const std::string& text) const;
+  /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
+  /// with a file takes the place of the cause.
+  void write_error(const std::string& text) const noexcept;
+  /// On every rank that sees that some do not answer, before it ends the job: the lowest of them writes.
+  void write_error(const Communicator& world, const comm::Lost& lost) const noexcept;
+  void remove_error() const noexcept;
 
  private:
   void take();

@@ -198,6 +198,18 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
   backend->on_shutdown(view);
 }
 
+/// Says that training is done, which it is whether that can be written or not.
+void finish(const Run& run, Config params) {
+  run.remove_error();
+  params["finished"] = true;
+  try {
+    run.write_params(params);
+  } catch (const Error& error) {
+    log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
+              error.what());
+  }
+}
+
 /// Best first by the score, else newest first.
 std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
   auto all = list_checkpoints(run);
@@ -251,12 +263,23 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 Result DataParallelTrainer::fit() {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
-  const auto limit = comm::time_limit(world);
   const int workers = count_workers(launch_, options_.scaling_config);
   static_cast<void>(choose_share(options_.scaling_config, workers, 0));
   options_.train_loop_config = Config::parse(comm::on_root(
       world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
+  try {
+    return train(run, workers);
+  } catch (const comm::Lost& lost) {
+    run.write_error(world, lost);
+    throw;
+  }
+}
+
+Result DataParallelTrainer::train(const Run& run, int workers) {
+  const auto& world = launch_.communicator();
+  const auto& flags = launch_.flags();
+  const auto limit = comm::time_limit(world);
   comm::on_root(world, [&] {
     if (flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string(),
@@ -317,18 +340,21 @@ Result DataParallelTrainer::fit() {
       }
     });
     if (!error) break;
-    if (error->code() != ExitCode::stopped)
-      comm::on_root(world, [&] { return run.write_error(error->what()), std::string(); });
+    if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) break;
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
                 std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
   }
-  if (!error) {
-    params["finished"] = true;
-    comm::on_root(world, [&] { return run.write_error(""), run.write_params(params), std::string(); });
+  if (!error && world.rank() == 0) finish(run, std::move(params));
+  Result result;
+  try {
+    result = read_result(world, run, options_.run_config.checkpoint_config);
+  } catch (const Error& unreadable) {
+    if (!error) throw;
+    log::warn(unreadable.what());  // and not in the place of the cause
+    result.path = run.path();
   }
-  auto result = read_result(world, run, options_.run_config.checkpoint_config);
   result.error = error;
   return result;
 }

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <functional>
@@ -218,6 +219,69 @@ TEST(Train, ASecondJobIsRefused) {
   world().barrier();
   EXPECT_EQ(run({storage, {}, with_line("held")}, [](Session&, const Config&) { FAIL(); }).first, 64);
   world().barrier();
+}
+
+TEST(Train, ARunOfSomebodyElseIsNotWrittenTo) {
+  const auto storage = test::shared_folder();
+  if (world().rank() == 0) make_directories(storage / "theirs");
+  const bool root = ::geteuid() == 0;
+  if (world().rank() == 0 && root) ASSERT_EQ(::chown((storage / "theirs").c_str(), 65534, 65534), 0);
+  world().barrier();
+  if (!root) GTEST_SKIP() << "only root can give a folder away";
+  EXPECT_EQ(run({storage, {}, with_line("theirs")}, [](Session&, const Config&) { FAIL(); }).first, 64);
+  EXPECT_TRUE(std::filesystem::is_empty(storage / "theirs"));
+}
+
+TEST(Train, NothingIsWrittenThroughLinks) {
+  for (const char* name : {".lock", "logs", "logs/rank_00000.log", "result.json", "progress.csv", "params.json"}) {
+    const auto storage = test::shared_folder(), precious = storage / "precious", link = storage / "run" / name;
+    if (world().rank() == 0) {
+      make_directories(link.parent_path());
+      if (std::string(name) == "logs")
+        make_directories(precious);
+      else
+        write_file(precious, "theirs");
+      std::filesystem::create_symlink(precious, link);
+    }
+    world().barrier();
+    run({storage, {}, with_line("run")}, [&](Session& session, const Config&) { session.report({{"a", 1}}); });
+    world().barrier();
+    if (std::string(name) == "logs")
+      EXPECT_TRUE(std::filesystem::is_empty(precious));
+    else
+      EXPECT_EQ(read_file(precious), "theirs") << name;
+  }
+}
+
+TEST(Train, TroubleWithItsFilesIsNotTakenForTheCause) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("blocked");
+  options.run_config.failure_config.max_failures = 1;
+  const auto block = [&](const char* name) {  // no file can take the place of a folder
+    if (world().rank() != 0) return;
+    std::filesystem::remove(storage / "blocked" / name);
+    make_directories(storage / "blocked" / name / "x");
+  };
+  block("error.txt");
+  world().barrier();
+  int attempts = 0;
+  const auto train = [&](Session& session, const Config&) {
+    session.report({{"a", 1}});
+    if (++attempts != 2) throw std::runtime_error("a passing trouble");
+    block("params.json");
+  };
+  const auto retried = run({storage, {}, options}, train);
+  EXPECT_EQ(retried.first, 0) << "the training is done";
+  EXPECT_EQ(attempts, 2);
+  if (world().rank() == 0) std::filesystem::remove_all(storage / "blocked" / "params.json");
+  world().barrier();
+  const auto failed = run({storage, {}, with_line("blocked")}, [&](Session&, const Config&) {
+    block("result.json");
+    throw std::runtime_error("the cause");
+  });
+  EXPECT_EQ(failed.first, 1);
+  ASSERT_TRUE(failed.second && failed.second->error);
+  EXPECT_NE(std::string(failed.second->error->what()).find("the cause"), std::string::npos);
 }
 
 TEST(Train, AFinishedRunSaysSo) {

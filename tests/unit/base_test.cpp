@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 namespace muster {
@@ -69,6 +72,41 @@ TEST_F(FileTest, RenameNeverReplaces) {
   EXPECT_EQ(read_file(folder / "b"), "b");
   rename_new(folder / "a", folder / "c");
   EXPECT_EQ(read_file(folder / "c"), "a");
+}
+
+TEST_F(FileTest, WritersDoNotFollowLinks) {
+  write_file(folder / "precious", "theirs");
+  std::filesystem::create_symlink(folder / "precious", folder / "link");
+  for (const auto mode : {File::Mode::write, File::Mode::append, File::Mode::create})
+    message([&] { File(folder / "link", mode).truncate(0); }, ExitCode::retry);
+  message([&] { log::write_to(folder / "link"); }, ExitCode::retry);
+  EXPECT_EQ(read_file(folder / "link"), "theirs") << "reading does follow";
+  write_file(folder / "link", "ours");
+  EXPECT_EQ(read_file(folder / "precious"), "theirs");
+  EXPECT_EQ(read_file(folder / "link"), "ours");
+}
+
+TEST_F(FileTest, LogsGoToTheEndOfAFile) {
+  write_file(folder / "log", "before\n");
+  log::write_to(folder / "log");
+  log::info("hello");
+  const auto text = read_file(folder / "log");
+  log::write_to({});
+  EXPECT_TRUE(text.starts_with("before\n") && text.ends_with(" info hello\n")) << text;
+}
+
+TEST_F(FileTest, AFolderOfSomebodyElseIsRefusedUnlessItsGroupMayWrite) {
+  const auto theirs = folder / "theirs";
+  make_directories(theirs);
+  require_own_directory(theirs);
+  std::filesystem::create_directory_symlink(theirs, folder / "link");
+  message([&] { require_own_directory(folder / "link"); }, ExitCode::usage);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+  ASSERT_EQ(::chown(theirs.c_str(), 65534, 65534), 0);
+  EXPECT_NE(message([&] { require_own_directory(theirs); }, ExitCode::usage).find("belongs to"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_empty(theirs)) << "what asked for the owner is left";
+  ASSERT_EQ(::chmod(theirs.c_str(), 0775), 0);
+  require_own_directory(theirs);
 }
 
 TEST_F(FileTest, AppendGoesToTheEnd) {
