@@ -13,6 +13,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <muster/muster.hpp>
 
 namespace {
@@ -77,12 +78,21 @@ void train(muster::Session& session, const muster::Config& config) {
   }
 }
 
+/// The small set that comes with the program.
+std::string small_set(const std::string& part) {
+  const auto file = "fashion-mnist-small." + part + ".h5";
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const auto installed = (program.parent_path() / FASHION_MNIST_INSTALLED_DATA / file).lexically_normal();
+  return std::filesystem::exists(installed, ignored) ? installed.string() : FASHION_MNIST_DATA "/" + file;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
-  std::string train_set = FASHION_MNIST_DATA "/fashion-mnist-small.train.h5";
-  std::string test_set = FASHION_MNIST_DATA "/fashion-mnist-small.test.h5";
+  std::string train_set = small_set("train");
+  std::string test_set = small_set("test");
   std::string model = "resnet18";
   int epochs = 5;
   launch.app().description("Classifies clothes: Fashion-MNIST with ResNet-18 or a smaller model.");

@@ -49,11 +49,11 @@ void flatten(const nlohmann::json& value, const std::string& path, Table& table)
 
 }  // namespace
 
-std::string to_text(const Table& table) {
+std::string to_text(const Table& table, bool with_headings) {
   const auto last = table.headings.size() - 1;
   std::vector<std::size_t> widths;
   for (std::size_t column = 0; column <= last; ++column) {
-    widths.push_back(width(table.headings[column].text));
+    widths.push_back(std::max(table.headings[column].least, width(table.headings[column].text)));
     for (const auto& row : table.rows) widths.back() = std::max(widths.back(), width(row[column]));
   }
   std::size_t before = 0;
@@ -76,7 +76,7 @@ std::string to_text(const Table& table) {
   };
   std::vector<std::string> headings;
   for (const auto& heading : table.headings) headings.push_back(heading.text);
-  add(headings);
+  if (with_headings) add(headings);
   for (const auto& row : table.rows) add(row);
   return text;
 }

@@ -13,14 +13,16 @@ namespace muster::tool {
 struct Table {
   struct Heading {
     std::string text;
-    bool right = false;  ///< numbers
+    bool right = false;     ///< numbers
+    std::size_t least = 0;  ///< width, for a table that is printed in parts
   };
   std::vector<Heading> headings;
   std::vector<std::vector<std::string>> rows;
 };
 
-/// Each line of it ends with a newline and has no spaces before that.
-std::string to_text(const Table& table);
+/// Each line of it ends with a newline and has no spaces before that. The headings are left out where a part of the
+/// table was printed before.
+std::string to_text(const Table& table, bool with_headings = true);
 /// "- TEXT" in lines of at most 80.
 std::string bullet(const std::string& text);
 /// "47.0 MB"; powers of 1000.

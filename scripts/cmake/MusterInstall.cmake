@@ -1,5 +1,5 @@
-# What `cmake --install` copies: libmuster, the public headers, the programs that were built, and the files by which
-# find_package(muster) finds them.
+# What `cmake --install` copies: libmuster, the public headers, the programs that were built with their data, and the
+# files by which find_package(muster) finds them.
 set(muster_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/muster")
 
 set(muster_installed muster)
@@ -34,4 +34,6 @@ function(muster_install_programs FOLDER)
 endfunction()
 if(MUSTER_BUILD_APPS)
   muster_install_programs("${PROJECT_SOURCE_DIR}/apps")
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/apps/fashion_mnist/data/"
+          DESTINATION "${CMAKE_INSTALL_DATADIR}/muster/fashion_mnist")
 endif()

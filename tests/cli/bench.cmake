@@ -84,3 +84,17 @@ file(GLOB left RELATIVE "${FOLDER}" "${FOLDER}/*")
 if(left)
   message(SEND_ERROR "benchmarks left files: ${left}")
 endif()
+
+# What was measured before it is stopped is printed, as JSON that can be read.
+execute_process(COMMAND bash -c [[
+  set -u
+  "$0" bench allreduce --case "4 KB" "100 MB" --rounds 2 --json > rows.json 2> /dev/null &
+  until grep -q '"void"' rows.json || ! kill -0 $!; do :; done
+  kill -INT $!
+  wait $!]] "${TOOL}" WORKING_DIRECTORY "${FOLDER}" RESULT_VARIABLE result)
+file(READ "${FOLDER}/rows.json" out)
+file(REMOVE "${FOLDER}/rows.json")
+if(NOT result EQUAL 130)
+  message(SEND_ERROR "stopped by Ctrl-C it ended with ${result}")
+endif()
+expect_json("4 KB" 0 case)

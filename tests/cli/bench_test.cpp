@@ -79,7 +79,7 @@ TEST(Rows, AreVoidWhereMusterDiffersFromItself) {
 
 TEST(Rows, SurviveJson) {
   auto row = make_row("4 KB", quick_muster(1));
-  row.note = "a note";
+  row.notes = {"a note", "another"};
   add_peers(row, {.candidates = {ours, "torch_ddp"}, .ms = {{1, 1}, {4, 4}}});
   const nlohmann::ordered_json json = row;
   EXPECT_EQ(json.at("case"), "4 KB");
@@ -95,7 +95,8 @@ TEST(Rows, FitEightyColumnsAndSayWhatIsVoid) {
   auto row = make_row("mlp50 batch 256", quick_muster(1.2));
   add_peers(row, {.candidates = {ours, "torch_ddp_malloc", "no_communication"},
                   .ms = {{123.4567, 120}, {98765.4321, 99999}, {0.0000612, 0.00006}}});
-  const auto text = rows_text({row, row});
+  const auto text = row_text(row, true) + row_text(row, false);
+  EXPECT_EQ(text.find("candidate"), text.rfind("candidate"));
   EXPECT_NE(text.find(" 0.833  void\n"), std::string::npos) << text;
   EXPECT_NE(text.find("torch_ddp_malloc"), std::string::npos);
   std::istringstream lines(text);

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <utility>
 
 namespace muster::bench {
 namespace {
@@ -31,18 +33,22 @@ void choose_cases(const Benchmark& benchmark, Options& options) {
                   "The cases of " + benchmark.name + " are " + quoted(benchmark.cases));
 }
 
-void print(const std::vector<Row>& rows, bool json) {
-  if (json)
-    std::cout << nlohmann::ordered_json(rows).dump(2) << std::endl;
-  else
-    std::cout << rows_text(rows) << std::flush;
-}
-
-void require_valid(const std::vector<Row>& rows) {
+/// Measures case by case with `rows_of`, and prints each row as it is there.
+template <class RowsOf>
+void measure_each(Options options, bool speaks, bool judges, RowsOf&& rows_of) {
   std::vector<std::string> noisy;
-  for (const auto& row : rows)
-    if (!row.valid()) noisy.push_back(row.name);
-  if (!noisy.empty())
+  {
+    std::optional<RowWriter> out;
+    if (speaks) out.emplace(options.json || options.for_starter);
+    for (const auto& name : std::exchange(options.cases, {})) {
+      options.cases = {name};
+      for (const auto& row : rows_of(options)) {
+        if (out) out->write(row);
+        if (!row.valid()) noisy.push_back(row.name);
+      }
+    }
+  }
+  if (judges && !noisy.empty())
     throw Error(ExitCode::retry, "measuring",
                 "muster against itself came out beyond 0.95–1.05, which makes void: " + quoted(noisy),
                 "Run it again when the machine is quiet");
@@ -59,9 +65,8 @@ void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ra
                   "it asks for " + std::to_string(options.ranks) + " ranks and the launcher has started " +
                       std::to_string(launch.size()),
                   "Leave it out");
-    const auto rows = benchmark.inside(launch, options);
-    if (launch.rank() == 0) print(rows, options.json || options.for_starter);
-    if (!options.for_starter) require_valid(rows);
+    measure_each(options, launch.rank() == 0, !options.for_starter,
+                 [&](const Options& one) { return benchmark.inside(launch, one); });
   });
 }
 
@@ -84,12 +89,12 @@ void measure(const Benchmark& benchmark, const Options& options) {
   const tool::InterruptGuard interrupt;
   const ScratchFolder folder;
   ::setenv(folder_variable, folder.path().c_str(), 1);
-  if (options.with_peers) const Peers found;  // before anything takes long
-  std::vector<Row> rows;
-  if (benchmark.inside) rows = rows_from_ranks(benchmark, options);
-  if (benchmark.processes) benchmark.processes(rows, options);
-  print(rows, options.json);
-  require_valid(rows);
+  measure_each(options, true, true, [&](const Options& one) {
+    std::vector<Row> rows;
+    if (benchmark.inside) rows = rows_from_ranks(benchmark, one);
+    if (benchmark.processes) benchmark.processes(rows, one);
+    return rows;
+  });
 }
 
 void add(CLI::App& parent, const Benchmark& benchmark) {

@@ -44,16 +44,12 @@ Timings alternate(const std::vector<Program>& programs, int rounds, const Readin
 
 struct Peers::State {
   ScratchFolder scratch;
-  std::string torch_python;
+  std::optional<std::string> torch_python;
   std::optional<std::string> ray_python;
 };
 
 Peers::Peers() : state_(std::make_unique<State>()) {
-  auto python = python_with({"torch"});
-  if (!python)
-    throw Error(ExitCode::missing_package, "looking for the peers", "no Python here has torch",
-                "Activate a virtual environment that has it, or leave out --with-peers");
-  state_->torch_python = std::move(*python);
+  state_->torch_python = python_with({"torch"});
   state_->ray_python = python_with({"torch", "ray"});
   write(state_->scratch.path() / "torch_job.py", torch_job);
   write(state_->scratch.path() / "ray_job.py", ray_job);
@@ -61,13 +57,22 @@ Peers::Peers() : state_(std::make_unique<State>()) {
 
 Peers::~Peers() = default;
 
-Program Peers::torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments) const {
-  Command command{.words = {state_->torch_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+std::string Peers::missing(const std::string& names, const std::string& module, const std::string& packages) {
+  return names + ": left out, since no Python has " + module +
+         ", neither that of an active virtual environment nor python3 in PATH. To have it: python3 -m venv peers && "
+         "peers/bin/pip install " +
+         packages + " && . peers/bin/activate";
+}
+
+std::optional<Program> Peers::torchrun(const std::string& name, int ranks,
+                                       const std::vector<std::string>& arguments) const {
+  if (!state_->torch_python) return std::nullopt;
+  Command command{.words = {*state_->torch_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                             std::to_string(ranks), (state_->scratch.path() / "torch_job.py").string()},
                   .environment = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
                   .limit = patience};
   command.words.insert(command.words.end(), arguments.begin(), arguments.end());
-  return {name, std::move(command)};
+  return Program{name, std::move(command)};
 }
 
 std::optional<Program> Peers::ray_train(int ranks) const {
@@ -85,28 +90,38 @@ void add_step_peers(std::vector<Row>& rows, const Options& options) {
   tool::ProgressLine line;
   const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
   for (auto& row : rows) {
-    const auto& job = step_case(row.name);
+    const auto* found = find_step_case(row.name);
+    if (!found) {
+      row.notes.push_back(row.name + ": no peer has this step as a program of its own");
+      continue;
+    }
+    const auto& job = *found;
     // About a second and a half of steps, the same number in each program.
     const auto steps =
         std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
     const std::vector<std::string> arguments{"step", job.model, std::to_string(job.batch_size), steps};
     auto ddp = peers.torchrun("torch_ddp", options.ranks, arguments);
     auto with_malloc = peers.torchrun("torch_ddp_malloc", options.ranks, arguments);
+    if (!ddp || !with_malloc) {
+      row.notes.push_back(Peers::missing("torch_ddp, torch_ddp_malloc", "torch", "torch"));
+      continue;
+    }
     for (const auto& [name, value] : {std::pair{"MALLOC_MMAP_MAX_", "0"},
                                       {"MALLOC_TRIM_THRESHOLD_", "2000000000"},
                                       {"MALLOC_TOP_PAD_", "67108864"}})
-      with_malloc.command.environment.emplace_back(name, value);
+      with_malloc->command.environment.emplace_back(name, value);
     auto mine = on_ranks(options.ranks, {"job", "step", row.name, steps});
     mine.limit = patience;
     add_peers(row, alternate(
-                       {{ours, std::move(mine)}, std::move(ddp), std::move(with_malloc)}, rounds,
+                       {{ours, std::move(mine)}, std::move(*ddp), std::move(*with_malloc)}, rounds,
                        [](const Finished&, const auto& result) { return result.at("step_ms").template get<double>(); },
                        [&](int round, const std::string& program) {
                          line.show("step " + row.name + ": " + program + ", round " + std::to_string(round + 1) +
                                    " of " + std::to_string(rounds));
                        }));
-    row.note = "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in " +
-               std::to_string(rounds) + " rounds beside processes of muster";
+    row.notes.push_back(
+        "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in " +
+        std::to_string(rounds) + " rounds beside processes of muster");
   }
 }
 

@@ -28,14 +28,16 @@ Timings alternate(const std::vector<Program>& programs, int rounds, const Readin
 /// Python programs that are compared with, in a folder of their own.
 class Peers {
  public:
-  /// Finds Python; an Error with ExitCode::missing_package if none has torch.
   Peers();
   ~Peers();
 
-  /// torchrun of that many ranks with DDP over gloo, at its best settings: one thread, the loopback device.
-  Program torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments) const;
+  /// torchrun of that many ranks with DDP over gloo, at its best settings: one thread, the loopback device. Nothing
+  /// where no Python has torch.
+  std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments) const;
   /// Ray Train; nothing where no Python has it.
   std::optional<Program> ray_train(int ranks) const;
+  /// "NAMES are left out: …", with how to get the Python module.
+  static std::string missing(const std::string& names, const std::string& module, const std::string& packages);
 
  private:
   struct State;

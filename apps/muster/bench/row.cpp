@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iostream>
 
 namespace muster::bench {
 namespace {
@@ -63,14 +64,14 @@ void to_json(nlohmann::ordered_json& json, const Row& row) {
   }
   json = {{"case", row.name}, {"median_ms", median_ms}, {"ratio", ratio},      {"interval", interval},
           {"aa", row.aa},     {"rounds", row.rounds},   {"void", !row.valid()}};
-  if (!row.note.empty()) json["note"] = row.note;
+  if (!row.notes.empty()) json["notes"] = row.notes;
 }
 
 void from_json(const nlohmann::ordered_json& json, Row& row) {
   row.name = json.at("case");
   row.rounds = json.at("rounds");
   row.aa = json.at("aa");
-  row.note = json.value("note", "");
+  row.notes = json.value("notes", std::vector<std::string>());
   for (const auto& [candidate, ms] : json.at("median_ms").items()) row.median_ms.emplace_back(candidate, ms);
   for (const auto& [peer, ratio] : json.at("ratio").items()) {
     const auto& interval = json.at("interval").at(peer);
@@ -78,25 +79,39 @@ void from_json(const nlohmann::ordered_json& json, Row& row) {
   }
 }
 
-std::string rows_text(const std::vector<Row>& rows) {
-  tool::Table table{{{"case"}, {"candidate"}, {"time", true}, {"muster / it", true}, {"95% interval"}}, {}};
-  std::vector<std::string> notes;
-  for (const auto& row : rows) {
-    for (const auto& [candidate, ms] : row.median_ms) {
-      std::vector<std::string> cells{candidate == ours ? row.name : "", candidate, time_text(ms), "", ""};
-      for (const auto& comparison : row.comparisons)
-        if (comparison.peer == candidate) {
-          cells[3] = digits(comparison.ratio);
-          cells[4] = digits(comparison.interval.low) + " – " + digits(comparison.interval.high);
-        }
-      table.rows.push_back(std::move(cells));
-    }
-    table.rows.push_back({"", "A/A", "", number("%.3f", row.aa), row.valid() ? "" : "void"});
-    if (!row.note.empty() && std::find(notes.begin(), notes.end(), row.note) == notes.end()) notes.push_back(row.note);
+std::string row_text(const Row& row, bool first) {
+  // As wide as the longest names that there are.
+  tool::Table table{
+      {{"case", false, 15}, {"candidate", false, 16}, {"time", true, 8}, {"muster / it", true}, {"95% interval"}}, {}};
+  for (const auto& [candidate, ms] : row.median_ms) {
+    std::vector<std::string> cells{candidate == ours ? row.name : "", candidate, time_text(ms), "", ""};
+    for (const auto& comparison : row.comparisons)
+      if (comparison.peer == candidate) {
+        cells[3] = digits(comparison.ratio);
+        cells[4] = digits(comparison.interval.low) + " – " + digits(comparison.interval.high);
+      }
+    table.rows.push_back(std::move(cells));
   }
-  auto text = tool::to_text(table);
-  for (const auto& note : notes) text += (&note == &notes.front() ? "\n" : "") + tool::bullet(note);
-  return text;
+  table.rows.push_back({"", "A/A", "", number("%.3f", row.aa), row.valid() ? "" : "void"});
+  return tool::to_text(table, first);
+}
+
+RowWriter::~RowWriter() {
+  if (json_)
+    std::cout << (first_ ? "[]" : "\n]") << std::endl;
+  else
+    for (const auto& note : notes_) std::cout << (&note == &notes_.front() ? "\n" : "") << tool::bullet(note);
+  std::cout << std::flush;
+}
+
+void RowWriter::write(const Row& row) {
+  if (json_)
+    std::cout << (first_ ? "[\n" : ",\n") << nlohmann::ordered_json(row).dump(2) << std::flush;
+  else
+    std::cout << row_text(row, first_) << std::flush;
+  first_ = false;
+  for (const auto& note : row.notes)
+    if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
 }
 
 }  // namespace muster::bench

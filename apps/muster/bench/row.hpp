@@ -34,7 +34,7 @@ struct Row {
   std::vector<std::pair<std::string, double>> median_ms;  ///< of each candidate but the twin
   std::vector<Comparison> comparisons;
   double aa = 0;  ///< median of muster / its twin
-  std::string note;
+  std::vector<std::string> notes;
 
   /// Whether muster came out as fast as itself; otherwise the machine was too noisy and no ratio of the row counts.
   bool valid() const { return aa >= 0.95 && aa <= 1.05; }
@@ -48,7 +48,24 @@ void add_peers(Row& row, const Timings& timings);
 void to_json(nlohmann::ordered_json& json, const Row& row);
 void from_json(const nlohmann::ordered_json& json, Row& row);
 
-/// A line for each candidate; fits 80 columns.
-std::string rows_text(const std::vector<Row>& rows);
+/// A line for each candidate; fits 80 columns. `first`: under the headings of the table.
+std::string row_text(const Row& row, bool first);
+
+/// Rows on stdout as they are measured, so that what is there stays when the benchmark is stopped.
+class RowWriter {
+ public:
+  explicit RowWriter(bool json) : json_(json) {}
+  RowWriter(const RowWriter&) = delete;
+  RowWriter& operator=(const RowWriter&) = delete;
+  /// Ends the array of JSON, or adds the notes below the table.
+  ~RowWriter();
+
+  void write(const Row& row);
+
+ private:
+  bool json_;
+  bool first_ = true;
+  std::vector<std::string> notes_;
+};
 
 }  // namespace muster::bench

@@ -29,17 +29,20 @@ void measure_first_step(std::vector<Row>& rows, const Options& options) {
   floor.command.environment.emplace_back("OMPI_MCA_pml", "ob1");
   std::vector<Program> programs{job(ours, options.ranks, "first-step"), std::move(floor),
                                 job(twin, options.ranks, "first-step")};
-  std::string note =
+  std::vector<std::string> notes{
       "libtorch_load is MPI_Init in a program that has loaded libtorch, by MPI's transport that starts "
-      "fastest (Open MPI: pml ob1)";
+      "fastest (Open MPI: pml ob1)"};
   std::optional<Peers> peers;
   if (options.with_peers) {
     peers.emplace();
-    programs.push_back(peers->torchrun("torchrun", options.ranks, {"start"}));
+    if (auto torchrun = peers->torchrun("torchrun", options.ranks, {"start"}))
+      programs.push_back(std::move(*torchrun));
+    else
+      notes.push_back(Peers::missing("torchrun", "torch", "torch"));
     if (auto ray = peers->ray_train(options.ranks))
       programs.push_back(std::move(*ray));
     else
-      note += "; ray_train is left out, since no Python here has ray";
+      notes.push_back(Peers::missing("ray_train", "ray", "'ray[train]' torch"));
   }
 
   tool::ProgressLine line;
@@ -47,7 +50,7 @@ void measure_first_step(std::vector<Row>& rows, const Options& options) {
       "first step", alternate(programs, rounds, since_launch, [&](int round, const std::string& program) {
         line.show("start: " + program + ", round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
       }));
-  row.note = std::move(note);
+  row.notes = std::move(notes);
   rows.push_back(std::move(row));
 }
 

@@ -25,9 +25,15 @@ inline constexpr std::array<StepCase, 6> step_cases{{{"mlp batch 64", "mlp", 64}
 /// Steps before any that counts: memory is allocated, buckets have their order.
 inline constexpr int warm_up_steps = 5;
 
-inline const StepCase& step_case(const std::string& name) {
+/// Null for a name that has no model.
+inline const StepCase* find_step_case(const std::string& name) {
   for (const auto& entry : step_cases)
-    if (entry.name == name) return entry;
+    if (entry.name == name) return &entry;
+  return nullptr;
+}
+
+inline const StepCase& step_case(const std::string& name) {
+  if (const auto* found = find_step_case(name)) return *found;
   throw Error(ExitCode::usage, "choosing a case of step", "there is no \"" + name + "\"");
 }
 
