@@ -3,7 +3,10 @@
 #include "comm/mpi_call.hpp"
 #include "comm/shared_memory.hpp"
 #include "comm/topology.hpp"
+#include "comm/wait.hpp"
 #include "muster/mpi.hpp"
+
+#include <sched.h>
 
 #include <array>
 
@@ -51,6 +54,13 @@ Communicator make_world(MPI_Comm comm) {
   check(MPI_Comm_split_type(collective, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
   int lowest = rank;
   check(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
+  int ranks_of_node = 1;
+  check(MPI_Comm_size(node, &ranks_of_node), "MPI_Comm_size");
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  const bool known = ::sched_getaffinity(0, sizeof cpus, &cpus) == 0;  // not with more CPUs than the set holds
+  check(MPI_Allreduce(MPI_IN_PLACE, &cpus, sizeof cpus, MPI_BYTE, MPI_BOR, node), "MPI_Allreduce");
+  set_cores_suffice(!known || CPU_COUNT(&cpus) >= ranks_of_node);
   check(MPI_Comm_free(&node), "MPI_Comm_free");
 
   std::array<char, MPI_MAX_PROCESSOR_NAME> host{};

@@ -4,6 +4,8 @@
 #include "comm/mpi_call.hpp"
 
 #include <mpi.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,17 @@ void start_quickly_on_one_node() {
   if (ranks != nullptr && here != nullptr && std::strcmp(ranks, here) == 0) ::setenv("OMPI_MCA_pml", "ob1", 0);
 }
 
+/// Open MPI copies large messages from process to process by a call of the kernel, which containers may forbid: it then
+/// complains at each of them. Where the call is refused even among this process's own memory, messages go through
+/// shared memory from the start; what the user has chosen stays.
+void copy_twice_where_once_is_forbidden() {
+  const char from = 1;
+  char to = 0;
+  const iovec local{&to, 1}, remote{const_cast<char*>(&from), 1};
+  if (::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) < 0)
+    ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+}
+
 }  // namespace
 
 Environment::Environment() {
@@ -26,6 +39,7 @@ Environment::Environment() {
   check(MPI_Initialized(&initialised), "MPI_Initialized");
   if (!initialised) {
     start_quickly_on_one_node();
+    copy_twice_where_once_is_forbidden();
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     initialised_here_ = true;

@@ -26,12 +26,16 @@ inline void pause() noexcept {
 #endif
 }
 
+/// Whether this node has a core for each rank of the launch: how many the ranks may run on, all together. No until the
+/// world is made.
+bool cores_suffice() noexcept;
+void set_cores_suffice(bool suffice) noexcept;
+
 /// Calls ready() until it is true, some tens of microseconds long, without giving up the core; for less than one where
-/// the ranks of this node are more than its cores, since the one that is waited for may want this one's.
+/// cores do not suffice, since the rank that is waited for may want this one's.
 template <class Ready>
-bool spin_until(Ready&& ready, int ranks_of_node) {
+bool spin_until(Ready&& ready) {
   using Clock = std::chrono::steady_clock;
-  static const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   constexpr int calls = 20;
   std::optional<Clock::time_point> end;
   do {
@@ -40,27 +44,30 @@ bool spin_until(Ready&& ready, int ranks_of_node) {
       pause();
     }
     if (!end) end = Clock::now() + std::chrono::microseconds(40);
-  } while (ranks_of_node <= cores && Clock::now() < *end);
+  } while (cores_suffice() && Clock::now() < *end);
   return false;
 }
 
-/// Calls ready() until it is true; false past the limit.
+/// Calls ready() until it is true; false past the limit. It spins before it gives up the core each time, since an
+/// operation of many steps waits in each of them; between() is called as often as it gives it up.
+template <class Ready, class Between>
+bool wait_until(Ready&& ready, std::chrono::milliseconds limit, Between&& between) {
+  using namespace std::chrono_literals;
+  const auto begin = std::chrono::steady_clock::now();
+  for (auto waited = 0ns;; waited = std::chrono::steady_clock::now() - begin) {
+    const bool is_long = waited > 200ms;
+    if (is_long ? ready() : spin_until(ready)) return true;
+    between();
+    if (waited > limit) return false;
+    if (is_long)
+      std::this_thread::sleep_for(50us);
+    else
+      ::sched_yield();
+  }
+}
 template <class Ready>
 bool wait_until(Ready&& ready, std::chrono::milliseconds limit) {
-  using Clock = std::chrono::steady_clock;
-  using namespace std::chrono_literals;
-  for (int spin = 0; spin < 20; ++spin)
-    if (ready()) return true;
-  const auto begin = Clock::now();
-  for (;;) {
-    if (ready()) return true;
-    const auto waited = Clock::now() - begin;
-    if (waited > limit) return false;
-    if (waited < 200ms)
-      ::sched_yield();
-    else
-      std::this_thread::sleep_for(50us);
-  }
+  return wait_until(ready, limit, [] {});
 }
 
 /// Until ready() is true, as every wait on a communicator does: a bounded spin, then asking whether another rank has

@@ -1,5 +1,6 @@
 #include "model/data_parallel.hpp"
 
+#include "comm/environment.hpp"
 #include "model/bucket_exchange.hpp"
 #include "model/fold.hpp"
 #include "model/fold_exchange.hpp"
@@ -153,10 +154,10 @@ class ShardBuffers {
   int inside_ = -1;
 };
 
-/// Whether nobody makes the group's work on these parameters advance but who waits for it.
+/// Whether nobody makes the group's work on these parameters advance but who waits for it, and a thread may.
 bool waits_for_progress(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.is_cpu(); }) &&
-         group.getBackend(c10::kCPU)->getBackendName() == "muster";
+         group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::has_threads();
 }
 
 Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
