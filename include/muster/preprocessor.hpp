@@ -1,4 +1,5 @@
-// Preprocessors: fitted once on the training set, applied to every dataset, saved with the checkpoint.
+// Preprocessors: fitted once on the training set, applied to every dataset, saved with the checkpoint. The trainer
+// leaves one that is fitted already as it is.
 //
 //   trainer options: .preprocessor = muster::chain({muster::standard_scaler({"x"}), muster::label_encoder("y")})
 #pragma once
@@ -19,6 +20,8 @@ class Preprocessor {
   virtual ~Preprocessor() = default;
   /// Learns from the dataset; each rank reads its share and the results are joined. Collective.
   virtual void fit(const Dataset& dataset, const Communicator& communicator) = 0;
+  /// Whether it has learned what transform() needs, by fit() or load_state(). One that has nothing to learn says true.
+  virtual bool fitted() const { return false; }
   /// Called on any thread, on any rank; must not change the preprocessor.
   virtual void transform(Batch& batch) const = 0;
   /// The fitted state as JSON, and back.
@@ -37,7 +40,8 @@ PreprocessorPtr min_max_scaler(std::vector<std::string> columns);
 PreprocessorPtr label_encoder(std::string column);
 /// Integer columns to float vectors [k] with a single 1; a value not seen in fit becomes all zeros.
 PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
-/// One after the other; each is fitted on what the ones before it give.
+/// One after the other; each is fitted on what the ones before it give. Of a chain that is fitted in part, fit() leaves
+/// the fitted ones as they are.
 PreprocessorPtr chain(std::vector<PreprocessorPtr> steps);
 
 }  // namespace muster

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <span>
 
 namespace muster {
 namespace data {
@@ -127,11 +128,21 @@ class Chain final : public Preprocessor {
   explicit Chain(std::vector<PreprocessorPtr> steps) : steps_(std::move(steps)) {}
 
   void fit(const Dataset& dataset, const Communicator& communicator) override {
+    // On all ranks, or it is none: where an exception came in between, some have fitted and others not.
+    std::vector<std::int64_t> ranks;
+    for (const auto& step : steps_) ranks.push_back(step->fitted());
+    communicator.all_reduce(std::span(ranks));
+    const auto everywhere = [&](std::int64_t count) { return count == communicator.size(); };
+    const bool again = std::all_of(ranks.begin(), ranks.end(), everywhere);
     auto seen = dataset;
-    for (const auto& step : steps_) {
-      step->fit(seen, communicator);
-      seen = seen.transform(step);
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      if (again || !everywhere(ranks[i])) steps_[i]->fit(seen, communicator);
+      seen = seen.transform(steps_[i]);
     }
+  }
+
+  bool fitted() const override {
+    return std::all_of(steps_.begin(), steps_.end(), [](const PreprocessorPtr& step) { return step->fitted(); });
   }
 
   void transform(Batch& batch) const override {

@@ -17,6 +17,7 @@ class ColumnPreprocessor : public Preprocessor {
   ColumnPreprocessor(std::string kind, std::vector<std::string> columns);
 
   void fit(const Dataset& dataset, const Communicator& communicator) final;
+  bool fitted() const final { return !learned_.empty(); }
   void transform(Batch& batch) const final;
   /// {"kind": …, "columns": {name: to_json(learned), …}}
   Config state() const final;
