@@ -105,10 +105,9 @@ class Session {
   int local_world_size() const noexcept;
   int node_rank() const noexcept;
   int num_nodes() const noexcept;
-  /// The run's name.
+  /// The run's name, which both are.
   const std::string& trial_name() const noexcept;
-  /// The name of the folder that holds the run.
-  std::string experiment_name() const;
+  const std::string& experiment_name() const noexcept;
   const Config& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
   /// Steps of this run so far, those before a restored checkpoint counted: batches of split datasets that were taken
@@ -204,6 +203,9 @@ class Session {
 
   /// The newest committed one, or the one the run was told to start from.
   std::optional<Checkpoint> get_checkpoint() const;
+
+  /// Whether training has ended on this worker with an exception; for Backend::on_shutdown.
+  bool failed() const noexcept;
 
  private:
   friend class TorchBackend;

@@ -27,6 +27,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual void on_start(Session&) {}
   virtual void on_training_start(Session&) {}
+  /// Wherever on_start() has returned, also when what came after it has thrown. Where session.failed() says so, the
+  /// other workers may be anywhere: the call then waits for nobody, and what it throws is a warning.
   virtual void on_shutdown(Session&) {}
 };
 
@@ -37,7 +39,7 @@ class BackendConfig {
   virtual std::unique_ptr<Backend> make_backend() const = 0;
 };
 
-/// Sets the threads of torch, and knows the backends of the process group.
+/// Knows the backends of the process group.
 class TorchBackend final : public Backend {
  public:
   explicit TorchBackend(TorchConfig config) : config_(std::move(config)) {}
@@ -58,7 +60,8 @@ struct DataParallelTrainerOptions {
   DataConfig dataset_config = {};
   RunConfig run_config = {};
   std::map<std::string, Dataset> datasets = {};
-  /// Fitted on "train" before training, applied to every dataset, saved with the checkpoints.
+  /// Fitted on "train" before training unless it is fitted already, applied to every dataset, saved with the
+  /// checkpoints.
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
   Config metadata = Config::object();
@@ -74,7 +77,7 @@ class DataParallelTrainer {
   /// Trains; collective over all ranks of the launch. An error of training is in the Result; errors before it (bad
   /// flags, missing data, a directory in use) are thrown, the same on all ranks.
   Result fit();
-  /// Called by fit() before the workers start, on every rank.
+  /// The first thing that fit() does, on every rank. It may change options_, on all ranks alike.
   virtual void setup() {}
 
   const DataConfig& get_dataset_config() const noexcept { return options_.dataset_config; }

@@ -71,7 +71,7 @@ int Session::local_world_size() const noexcept { return state_->workers.topology
 int Session::node_rank() const noexcept { return state_->workers.topology().node_rank; }
 int Session::num_nodes() const noexcept { return state_->workers.topology().num_nodes; }
 const std::string& Session::trial_name() const noexcept { return state_->run.name(); }
-std::string Session::experiment_name() const { return state_->run.path().parent_path().filename(); }
+const std::string& Session::experiment_name() const noexcept { return state_->run.name(); }
 const Config& Session::metadata() const noexcept { return state_->metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->launch.flags().seed; }
 std::int64_t Session::global_step() const noexcept { return state_->global_step; }
@@ -154,6 +154,8 @@ std::optional<Checkpoint> Session::get_checkpoint() const {
   state_->restore_called = true;
   return state_->newest;
 }
+
+bool Session::failed() const noexcept { return state_->failed; }
 
 void Session::report(const Metrics& metrics, const ReportOptions& options) {
   state_->report(metrics, nullptr, std::nullopt, options);

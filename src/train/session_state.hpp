@@ -20,6 +20,10 @@
 #include <string>
 #include <vector>
 
+namespace muster {
+class Backend;
+}
+
 namespace muster::train {
 
 struct ProcessGroups;
@@ -46,6 +50,8 @@ struct SessionState {
   std::optional<checkpoint::Restored> restored = {};  // its content, read when it is first needed
   std::optional<Checkpoint> newest = {};              // committed in this attempt, else `start`
 
+  std::shared_ptr<Backend> backend = {};  // from its start to its shutdown
+  bool failed = false;
   std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
   std::vector<std::shared_ptr<model::DataParallel>> models = {};
   std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();

@@ -3,7 +3,6 @@
 #include "train/process_groups.hpp"
 #include "train/session_state.hpp"
 
-#include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
 namespace muster {
@@ -14,8 +13,6 @@ void TorchBackend::on_start(Session& session) {
   auto backend = flags.backend.value_or(config_.backend);
   // What moves tensors on GPUs, whatever moves those on the CPU.
   if (state.device.is_cuda()) backend = backend == "auto" ? "nccl" : backend + ",nccl";
-  at::set_num_threads(
-      flags.threads.value_or(state.scaling.threads_per_worker.value_or(state.launch.threads_per_rank())));
   const ProcessGroupOptions options{.backend = backend, .timeout = flags.timeout ? flags.timeout : config_.timeout};
   state.groups = std::make_shared<train::ProcessGroups>();
   state.groups->make = [workers = state.workers, options] { return make_process_group(workers, options); };
@@ -24,7 +21,7 @@ void TorchBackend::on_start(Session& session) {
 
 void TorchBackend::on_shutdown(Session& session) {
   auto& state = *session.state_;
-  if (!state.device.is_cuda()) return;
+  if (!state.device.is_cuda() || session.failed()) return;
   // A call of NCCL returns before the GPU has done it, and a group that goes cuts off what the other ranks still do.
   at::detail::getCUDAHooks().deviceSynchronize(state.device.index());
   state.control.barrier();

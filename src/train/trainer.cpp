@@ -11,11 +11,14 @@
 #include "train/run.hpp"
 #include "train/session_state.hpp"
 
+#include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <limits>
+#include <set>
+#include <utility>
 
 namespace muster {
 
@@ -65,6 +68,16 @@ data::StepShare choose_share(const ScalingConfig& scaling, int workers, int rank
   return {.total = total, .first = rank * count, .count = count, .fixed = true};
 }
 
+/// Threads of torch on each worker.
+int threads_of(const Launch& launch, const ScalingConfig& scaling) {
+  return launch.flags().threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank()));
+}
+
+/// How many nodes have a worker. Workers are the lowest ranks of the world.
+int nodes_of(const Topology& world, int workers) {
+  return static_cast<int>(std::set<int>(world.node_of_rank.begin(), world.node_of_rank.begin() + workers).size());
+}
+
 at::Device choose_device(const ScalingConfig& scaling, const Communicator& workers) {
   if (!scaling.use_gpu) return at::kCPU;
   const int gpus = at::detail::getCUDAHooks().deviceCount();
@@ -79,7 +92,8 @@ at::Device choose_device(const ScalingConfig& scaling, const Communicator& worke
 Config describe(const Launch& launch, const DataParallelTrainerOptions& options, const Run& run, int workers) {
   const auto& checkpoint = options.run_config.checkpoint_config;
   Config datasets = Config::object();
-  for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
+  if (launch.rank() < workers)
+    for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
   const auto& scaling = options.scaling_config;
   return {
       {"muster_version", MUSTER_VERSION},
@@ -89,7 +103,7 @@ Config describe(const Launch& launch, const DataParallelTrainerOptions& options,
       {"num_ranks", launch.size()},
       {"world_size", workers},
       {"seed", launch.flags().seed},
-      {"threads_per_worker", launch.threads_per_rank()},
+      {"threads_per_worker", threads_of(launch, options.scaling_config)},
       {"train_loop_config", options.train_loop_config},
       {"scaling_config",
        {{"num_workers", scaling.num_workers ? Config(*scaling.num_workers) : Config(nullptr)},
@@ -162,17 +176,19 @@ void take_up(SessionState& session) {
             (progress.value("epoch_complete", true) ? " done)" : " in progress)"));
 }
 
-/// Fits the preprocessor, or loads what a checkpoint has of it, and lays it over all datasets.
+/// Fits the preprocessor unless it is, or loads what a checkpoint has of it, and lays it over all datasets.
 void preprocess(SessionState& session) {
   if (!session.preprocessor) return;
   const Config saved = session.start ? session.read_start().progress.value("preprocessor", Config()) : Config();
   if (!saved.is_null()) {
     session.preprocessor->load_state(saved);
+  } else if (session.control.all_reduce(std::int64_t{!session.preprocessor->fitted()}) == 0) {
+    // As its owner has fitted it, or an attempt before this one.
   } else if (const auto train = session.datasets.find("train"); train != session.datasets.end()) {
     session.preprocessor->fit(train->second, session.control);
   } else {
     throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"",
-                "Give the trainer one");
+                "Give the trainer one, or a preprocessor that is fitted already");
   }
   for (auto& [name, dataset] : session.datasets) dataset = dataset.transform(session.preprocessor);
 }
@@ -180,6 +196,7 @@ void preprocess(SessionState& session) {
 /// One attempt on one worker.
 void train_once(SessionState& session, const DataParallelTrainerOptions& options, const TrainLoop& train_loop) {
   const c10::DeviceGuard own(session.device);  // for the user's at::kCUDA without a number
+  at::set_num_threads(threads_of(session.launch, session.scaling));
   train::seed_generators(session.launch.flags().seed, session.workers.rank());
   if (session.share.fixed)
     session.generators.emplace(session.launch.flags().seed, session.share.first, session.share.count, session.device);
@@ -190,12 +207,27 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
   if (session.root()) session.progress.emplace(session.launch.flags().progress);
 
   Session view(session);
-  const auto backend = options.backend_config ? options.backend_config->make_backend() : std::make_unique<Backend>();
+  const std::shared_ptr<Backend> backend =
+      options.backend_config ? options.backend_config->make_backend() : std::make_unique<Backend>();
   backend->on_start(view);
+  session.backend = backend;
   backend->on_training_start(view);
   session.begin = session.last_report = SessionState::Clock::now();
   train_loop(view, options.train_loop_config);
-  backend->on_shutdown(view);
+  std::exchange(session.backend, nullptr)->on_shutdown(view);
+}
+
+/// The end of an attempt that has thrown on this worker, after the others have been told.
+void shut_down(SessionState& session) noexcept {
+  session.failed = true;
+  Session view(session);
+  if (const auto backend = std::exchange(session.backend, nullptr)) try {
+      backend->on_shutdown(view);
+    } catch (const std::exception& error) {
+      log::warn(std::string("shutting down the backend after a failure: ") + error.what());
+    } catch (...) {
+      log::warn("shutting down the backend after a failure: an exception that is not a std::exception");
+    }
 }
 
 /// Says that training is done, which it is whether that can be written or not.
@@ -263,6 +295,7 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 Result DataParallelTrainer::fit() {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
+  train::check_together(world, {.done = comm::time_limit(world), .failed = last_grace}, [&] { setup(); });
   const int workers = count_workers(launch_, options_.scaling_config);
   static_cast<void>(choose_share(options_.scaling_config, workers, 0));
   options_.train_loop_config = Config::parse(comm::on_root(
@@ -286,10 +319,12 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
                   "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
     return std::string();
   });
-  // Everything that can be found wrong before training is, on the rank that sees it.
+  // Everything that can be found wrong before training is, on the rank that sees it. A rank that only waits needs
+  // neither a GPU nor the data.
+  const bool works = world.rank() < workers;
   at::Device device = at::kCPU;
   train::check_together(world, {.done = limit, .failed = last_grace}, [&] {
-    setup();
+    if (!works) return;
     device = choose_device(options_.scaling_config, world);
     for (const auto& [name, dataset] : options_.datasets) static_cast<void>(dataset.count());
   });
@@ -300,17 +335,18 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
     return read_result(world, run, options_.run_config.checkpoint_config);
   }
   comm::on_root(world, [&] { return run.write_params(params), std::string(); });
+  const auto counted = [](int count, const char* what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  };
   if (world.rank() == 0)
-    log::info("run " + run.path().string() + ": " + std::to_string(workers) +
-              (workers == 1 ? " worker on " : " workers on ") + std::to_string(world.topology().num_nodes) +
-              (world.topology().num_nodes == 1 ? " node, " : " nodes, ") + std::to_string(launch_.threads_per_rank()) +
-              (launch_.threads_per_rank() == 1 ? " thread each" : " threads each"));
+    log::info("run " + run.path().string() + ": " + counted(workers, "worker") + " on " +
+              counted(nodes_of(world.topology(), workers), "node") + ", " +
+              counted(threads_of(launch_, options_.scaling_config), "thread") + " each");
 
   const int max_failures = options_.run_config.failure_config.max_failures;
   std::optional<Error> error;
   for (int failures = 0;; ++failures) {
     const bool last = max_failures >= 0 && failures >= max_failures;
-    const bool works = world.rank() < workers;
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto part = world.split(works ? 0 : 1);
     const auto control = part.duplicate();
@@ -336,6 +372,7 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
       } catch (...) {
         // Before the session goes, and with it connections on which the others may be waiting.
         comm::raise_alarm(world, comm::caught(world));
+        shut_down(session);
         throw;
       }
     });

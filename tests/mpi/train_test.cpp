@@ -225,7 +225,9 @@ TEST(Train, ARunOfSomebodyElseIsNotWrittenTo) {
   const auto storage = test::shared_folder();
   if (world().rank() == 0) make_directories(storage / "theirs");
   const bool root = ::geteuid() == 0;
-  if (world().rank() == 0 && root) ASSERT_EQ(::chown((storage / "theirs").c_str(), 65534, 65534), 0);
+  if (world().rank() == 0 && root) {
+    ASSERT_EQ(::chown((storage / "theirs").c_str(), 65534, 65534), 0);
+  }
   world().barrier();
   if (!root) GTEST_SKIP() << "only root can give a folder away";
   EXPECT_EQ(run({storage, {}, with_line("theirs")}, [](Session&, const Config&) { FAIL(); }).first, 64);
@@ -402,6 +404,120 @@ TEST(Train, CallbacksAndBackendsAreCalled) {
   run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
   ASSERT_GE(counter->seen.size(), 2u);
   for (std::size_t i = 0; i < counter->seen.size(); ++i) EXPECT_EQ(counter->seen[i], static_cast<int>(i) + 1);
+}
+
+TEST(Train, ItsNamesAreTheRuns) {
+  run({test::shared_folder(), {}, with_line("named")}, [](Session& session, const Config&) {
+    EXPECT_EQ(session.trial_name(), "named");
+    EXPECT_EQ(session.experiment_name(), "named");
+  });
+}
+
+TEST(Train, OfAHostThatOnlyWaitsNothingIsAsked) {
+  if (world().size() == 1) GTEST_SKIP() << "nobody waits";
+  auto options = with_line("waiting");
+  options.scaling_config.num_workers = 1;
+  if (world().rank() > 0) options.datasets.at("train") = Dataset("/nonexistent/here.h5");
+  Fit fit;
+  EXPECT_EQ(
+      run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) { fit_line(session, 1, fit); })
+          .first,
+      0);
+}
+
+TEST(Train, AFittedPreprocessorStaysAsItIs) {
+  const auto other = Dataset::from_tensors({{"x", torch::arange(5.0).unsqueeze(1)}, {"y", torch::ones({5, 1})}});
+  const auto scaler = standard_scaler({"x"}), second = min_max_scaler({"y"});
+  scaler->fit(other, world());
+  const auto before = scaler->state();
+  const auto storage = test::shared_folder();
+  auto options = with_line("fitted");
+  options.preprocessor = chain({scaler, second});
+  const auto nothing = [](Session&, const Config&) {};
+  EXPECT_EQ(run({storage, {}, options}, nothing).first, 0);
+  EXPECT_EQ(scaler->state(), before);
+  EXPECT_TRUE(second->fitted()) << "the rest of the chain is fitted";
+  // Without anything to fit on.
+  options.run_config.name = "elsewhere";
+  options.datasets = {{"test", line()}};
+  EXPECT_EQ(run({storage, {}, options}, nothing).first, 0);
+  EXPECT_EQ(scaler->state(), before);
+  options.run_config.name = "unfitted";
+  options.preprocessor = standard_scaler({"x"});
+  EXPECT_EQ(run({storage, {}, options}, nothing).first, 1);
+}
+
+/// Says what it was asked to do.
+struct Witness : Backend {
+  explicit Witness(std::vector<std::string>& words) : said(words) {}
+  void on_start(Session&) override { said.push_back("start"); }
+  void on_shutdown(Session& session) override {
+    said.push_back(session.failed() ? "failed" : "shutdown");
+    if (session.failed()) throw std::runtime_error("nor can this be shut down");
+    session.barrier();
+  }
+  std::vector<std::string>& said;
+};
+
+struct WitnessConfig : BackendConfig {
+  std::unique_ptr<Backend> make_backend() const override { return std::make_unique<Witness>(said); }
+  mutable std::vector<std::string> said = {};
+};
+
+TEST(Train, BackendsAreShutDownAfterAnExceptionToo) {
+  const auto config = std::make_shared<WitnessConfig>();
+  int attempts = 0;
+  const auto [code, result] = test::launch({test::shared_folder()}, [&](Launch& launch) {
+    const auto train = [&](Session& session, const Config&) {
+      if (++attempts == 1 && session.world_rank() == 0) throw std::runtime_error("the cause");
+      session.barrier();
+    };
+    return DataParallelTrainer(
+               launch, train,
+               {.backend_config = config, .run_config = {.name = "witness", .failure_config = {.max_failures = 1}}})
+        .fit();
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(config->said, (std::vector<std::string>{"start", "failed", "start", "shutdown"}));
+}
+
+TEST(Train, SetupMayChangeEveryOption) {
+  struct Own : DataParallelTrainer {
+    using DataParallelTrainer::DataParallelTrainer;
+    void setup() override {
+      options_.train_loop_config = {{"lr", 0.5}};
+      options_.run_config.name = "own";
+      options_.scaling_config.num_workers = 1;
+      options_.datasets.emplace("train", line());
+    }
+  };
+  const auto storage = test::shared_folder();
+  const auto [code, result] = test::launch({storage, {"--set", "lr=2"}}, [&](Launch& launch) {
+    return Own(launch,
+               [](Session& session, const Config& config) {
+                 EXPECT_EQ(config.at("lr"), 2);
+                 EXPECT_EQ(session.world_size(), 1);
+                 EXPECT_EQ(session.get_dataset_shard("train").count(), 46);
+               })
+        .fit();
+  });
+  EXPECT_EQ(code, 0);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->path, storage / "own");
+}
+
+TEST(Train, ThreadsAreThoseAskedForWithAnyBackend) {
+  const auto storage = test::shared_folder();
+  const int before = torch::get_num_threads();
+  for (const int threads : {3, 2}) {
+    const auto [code, result] = test::launch({storage, {"--threads", std::to_string(threads)}}, [&](Launch& launch) {
+      return DataParallelTrainer(launch, [&](Session&, const Config&) { EXPECT_EQ(torch::get_num_threads(), threads); },
+                                 {.run_config = {.name = "threads_" + std::to_string(threads)}})
+          .fit();
+    });
+    EXPECT_EQ(code, 0);
+  }
+  torch::set_num_threads(before);
 }
 
 TEST(Train, RestoreTakesUpTheSavedConfiguration) {

@@ -28,9 +28,8 @@ struct Job {
   TorchTrainerOptions options = {};
 };
 
-/// The exit code, and the Result.
-inline std::pair<int, std::optional<Result>> run(const Job& job,
-                                                 const std::function<void(Session&, const Config&)>& loop) {
+/// What `fit` makes of a launch with the job's storage and flags: the exit code, and the Result.
+inline std::pair<int, std::optional<Result>> launch(const Job& job, const std::function<Result(Launch&)>& fit) {
   std::vector<std::string> words{"job",         "--storage", job.storage.string(), "--progress", "none",
                                  "--log-level", "error"};
   words.insert(words.end(), job.flags.begin(), job.flags.end());
@@ -38,8 +37,14 @@ inline std::pair<int, std::optional<Result>> run(const Job& job,
   for (auto& word : words) argv.push_back(word.data());
   Launch launch(static_cast<int>(argv.size()), argv.data());
   std::optional<Result> result;
-  const int code = launch.run([&] { return *(result = TorchTrainer(launch, loop, job.options).fit()); });
+  const int code = launch.run([&] { return *(result = fit(launch)); });
   return {code, result};
+}
+
+/// The same of a TorchTrainer with the job's options.
+inline std::pair<int, std::optional<Result>> run(const Job& job,
+                                                 const std::function<void(Session&, const Config&)>& loop) {
+  return launch(job, [&](Launch& launch) { return TorchTrainer(launch, loop, job.options).fit(); });
 }
 
 }  // namespace muster::test
