@@ -93,6 +93,9 @@ class Launch {
   int cpus_per_rank() const noexcept;
   /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), or since
   /// --time-limit is over. The ranks agree at the next report that saves, and end with ExitCode::stopped.
+  ///
+  /// The signals count from the moment that libmuster is loaded, where they had their default. A program that makes no
+  /// Launch has that default back after five minutes, and may set handlers of its own at any time.
   bool stop_requested() const noexcept;
 
  private:

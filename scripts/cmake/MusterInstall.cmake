@@ -3,7 +3,9 @@
 set(muster_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/muster")
 
 set(muster_installed muster)
-if(NOT BUILD_SHARED_LIBS)
+if(BUILD_SHARED_LIBS)
+  list(APPEND muster_installed muster_signals)
+else()
   # A static library leaves its own dependencies to whoever links it.
   list(APPEND muster_installed muster_mpi muster_hdf5)
 endif()

@@ -4,17 +4,16 @@
 #include "comm/agreement.hpp"
 #include "comm/environment.hpp"
 #include "launch/settings.hpp"
+#include "launch/stop_signal.hpp"
 #include "launch/threads.hpp"
 #include "launch/worlds.hpp"
 #include "muster/version.hpp"
 
 #include <malloc.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -44,16 +43,6 @@ void prepare_malloc() {
     std::free(stretch);
   }
 #endif
-}
-
-volatile std::sig_atomic_t stop_signal = 0;
-
-void heed_stop_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop_signal = 1; };
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGUSR1, &action, nullptr);
-  ::sigaction(SIGUSR2, &action, nullptr);
 }
 
 void refuse_separate_worlds(const std::optional<launch::Mismatch>& mismatch) {
@@ -195,7 +184,7 @@ void Launch::State::choose_threads() {
 Launch::Launch(int argc, char** argv, std::string version)
     : state_(std::make_unique<State>(argc, argv, std::move(version))) {
   prepare_malloc();
-  heed_stop_signals();
+  launch::stop_signal::heed();
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
   refuse_separate_worlds(launch::srun_without_pmix(environment));
   state_->environment.emplace();
@@ -215,7 +204,7 @@ int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
 
 bool Launch::stop_requested() const noexcept {
   const auto& limit = state_->flags.time_limit;
-  return stop_signal != 0 || (limit && std::chrono::steady_clock::now() - state_->begin >= *limit);
+  return launch::stop_signal::came() || (limit && std::chrono::steady_clock::now() - state_->begin >= *limit);
 }
 
 int Launch::finish(const Result& result) {
