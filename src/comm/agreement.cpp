@@ -41,7 +41,9 @@ Alarm::Alarm(MPI_Comm comm) : comm_(comm) {
 
 void Alarm::raise(const Outcome& mine) {
   const std::lock_guard lock(mutex_);
-  if (!sends_.empty() || size_ == 1) return;
+  if (raised_) return;
+  raised_ = mine;
+  if (size_ == 1) return;
   sent_ = pack(mine, true, longest_notice);
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
@@ -97,6 +99,7 @@ void Alarm::clear(const std::vector<bool>& raised) {
     muster::comm::check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE),
                         "MPI_Waitall");
   sends_.clear();
+  raised_.reset();
   heard_.assign(heard_.size(), false);
   sounding_ = false;
 }
@@ -118,10 +121,12 @@ Outcome caught() {
 }
 
 Outcome caught(const Communicator& world) {
+  auto& alarm = world.channel()->world->alarm;
+  if (alarm.raised()) return *alarm.raised();
   auto mine = caught();
   if (mine.kind != Outcome::Kind::failed) return mine;
   try {
-    world.channel()->world->alarm.check();
+    alarm.check();
   } catch (const RemoteError& theirs) {
     // The same error on several ranks is that of all of them.
     if (!std::string_view(theirs.what()).ends_with(mine.text)) mine.kind = Outcome::Kind::left;
@@ -148,7 +153,9 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     std::vector<int> lengths;
   };
   auto memory = std::make_unique<Memory>();
-  memory->mine = pack(mine, shared.alarm.raised(), longest - packed_fields);
+  // Others may have left because of what this rank has raised: it stands.
+  const auto& raised_here = shared.alarm.raised();
+  memory->mine = pack(raised_here.value_or(mine), raised_here.has_value(), longest - packed_fields);
   memory->theirs.resize(n);
   memory->receives.assign(n, MPI_REQUEST_NULL);
   memory->sends.assign(n, MPI_REQUEST_NULL);
@@ -210,7 +217,11 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
 
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts) {
   const auto has_failed = [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::failed; };
-  const auto first = std::find_if(outcomes.begin(), outcomes.end(), has_failed);
+  auto first = std::find_if(outcomes.begin(), outcomes.end(), has_failed);
+  // Nobody leaves without a cause, so one that is not known is an error too.
+  if (first == outcomes.end())
+    first = std::find_if(outcomes.begin(), outcomes.end(),
+                         [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::left; });
   if (first == outcomes.end()) return std::nullopt;
   const bool alike = std::all_of(outcomes.begin(), outcomes.end(),
                                  [&](const Outcome& o) { return has_failed(o) && o.text == first->text; });

@@ -38,7 +38,8 @@ struct Outcome {
 Outcome caught();
 
 /// The same, where the ranks also wait for each other by other means: an error that follows upon the one that another
-/// rank of the world has raised, such as a connection that this rank closed, is `left` too.
+/// rank of the world has raised, such as a connection that this rank closed, is `left` too. A rank that has raised an
+/// alarm stays the cause that it was, whatever it hears or throws later: of several that fail at once, one remains.
 Outcome caught(const Communicator& world);
 
 /// Tells all other ranks of the world that this one has failed, if it has; their waits throw RemoteError from then on.
@@ -60,8 +61,8 @@ class Lost : public Error {
 /// The outcome of every rank. Past the limit Lost (ExitCode::retry) names the ranks that did not come.
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
 
-/// What all ranks say of it: the root cause, none if no rank failed. An error that not all ranks have is put with its
-/// rank and host.
+/// What all ranks say of it: the root cause, none if all are done. An error that not all ranks have is put with its
+/// rank and host. Where ranks have left and none has failed, it is the error that the lowest of them heard.
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
 
 }  // namespace muster::comm

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,8 @@ class Alarm {
 
   /// Sends the notice to all other ranks, once per attempt.
   void raise(const Outcome& mine);
-  /// Whether it has, since the last clear().
-  bool raised() const noexcept { return !sends_.empty(); }
+  /// What this rank has raised since the last clear(), if it has.
+  const std::optional<Outcome>& raised() const noexcept { return raised_; }
   /// Throws the notice of another rank as RemoteError, again and again until clear().
   void check();
   /// Takes in the notices of the ranks that raised (`raised[rank]`), and is silent again.
@@ -37,6 +38,7 @@ class Alarm {
   int rank_ = 0;
   int size_ = 1;
   std::mutex mutex_;
+  std::optional<Outcome> raised_;
   std::string sent_;                // stays until the sends are through
   std::vector<MPI_Request> sends_;  // of this attempt
   std::vector<bool> heard_;         // [rank], in this attempt

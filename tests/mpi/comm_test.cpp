@@ -181,5 +181,58 @@ TEST(Agreement, AllRanksMayFailAtOnce) {
   EXPECT_NO_THROW(world().duplicate().barrier());
 }
 
+/// Until it is done, whatever the others raise.
+void finish(Request request) {
+  for (bool done = false; !done;) try {
+      done = request.done();
+    } catch (const RemoteError&) {
+    }
+}
+
+/// Waits for what nobody sends.
+void hear_of_another(const Communicator& channel) {
+  auto nothing = std::make_shared<int>(0);
+  auto request = Collectives(channel).receive(nothing.get(), 1, Dtype::i32, channel.rank(), 7);
+  request.keep(nothing);
+  request.wait(30s);
+}
+
+// Each finds out that it has failed before it hears of another, raises, and hears of the others while it unwinds.
+TEST(Agreement, ARankThatHasRaisedStaysACause) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto channel = world().duplicate();
+  const auto text = "trouble of " + std::to_string(world().rank());
+  Outcome first, second;
+  try {
+    throw Error(ExitCode::data, text);
+  } catch (...) {
+    first = caught(world());
+    finish(Collectives(channel).barrier());
+    raise_alarm(world(), first);
+    EXPECT_THROW(hear_of_another(channel), RemoteError);
+    second = caught(world());
+  }
+  EXPECT_EQ(second.kind, Outcome::Kind::failed);
+  EXPECT_EQ(second.text, text);
+  const auto outcomes = agree(world(), {Outcome::Kind::left, ExitCode::data, false, "of another"}, 30s);
+  for (int r = 0; r < world().size(); ++r) {
+    const auto& outcome = outcomes[static_cast<std::size_t>(r)];
+    EXPECT_EQ(outcome.kind, Outcome::Kind::failed);
+    EXPECT_EQ(outcome.text, "trouble of " + std::to_string(r));
+  }
+  const auto cause = root_cause(outcomes, world().topology().hosts);
+  ASSERT_TRUE(cause);
+  EXPECT_NE(std::string(cause->what()).find("trouble of 0"), std::string::npos);
+}
+
+TEST(Agreement, RanksThatLeftWithoutACauseAreAnError) {
+  const Outcome left{Outcome::Kind::left, ExitCode::retry, false, "rank 1 failed: lost"};
+  const auto cause = root_cause({{}, left}, {"here", "there"});
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->code(), ExitCode::retry);
+  EXPECT_STREQ(cause->what(), "rank 1 (there): rank 1 failed: lost");
+  EXPECT_FALSE(root_cause({{}, {}}, {"here", "there"}));
+}
+
 }  // namespace
 }  // namespace muster::comm

@@ -11,8 +11,10 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -126,6 +128,42 @@ TEST(Train, OneRanksExceptionSurfacesOnAll) {
     EXPECT_NE(text.find(world().topology().hosts[static_cast<std::size_t>(bad)]), std::string::npos) << text;
   }
   EXPECT_EQ(read_file(result->path / "error.txt"), text + "\n");
+}
+
+/// Goes with the session: between a rank's failure and the agreement it hears of the others'.
+struct Lingering : torch::nn::Module {
+  explicit Lingering(Communicator ranks) : ranks_(ranks) { register_module("layer", torch::nn::Linear(1, 1)); }
+  ~Lingering() override {
+    try {
+      for (int round = 0; round < 1000; ++round) ranks_.all_gather("");
+    } catch (const RemoteError&) {
+    }
+  }
+  Communicator ranks_;
+};
+
+/// The ranks meet when it is first asked what it is, which is before one of them has told the others.
+struct Trouble : std::exception {
+  Trouble(Communicator ranks)
+      : ranks_(std::make_shared<std::optional<Communicator>>(ranks)),
+        text_("trouble of rank " + std::to_string(ranks.rank())) {}
+  const char* what() const noexcept override {
+    if (const auto ranks = std::exchange(*ranks_, std::nullopt)) ranks->barrier();
+    return text_.c_str();
+  }
+  std::shared_ptr<std::optional<Communicator>> ranks_;
+  std::string text_;
+};
+
+TEST(Train, RanksThatFailAtOnceDoNotExcuseEachOther) {
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with_line("at_once")}, [](Session& session, const Config&) {
+        session.prepare_model(std::make_shared<Lingering>(session.communicator()));
+        throw Trouble(session.communicator());
+      });
+  EXPECT_EQ(code, 1);
+  ASSERT_TRUE(result && result->error);
+  EXPECT_NE(std::string(result->error->what()).find("trouble of rank "), std::string::npos);
 }
 
 TEST(Train, TriesAgainFromTheNewestCheckpoint) {
