@@ -54,8 +54,14 @@ void verify(const Arguments& arguments) {
   if (verified.empty())
     throw Error(ExitCode::data, doing, "there is no checkpoint in it", "Name a run's folder, or a checkpoint's");
   print(verified, arguments.json);
-  const auto damaged =
-      std::count_if(verified.begin(), verified.end(), [](auto& info) { return !info.problem.empty(); });
+  const auto count = [&](ExitCode code) {
+    return std::count_if(verified.begin(), verified.end(), [&](auto& info) { return info.code == code; });
+  };
+  if (const auto unread = count(ExitCode::retry); unread > 0)
+    throw Error(ExitCode::retry, doing,
+                std::to_string(unread) + " of " + std::to_string(verified.size()) + " could not be read",
+                "That says nothing about their content; try again");
+  const auto damaged = count(ExitCode::data);
   if (damaged > 0)
     throw Error(ExitCode::data, doing,
                 std::to_string(damaged) + " of " + std::to_string(verified.size()) +

@@ -17,7 +17,9 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
   for (const auto& info : checkpoints)
     table.rows.push_back({name_of(info.path), std::to_string(info.training_iteration), std::to_string(info.epoch),
                           std::to_string(info.world_size), bytes_text(info.bytes),
-                          info.problem.empty() ? "whole" : "damaged"});
+                          info.problem.empty()           ? "whole"
+                          : info.code == ExitCode::retry ? "not readable"
+                                                         : "damaged"});
   std::string text = to_text(table), problems;
   for (const auto& info : checkpoints)
     if (!info.problem.empty()) problems += bullet(name_of(info.path) + ": " + info.problem);

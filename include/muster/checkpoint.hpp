@@ -2,6 +2,7 @@
 #pragma once
 
 #include <muster/config.hpp>
+#include <muster/error.hpp>
 #include <muster/state.hpp>
 
 #include <filesystem>
@@ -57,6 +58,8 @@ struct CheckpointInfo {
   std::string time = {};     ///< UTC, ISO 8601
   Config metrics = {};       ///< those of its report
   std::string problem = {};  ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
+  /// Of the problem: data if the checkpoint is damaged, retry if it could not be read, which says nothing about it.
+  ExitCode code = ExitCode::done;
 };
 
 /// The checkpoints under a run's directory, oldest first.

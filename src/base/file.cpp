@@ -36,10 +36,19 @@ namespace {
       fact = "it is a symbolic link, through which nothing is written";
       remedy = "Remove it, or choose another path";
       break;
+    case EIO:
+    case ESTALE:
+      remedy = "Look after the disk or the file server, then try again";
+      break;
+    case EMFILE:
+    case ENFILE:
+      remedy = "Raise the limit of open files (ulimit -n), then try again";
+      break;
     default:
       break;
   }
-  throw Error(code, std::string(doing) + " " + path.string(), fact, remedy);
+  throw Error(code == ExitCode::data ? code_of_reading(error) : code, std::string(doing) + " " + path.string(), fact,
+              remedy);
 }
 
 int open_checked(const std::filesystem::path& path, int flags, ExitCode code, const char* doing) {
@@ -159,9 +168,33 @@ std::string user_of(uid_t id) {
 
 }  // namespace
 
-std::string read_file(const std::filesystem::path& path) {
+ExitCode code_of_reading(int error) noexcept {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+      return ExitCode::data;
+    default:
+      return ExitCode::retry;
+  }
+}
+
+std::filesystem::file_status status_of(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::symlink_status(path, error);
+  if (status.type() != std::filesystem::file_type::none) return status;
+  fail(ExitCode::retry, "looking at", path, error.value());
+}
+
+std::string read_file(const std::filesystem::path& path, std::uint64_t most) {
   const File file(path, File::Mode::read);
-  std::string content(file.size(), '\0');
+  const auto size = file.size();
+  if (size > most)
+    throw Error(ExitCode::data, "reading " + path.string(), "it is absurdly large: " + std::to_string(size) + " bytes",
+                "Use another file");
+  std::string content(size, '\0');
   file.read_at(std::as_writable_bytes(std::span(content)), 0);
   return content;
 }

@@ -1,8 +1,11 @@
-// Files: every call checked, writes that are on the disk when they return. Errors are muster::Error: a missing or
-// unreadable file is ExitCode::data, a failed write is ExitCode::retry, and both name the path and the system's word.
+// Files: every call checked, writes that are on the disk when they return. Errors are muster::Error and name the path
+// and the system's word: ExitCode::data for what a file is (missing, a folder, too short), ExitCode::retry for a read
+// or a write that failed, which says nothing about the content.
 // Reading follows symbolic links. Writing does not: a file that is a link is an Error, and write_file() replaces the
 // link, never what it points to.
 #pragma once
+
+#include "muster/error.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -50,8 +53,14 @@ class File {
   int descriptor_ = -1;
 };
 
-/// The whole file as text.
-std::string read_file(const std::filesystem::path& path);
+/// What the errno of a failed open or read means: data where nothing, or something else, stands at the path; retry for
+/// all others (EIO, ESTALE, EMFILE, EACCES …).
+ExitCode code_of_reading(int error) noexcept;
+/// What stands at `path`, links not followed; not_found if nothing does. An Error (ExitCode::retry) if that cannot be
+/// seen.
+std::filesystem::file_status status_of(const std::filesystem::path& path);
+/// The whole file as text; one that is longer than `most` bytes is an Error (ExitCode::data).
+std::string read_file(const std::filesystem::path& path, std::uint64_t most = std::uint64_t{1} << 40);
 /// Replaces `path` by `content`, durably: after a crash the old or the new file is there, whole.
 void write_file(const std::filesystem::path& path, std::string_view content);
 /// The entries of the folder itself on the disk (after a create, rename or unlink in it).

@@ -21,7 +21,7 @@ using namespace checkpoint;
 
 constexpr const char* metadata_name = "metadata.json";
 
-bool has_manifest(const fs::path& path) { return fs::exists(fs::symlink_status(path / manifest_name)); }
+bool has_manifest(const fs::path& path) { return fs::exists(status_of(path / manifest_name)); }
 
 /// The manifest's part of what is shown.
 CheckpointInfo info_of(const fs::path& path, const Manifest& manifest) {
@@ -48,6 +48,7 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
     checksums ? verify(path, manifest, Part{}) : verify_sizes(path, manifest);
   } catch (const Error& error) {
     info.problem = error.what();
+    info.code = error.code();
   }
   return info;
 }
@@ -58,7 +59,10 @@ Checkpoint::Checkpoint(fs::path path, std::shared_ptr<void> owner) : path_(std::
 
 Checkpoint Checkpoint::from_directory(fs::path path) {
   std::error_code error;
-  if (!fs::is_directory(path, error))
+  const auto status = fs::status(path, error);
+  if (status.type() == fs::file_type::none)
+    throw Error(code_of_reading(error.value()), "opening the checkpoint " + path.string(), error.message());
+  if (!fs::is_directory(status))
     throw Error(ExitCode::data, "opening the checkpoint " + path.string(), "there is no such directory",
                 "Check the path");
   return Checkpoint(std::move(path));
@@ -103,7 +107,7 @@ void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
 Config Checkpoint::get_metadata() const {
   if (has_manifest(path_)) return read_manifest(path_).metadata;
   const auto beside = path_ / metadata_name;
-  if (!fs::exists(beside)) return Config::object();
+  if (!fs::exists(status_of(beside))) return Config::object();
   auto metadata = Config::parse(read_file(beside), nullptr, /*allow_exceptions=*/false);
   if (metadata.is_discarded())
     throw Error(ExitCode::data, "reading " + beside.string(), "it is not JSON", "Set the metadata anew");

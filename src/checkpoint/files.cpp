@@ -21,8 +21,7 @@ fs::path regular_file(const fs::path& directory, const std::string& name) {
   fs::file_status status;
   for (const auto& part : fs::path(name)) {
     path /= part;
-    std::error_code error;
-    status = fs::symlink_status(path, error);
+    status = status_of(path);
     if (fs::is_symlink(status)) refuse(path, "it is a symbolic link");
     if (!fs::exists(status)) refuse(path, "the file is missing");
   }
@@ -62,15 +61,16 @@ std::vector<std::string> list_files(const fs::path& directory) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::recursive_directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
-    const auto status = at->symlink_status(error);
-    if (error) break;
+    const auto status = status_of(at->path());
     if (fs::is_directory(status)) continue;
     if (!fs::is_regular_file(status))
       refuse(at->path(), fs::is_symlink(status) ? "it is a symbolic link" : "it is a special file",
              "A checkpoint holds regular files only");
     names.push_back(at->path().lexically_relative(directory).generic_string());
   }
-  if (error) refuse(directory, error.message(), "Check the path and the permissions");
+  if (error)
+    throw Error(code_of_reading(error.value()), "reading " + directory.string(), error.message(),
+                "Check the path and the permissions");
   std::ranges::sort(names);
   return names;
 }

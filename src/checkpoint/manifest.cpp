@@ -261,15 +261,12 @@ Manifest from_text(std::string_view text, const std::string& shown) {
 
 Manifest read_manifest(const std::filesystem::path& directory) {
   const auto path = directory / manifest_name;
-  std::error_code error;
-  const auto status = std::filesystem::symlink_status(path, error);
+  const auto status = status_of(path);
   if (!std::filesystem::is_regular_file(status))
     throw Error(ExitCode::data, "reading " + path.string(),
                 std::filesystem::exists(status) ? "it is not a regular file" : "there is no such file",
                 "A directory without it is not a checkpoint that muster wrote");
-  if (std::filesystem::file_size(path, error) > longest_manifest)
-    throw Error(ExitCode::data, "reading " + path.string(), "it is absurdly large", "Use another checkpoint");
-  return from_text(read_file(path), path.string());
+  return from_text(read_file(path, longest_manifest), path.string());
 }
 
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest) {

@@ -31,7 +31,6 @@ Found find_checkpoints(const fs::path& run) {
   Found found;
   std::error_code error;
   for (fs::directory_iterator at(run, error), end; !error && at != end; at.increment(error)) {
-    if (at->symlink_status(error).type() != fs::file_type::directory) continue;
     const auto name = at->path().filename().string();
     std::string_view rest = name;
     const bool hidden = rest.starts_with('.');
@@ -42,25 +41,27 @@ Found find_checkpoints(const fs::path& run) {
     const auto [last, problem] =
         std::from_chars(rest.data(), rest.data() + std::min<std::size_t>(rest.size(), 9), index);
     if (problem != std::errc{} || index < 0) continue;
+    if (status_of(at->path()).type() != fs::file_type::directory) continue;
     if (name == published_name(index))
       found.published.emplace(index, at->path());
     else if (name == saving_name(index) || name == pruning_name(index))
       found.leftovers.push_back(at->path());
     else if (name.starts_with(published_name(index) + ".damaged"))
-      found.damaged.push_back(at->path());
+      found.damaged.emplace(index, at->path());
     else
       continue;
     found.next_index = std::max(found.next_index, index + 1);
   }
   if (error)
-    throw Error(ExitCode::data, "looking for checkpoints in " + run.string(), error.message(), "Check the path");
+    throw Error(code_of_reading(error.value()), "looking for checkpoints in " + run.string(), error.message(),
+                "Check the path");
   return found;
 }
 
 fs::path set_aside(const fs::path& checkpoint) {
   auto to = checkpoint;
   to += ".damaged";
-  for (int n = 1; fs::exists(fs::symlink_status(to)); ++n) {
+  for (int n = 1; fs::exists(status_of(to)); ++n) {
     to = checkpoint;
     to += ".damaged." + std::to_string(n);
   }

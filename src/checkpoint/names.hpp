@@ -1,6 +1,8 @@
 // The names of checkpoints in a run's directory:
 //   checkpoint_000003             published, whole unless the disk has damaged it
-//   checkpoint_000003.damaged     found damaged; kept for whoever wants to look (.damaged.1 … where that name is taken)
+//   checkpoint_000003.damaged     found damaged; kept for whoever wants to look (.damaged.1 … where that name is
+//   taken),
+//                                 and taken back when it is found whole again
 //   .checkpoint_000003.saving     a save under way, or interrupted
 //   .checkpoint_000003.pruning    a removal under way, or interrupted
 #pragma once
@@ -19,7 +21,7 @@ std::string pruning_name(int index);
 /// What stands in a run's directory. Symbolic links and names of any other form are not ours and not here.
 struct Found {
   std::map<int, std::filesystem::path> published;  ///< by index
-  std::vector<std::filesystem::path> damaged;
+  std::multimap<int, std::filesystem::path> damaged;
   std::vector<std::filesystem::path> leftovers;  ///< of interrupted saves and removals
   int next_index = 0;                            ///< above all of them
 };

@@ -13,8 +13,10 @@
 #include <ATen/ops/empty.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <map>
 
 namespace muster::checkpoint {
@@ -102,16 +104,43 @@ void publish(const fs::path& from, const fs::path& to) {
   }
 }
 
-/// What is wrong with the checkpoint, as far as this part sees; empty if nothing is.
-std::string problem_of(const fs::path& checkpoint, Part part) {
+/// What `look` finds wrong with the content of a checkpoint; empty if nothing is. That something could not be read says
+/// nothing about the content, and stays an error.
+std::string problem_seen(const std::function<void()>& look) {
   try {
-    verify(checkpoint, read_manifest(checkpoint), part);
+    look();
     return {};
   } catch (const NewerFormat&) {
     throw;
   } catch (const Error& error) {
+    if (error.code() != ExitCode::data) throw;
     return error.what();
   }
+}
+
+/// What is wrong with the content of the checkpoint; empty if nothing is. Each rank recomputes its share of the
+/// checksums. An Error (ExitCode::retry) if it cannot be read, or if not all ranks see the same files. Collective.
+std::string problem_of(const fs::path& checkpoint, const Communicator& communicator) {
+  Manifest manifest;
+  const auto seen = on_all(communicator, [&] {
+    return problem_seen([&] {
+      manifest = read_manifest(checkpoint);
+      verify_sizes(checkpoint, manifest);
+    });
+  });
+  const auto bad = std::ranges::find_if(seen, [](const auto& problem) { return !problem.empty(); });
+  if (bad != seen.end()) {
+    if (std::ranges::none_of(seen, &std::string::empty)) return *bad;
+    const auto rank = static_cast<std::size_t>(bad - seen.begin());
+    throw Error(ExitCode::retry, "verifying " + checkpoint.string(),
+                "other ranks see it whole, but rank " + std::to_string(rank) + " (" +
+                    communicator.topology().hosts[rank] + ") says: " + *bad,
+                "The file system does not show all nodes the same; try again");
+  }
+  const Part part{communicator.rank(), communicator.size()};
+  for (auto& problem : on_all(communicator, [&] { return problem_seen([&] { verify(checkpoint, manifest, part); }); }))
+    if (!problem.empty()) return std::move(problem);
+  return {};
 }
 
 }  // namespace
@@ -130,21 +159,52 @@ Store::Store(Communicator communicator, fs::path run, CheckpointConfig config)
   next_index_ = std::stoi(next);
 }
 
+void Store::take_back_what_is_whole() {
+  // Those after the newest: what the run has gone on without is not its past any more.
+  const auto candidates = Config::parse(on_root(communicator_, [&] {
+    const auto found = find_checkpoints(run_);
+    auto list = Config::array();
+    const bool needed = found.published.empty();
+    for (const auto& [index, path] : found.damaged)
+      if (needed || index > found.published.rbegin()->first) list.push_back({path.string(), index, needed});
+    return list.dump();
+  }));
+  for (const auto& candidate : candidates) {
+    const fs::path path = candidate[0].get<std::string>();
+    const bool needed = candidate[2];
+    try {
+      if (!problem_of(path, communicator_).empty()) continue;
+    } catch (const Error& error) {
+      // Where there is another to go on from, one on a sick disk is left alone.
+      if (needed || !error.agreed() || error.code() != ExitCode::retry) throw;
+      if (communicator_.rank() == 0) log::warn(path.filename().string() + " is left alone: " + error.what());
+      continue;
+    }
+    on_root(communicator_, [&] {
+      const auto to = path.parent_path() / published_name(candidate[1]);
+      if (fs::exists(status_of(to))) return std::string();
+      rename_new(path, to);
+      sync_directory(run_);
+      log::warn(path.filename().string() + " is whole, and called " + to.filename().string() + " again");
+      return std::string();
+    });
+  }
+}
+
 std::optional<Checkpoint> Store::newest() {
-  const Part part{communicator_.rank(), communicator_.size()};
+  take_back_what_is_whole();
   for (;;) {
     const fs::path path = on_root(communicator_, [&] {
       const auto found = find_checkpoints(run_);
       if (found.published.empty() && !found.damaged.empty())
         throw Error(ExitCode::data, "looking for a checkpoint in " + run_.string(),
                     "all that are there are damaged (" + std::to_string(found.damaged.size()) + ")",
-                    "Give the run another name, or remove the ….damaged folders to start from the beginning");
+                    "`muster checkpoint verify` says what is wrong with each; one that is mended is taken up again. "
+                    "To start from the beginning, give the run another name");
       return found.published.empty() ? std::string() : found.published.rbegin()->second.string();
     });
     if (path.empty()) return {};
-    std::string problem;
-    for (auto& seen : on_all(communicator_, [&] { return problem_of(path, part); }))
-      if (problem.empty()) problem = std::move(seen);
+    const auto problem = problem_of(path, communicator_);
     if (problem.empty()) return Checkpoint(path);
     on_root(communicator_, [&] {
       const auto aside = set_aside(path);
@@ -278,7 +338,7 @@ std::vector<CheckpointInfo> Store::list() const {
     auto json = Config::array();
     for (const auto& info : list_checkpoints(run_))
       json.push_back({info.path.string(), info.index, info.training_iteration, info.epoch, info.world_size, info.bytes,
-                      info.time, info.metrics, info.problem});
+                      info.time, info.metrics, info.problem, static_cast<int>(info.code)});
     return json.dump();
   });
   for (const auto& info : Config::parse(text))
@@ -290,7 +350,8 @@ std::vector<CheckpointInfo> Store::list() const {
                     .bytes = info[5],
                     .time = info[6],
                     .metrics = info[7],
-                    .problem = info[8]});
+                    .problem = info[8],
+                    .code = static_cast<ExitCode>(info[9].get<int>())});
   return seen;
 }
 

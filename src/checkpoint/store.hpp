@@ -41,7 +41,10 @@ class Store {
   Store(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
 
   /// The newest whole one. Walks back over damaged ones: each is renamed to ….damaged with a warning that says what is
-  /// wrong. None at all is nullopt; some, all of them damaged, is an Error (ExitCode::data).
+  /// wrong; first, those newer than all others that are whole again get their names back. None at all is nullopt; some,
+  /// all of them damaged, is an Error (ExitCode::data). Only content is damage: a file missing, of another size, with a
+  /// wrong checksum or a manifest that cannot be. What cannot be read, or is not the same to all ranks, is an Error
+  /// (ExitCode::retry), and nothing is renamed.
   std::optional<Checkpoint> newest();
 
   /// Writes, agrees, publishes, prunes. If any rank fails, all raise the same Error, nothing is published and what was
@@ -55,6 +58,7 @@ class Store {
   std::vector<CheckpointInfo> list() const;
 
  private:
+  void take_back_what_is_whole();
   void prune() const noexcept;
 
   Communicator communicator_;

@@ -4,6 +4,7 @@
 #include "checkpoint/store.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
+#include "support/io_errors.hpp"
 #include "support/world.hpp"
 
 #include <ATen/ops/arange.h>
@@ -14,6 +15,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -282,6 +284,116 @@ TEST(Store, WalksBackOverDamage) {
   EXPECT_EQ(store.commit(contents_of(9)).path(), run / "checkpoint_000004") << "indices never go back";
 }
 
+TEST(Store, AnErrorOfReadingCondemnsNothing) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  store.commit(contents_of(1));
+  store.commit(contents_of(2));
+  const struct {
+    const char* call;
+    const char* name;
+    int error;
+  } faults[] = {{"open", "1/manifest.json", EIO},  {"open", "1/manifest.json", EACCES}, {"open", "1/state.h5", ESTALE},
+                {"open", "1/state.h5", EMFILE},    {"fstat", "1/manifest.json", EIO},   {"fstat", "1/state.h5", ESTALE},
+                {"pread", "1/manifest.json", EIO}, {"pread", "1/state.h5", EIO},        {"lstat", "1/state.h5", EIO},
+                {"lstat", "1/manifest.json", EIO}};
+  for (const auto& fault : faults)
+    for (const int bad : {0, world().size() - 1}) {
+      std::optional<test::IoError> sick;
+      if (world().rank() == bad) sick.emplace(fault.call, fault.name, fault.error);
+      const auto what = error_of([&] { store.newest(); }, ExitCode::retry);
+      if (sick) {
+        EXPECT_GT(sick->count(), 0) << fault.call << " " << fault.name;
+      }
+      EXPECT_NE(what.find(fault.name), std::string::npos) << what;
+      sick.reset();
+      EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001"})) << what;
+    }
+  // The folder itself, which rank 0 looks through.
+  for (const auto& [call, name] : {std::pair("opendir", run.filename()), std::pair("lstat", fs::path("t_000001"))}) {
+    std::optional<test::IoError> sick;
+    if (world().rank() == 0) sick.emplace(call, name.string(), EIO);
+    EXPECT_NE(error_of([&] { store.newest(); }, ExitCode::retry), "no error") << call;
+  }
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), run / "checkpoint_000001");
+}
+
+TEST(Store, TooManyOpenFilesCondemnNothing) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  store.commit(contents_of(1));
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  if (world().rank() == world().size() - 1) {
+    const rlimit none{0, before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  EXPECT_NE(error_of([&] { store.newest(); }, ExitCode::retry), "no error");
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+  EXPECT_TRUE(store.newest());
+}
+
+TEST(Store, WhatOnlySomeRanksMissCondemnsNothing) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  store.commit(contents_of(1));
+  for (const char* name : {"manifest.json", "state.h5"}) {
+    std::optional<test::IoError> blind;
+    if (world().rank() == world().size() - 1) blind.emplace("open", name, ENOENT);
+    const auto what = error_of([&] { store.newest(); }, ExitCode::retry);
+    EXPECT_NE(what.find("rank " + std::to_string(world().size() - 1)), std::string::npos) << what;
+    EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+  }
+}
+
+TEST(Store, WhatIsWholeAgainIsTakenBack) {
+  const auto run = test::shared_folder();
+  {
+    Store store(world(), run, {});
+    for (int value = 0; value < 4; ++value) store.commit(contents_of(value));
+  }
+  on_root(world(), [&] {
+    for (const char* name : {"checkpoint_000002", "checkpoint_000003"})
+      fs::rename(run / name, run / name += ".damaged");
+    return std::string();
+  });
+  flip_a_byte(run / "checkpoint_000003.damaged/state.h5", 400'000);
+  Store store(world(), run, {});
+  auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), run / "checkpoint_000002");
+  EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001", "checkpoint_000002",
+                                                  "checkpoint_000003.damaged"}));
+  // After a newer one has been saved it is not the run's past any more.
+  store.commit(contents_of(4));
+  flip_a_byte(run / "checkpoint_000003.damaged/state.h5", 400'000);
+  newest = Store(world(), run, {}).newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), run / "checkpoint_000004");
+}
+
+TEST(Store, AllDamagedAreTakenBackWhenWhole) {
+  const auto run = test::shared_folder();
+  {
+    Store store(world(), run, {});
+    store.commit(contents_of(1));
+    store.commit(contents_of(2));
+  }
+  on_root(world(), [&] {
+    for (const char* name : {"checkpoint_000000", "checkpoint_000001"})
+      fs::rename(run / name, run / name += ".damaged");
+    return std::string();
+  });
+  const auto newest = Store(world(), run, {}).newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), run / "checkpoint_000001");
+  EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001"}));
+}
+
 TEST(Store, AllDamagedIsRefusedAgainAndAgain) {
   const auto run = test::shared_folder();
   Store(world(), run, {}).commit(contents_of(1));
@@ -290,6 +402,7 @@ TEST(Store, AllDamagedIsRefusedAgainAndAgain) {
     Store store(world(), run, {});
     const auto what = error_of([&] { store.newest(); }, ExitCode::data);
     EXPECT_NE(what.find("all that are there are damaged"), std::string::npos) << what;
+    EXPECT_EQ(what.find("remove"), std::string::npos) << "nobody is told to destroy them: " << what;
   }
   EXPECT_EQ(Store(world(), run, {}).commit(contents_of(2)).path(), run / "checkpoint_000001");
 }

@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -63,6 +66,23 @@ TEST_F(FileTest, NamesMissingAndTruncatedFiles) {
   const File file(folder / "short", File::Mode::read);
   std::array<std::byte, 8> bytes{};
   EXPECT_NE(message([&] { file.read_at(bytes, 0); }, ExitCode::data).find("truncated"), std::string::npos);
+}
+
+TEST_F(FileTest, OnlyWhatStandsThereIsAnErrorOfData) {
+  for (const int error : {ENOENT, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG})
+    EXPECT_EQ(code_of_reading(error), ExitCode::data) << std::strerror(error);
+  for (const int error : {EIO, ESTALE, EMFILE, ENFILE, EACCES, EPERM, ENOMEM, EAGAIN, ETIMEDOUT, ENODEV, EREMOTEIO})
+    EXPECT_EQ(code_of_reading(error), ExitCode::retry) << std::strerror(error);
+  message([&] { read_file(folder); }, ExitCode::data);
+  message([&] { read_file(folder / std::string(300, 'x')); }, ExitCode::data);
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{0, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  message([&] { read_file(folder / "a"); }, ExitCode::retry);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(status_of(folder / "none").type(), std::filesystem::file_type::not_found);
+  EXPECT_EQ(status_of(folder).type(), std::filesystem::file_type::directory);
 }
 
 TEST_F(FileTest, RenameNeverReplaces) {

@@ -1,0 +1,22 @@
+// Calls of this process that fail, as on a sick disk or file server. They stand in for the C library's own, so a test
+// that wants them is linked with io_errors.cpp.
+#pragma once
+
+#include <string>
+
+namespace muster::test {
+
+/// While it lives, `call` (open, fstat, lstat, pread, opendir, rmdir) fails with `error` on every path that ends with
+/// `name`. One at a time.
+class IoError {
+ public:
+  IoError(std::string call, std::string name, int error);
+  IoError(const IoError&) = delete;
+  IoError& operator=(const IoError&) = delete;
+  ~IoError();
+
+  /// How often it has failed.
+  int count() const noexcept;
+};
+
+}  // namespace muster::test
