@@ -201,7 +201,9 @@ class Session {
   void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
               const ReportOptions& options = {});
 
-  /// The newest committed one, or the one the run was told to start from.
+  /// The newest committed one, or the one the run was told to start from. Whoever loads it by himself begins again with
+  /// epoch, global_step, position in the data and random state, of which a warning reminds; State::restore() takes up
+  /// all of it.
   std::optional<Checkpoint> get_checkpoint() const;
 
   /// Whether training has ended on this worker with an exception; for Backend::on_shutdown.

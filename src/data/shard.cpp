@@ -142,7 +142,10 @@ BatchRange DatasetShard::iter_batches(BatchOptions options) const {
   return BatchRange(std::make_unique<data::BatchStream>(state_, options));
 }
 
-void DatasetShard::set_epoch(std::int64_t epoch) const { state_->begin_epoch(epoch); }
+void DatasetShard::set_epoch(std::int64_t epoch) const {
+  state_->begin_epoch(epoch);
+  if (state_->on_epoch) state_->on_epoch(epoch);
+}
 
 std::int64_t DatasetShard::count() const { return state_->dataset.count(); }
 

@@ -46,6 +46,8 @@ struct ShardState {
   std::function<void(std::int64_t)> on_batch = {};
   /// Told when a pass over a split dataset has ended.
   std::function<void()> on_end = {};
+  /// Told of an epoch that the training function has set.
+  std::function<void(std::int64_t)> on_epoch = {};
 
   /// Makes `value` the epoch; forgets the position in another one.
   void begin_epoch(std::int64_t value);

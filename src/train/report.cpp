@@ -54,10 +54,7 @@ Config SessionState::make_row(Config metrics) const {
 
 void SessionState::report(const Metrics& metrics, const StateEntries* entries, const std::optional<Checkpoint>& files,
                           const ReportOptions& options) {
-  if (start && !restore_called && entries != nullptr && root())
-    log::warn("the run goes on from " + start->path().filename().string() +
-              ", but the training function has restored nothing from it; call state.restore() before the first epoch");
-  restore_called = true;
+  tell_beginning(entries != nullptr);
 
   if (!weight->completes_step())
     throw Error(ExitCode::user_error, "reporting", "the step is not complete: other shards of it are to come",

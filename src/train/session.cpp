@@ -24,7 +24,7 @@ State::State(SessionState& session, StateEntries entries) : session_(&session), 
 
 bool State::restore() {
   auto& session = *session_;
-  session.restore_called = true;
+  session.beginning_told = true;
   if (!session.start) return false;
   const auto& saved = session.read_start();
   checkpoint::restore(entries_, saved.state);
@@ -151,7 +151,7 @@ DatasetShard Session::get_dataset_shard(const std::string& name) const { return 
 State Session::state(StateEntries entries) const { return State(*state_, std::move(entries)); }
 Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count); }
 std::optional<Checkpoint> Session::get_checkpoint() const {
-  state_->restore_called = true;
+  state_->checkpoint_taken = true;
   return state_->newest;
 }
 

@@ -1,5 +1,6 @@
 #include "train/session_state.hpp"
 
+#include "base/log.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -38,12 +39,36 @@ std::shared_ptr<data::ShardState> SessionState::shard(const std::string& name) {
   state->on_end = [this] {
     if (generators) generators->leave();
   };
+  state->on_epoch = [this, shard = state.get()](std::int64_t value) { set_epoch(*shard, value); };
   shards.emplace(name, state);
   return state;
 }
 
+void SessionState::set_epoch(const data::ShardState& shard, std::int64_t value) {
+  epoch = value;
+  epoch_set = true;
+  epochs_of_their_own.insert(&shard);
+  for (auto& [name, other] : shards)
+    if (!epochs_of_their_own.contains(other.get())) other->begin_epoch(value);
+}
+
+void SessionState::tell_beginning(bool saves) {
+  if (!start || beginning_told || !(checkpoint_taken || saves)) return;
+  beginning_told = true;
+  if (!root()) return;
+  const auto name = start->path().filename().string();
+  if (!checkpoint_taken)
+    log::warn("the run goes on from " + name +
+              ", but the training function has restored nothing from it; call state.restore() before the first epoch");
+  else if (training_iteration > 0)
+    log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
+              std::to_string(training_iteration) + ", but " + (epoch_set ? "" : "epoch, ") +
+              "global_step, the position in the data and the random state begin again; state.restore() takes up all");
+}
+
 void SessionState::begin_batch(const data::ShardState& shard, std::int64_t samples) {
   if (!at::GradMode::is_enabled()) return;
+  tell_beginning(false);
   if (generators) {
     generators->enter(weight->shard);
     for (const auto& model : models) model->enter(weight->shard);

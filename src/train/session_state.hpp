@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,10 @@ struct SessionState {
   double time_before = 0;  // seconds, of earlier jobs
   Clock::time_point begin = Clock::now();
   Clock::time_point last_report = Clock::now();
-  bool restore_called = false;
+  bool checkpoint_taken = false;  // by the training function, to load it by itself
+  bool beginning_told = false;    // whether there was need to say that something begins again
+  bool epoch_set = false;         // by a loop of the training function's own
+  std::set<const data::ShardState*> epochs_of_their_own = {};
   std::optional<ShardGenerators> generators = {};  // with virtual workers
 
   // On the first worker.
@@ -82,6 +86,10 @@ struct SessionState {
   std::shared_ptr<data::ShardState> shard(const std::string& name);
   /// Called for each batch that is handed out.
   void begin_batch(const data::ShardState& shard, std::int64_t samples);
+  /// The training function has set the epoch of that shard.
+  void set_epoch(const data::ShardState& shard, std::int64_t value);
+  /// Warns, once, of what begins again although the run goes on. `saves`: a state is about to be reported.
+  void tell_beginning(bool saves);
   /// The random state of this worker, or of all of its shards, for a checkpoint; and back.
   std::string save_random_state();
   void restore_random_state(const checkpoint::Restored& saved);

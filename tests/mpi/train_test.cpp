@@ -444,6 +444,79 @@ TEST(Train, CallbacksAndBackendsAreCalled) {
   for (std::size_t i = 0; i < counter->seen.size(); ++i) EXPECT_EQ(counter->seen[i], static_cast<int>(i) + 1);
 }
 
+/// What rank 0 has in its log. Collective.
+std::string log_of(const std::filesystem::path& run) { return read_file(run / "logs" / "rank_00000.log"); }
+
+TEST(Train, WhatBeginsAgainAfterLoadingByHandIsSaid) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  auto options = with_line("by_hand");
+  options.train_loop_config = {{"again", false}};
+  const auto train = [&](Session& session, const Config& config) {
+    if (config.at("again")) {
+      ASSERT_TRUE(session.get_checkpoint());
+      for ([[maybe_unused]] auto epoch : session.epochs(1))
+        for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches()) {
+        }
+    } else {
+      fit_line(session, 1, fit);
+    }
+  };
+  const std::vector<std::string> loud{"--log-level", "warn", "--set", "again=true"};
+  EXPECT_EQ(run({storage, {}, options}, train).first, 0);
+  EXPECT_EQ(run({storage, loud, options}, train).first, 0);
+  const auto log = log_of(storage / "by_hand");
+  for (const char* word : {"epoch, global_step", "position in the data", "random state", "state.restore()"})
+    EXPECT_NE(log.find(word), std::string::npos) << word << " in: " << log;
+  EXPECT_EQ(log.find("begin again"), log.rfind("begin again")) << "once";
+}
+
+TEST(Train, AnEpochLoopOfOnesOwnCountsAsEpochsDo) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("own");
+  options.datasets.emplace("test", line());
+  options.dataset_config.split_all = true;
+  std::vector<double> weights;
+  const auto train = [&](std::int64_t fails_at) {
+    return [&, fails_at](Session& session, const Config&) {
+      auto net = session.prepare_model(torch::nn::Linear(1, 1));
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      std::int64_t first = 0;
+      auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"first", first}});
+      state.restore();
+      auto shard = session.get_dataset_shard("train"), validation = session.get_dataset_shard("test");
+      for (auto epoch = first; epoch < 3; ++epoch) {
+        shard.set_epoch(epoch);
+        for (auto& batch : shard.iter_torch_batches({.global_batch_size = 8, .shuffle = true})) {
+          optimizer.zero_grad();
+          torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+          optimizer.step();
+          if (session.global_step() % 6 == 3) first = epoch, session.report({{"middle", 1}}, state);
+          if (session.global_step() == fails_at) throw std::runtime_error("stopped here");
+        }
+        std::int64_t samples = 0;
+        {
+          const auto evaluation = session.evaluation(net);
+          for (auto& batch : validation.iter_torch_batches()) samples += batch.size();
+        }
+        first = epoch + 1;
+        session.report({{"samples", Metric(double(samples), 1)}, {"tested", samples > 0}}, state);
+        EXPECT_GT(samples, 0);
+      }
+      weights = {net->weight.item<double>(), net->bias.item<double>()};
+    };
+  };
+  const auto straight = run({storage, {"--name", "straight"}, options}, train(0));
+  EXPECT_EQ(straight.first, 0);
+  std::vector<std::int64_t> epochs;
+  for (const auto& row : straight.second->metrics_history) epochs.push_back(row.at("epoch"));
+  EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 0, 1, 1, 2, 2}));
+  const auto want = weights;
+  EXPECT_EQ(run({storage, {}, options}, train(10)).first, 1);
+  EXPECT_EQ(run({storage, {}, options}, train(0)).first, 0);
+  EXPECT_EQ(weights, want);
+}
+
 TEST(Train, ItsNamesAreTheRuns) {
   run({test::shared_folder(), {}, with_line("named")}, [](Session& session, const Config&) {
     EXPECT_EQ(session.trial_name(), "named");
