@@ -36,7 +36,8 @@ class Checkpoint {
   /// changed if they differ.
   void load(const std::string& name, const StateEntry& entry) const;
 
-  /// JSON that travels with the checkpoint; an empty object where there is none.
+  /// JSON that travels with the checkpoint; an empty object where there is none. Reported, a checkpoint's metadata is
+  /// merged with the trainer's and with other ranks'; a key that several have is the user's, of the lowest rank.
   Config get_metadata() const;
   void set_metadata(const Config& metadata) const;
 

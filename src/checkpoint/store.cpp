@@ -50,6 +50,17 @@ std::vector<std::string> user_files(const Contents& contents) {
   return names;
 }
 
+/// The metadata that the user has set on this rank's files. A file of that name that is no JSON object is only a file.
+Config user_metadata(const Contents& contents) {
+  if (!contents.directory) return Config::object();
+  try {
+    auto metadata = Checkpoint::from_directory(*contents.directory).get_metadata();
+    return metadata.is_object() ? metadata : Config::object();
+  } catch (const Error&) {
+    return Config::object();
+  }
+}
+
 /// The random state of every rank as a tensor [world_size, bytes].
 at::Tensor random_tensor(const std::vector<std::string>& states) {
   const auto ranks = static_cast<std::int64_t>(states.size()), bytes = static_cast<std::int64_t>(states.front().size());
@@ -65,11 +76,22 @@ at::Tensor random_tensor(const std::vector<std::string>& states) {
 }
 
 /// The lowest rank that has the file copies it.
-std::map<std::string, int> owners(const std::vector<std::string>& lists) {
+std::map<std::string, int> owners(const std::vector<Config>& given) {
   std::map<std::string, int> owner;
-  for (int rank = 0; rank < static_cast<int>(lists.size()); ++rank)
-    for (const auto& name : Config::parse(lists[static_cast<std::size_t>(rank)])) owner.try_emplace(name, rank);
+  for (int rank = 0; rank < static_cast<int>(given.size()); ++rank)
+    for (const auto& name : given[static_cast<std::size_t>(rank)].at("files")) owner.try_emplace(name, rank);
   return owner;
+}
+
+/// The trainer's metadata under the user's, of which the lowest rank's win.
+Config merged_metadata(Config metadata, const std::vector<Config>& given) {
+  for (auto rank = given.rbegin(); rank != given.rend(); ++rank) {
+    const auto& users = rank->at("metadata");
+    if (users.empty()) continue;
+    if (!metadata.is_object()) metadata = Config::object();
+    metadata.update(users);
+  }
+  return metadata;
 }
 
 /// The entries of the user's files; a warning for those that differ between ranks.
@@ -220,14 +242,16 @@ Checkpoint Store::commit(const Contents& contents) {
   try {
     // What each rank has, before anything is written.
     std::vector<std::string> mine;
-    const auto lists = on_all(communicator_, [&] {
-      mine = user_files(contents);
-      check_storable(contents.state.tensors);
-      if (contents.state.tensors.contains(random_name))
-        throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
-      return Config(mine).dump();
-    });
-    const auto owner = owners(lists);
+    std::vector<Config> given;
+    for (const auto& text : on_all(communicator_, [&] {
+           mine = user_files(contents);
+           check_storable(contents.state.tensors);
+           if (contents.state.tensors.contains(random_name))
+             throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
+           return Config{{"files", mine}, {"metadata", user_metadata(contents)}}.dump();
+         }))
+      given.push_back(Config::parse(text));
+    const auto owner = owners(given);
     auto tensors = contents.state.tensors;
     const auto random = communicator_.all_gather(contents.random_state);
 
@@ -257,7 +281,7 @@ Checkpoint Store::commit(const Contents& contents) {
                         .world_size = communicator_.size(),
                         .progress = contents.progress,
                         .metrics = contents.metrics,
-                        .metadata = contents.metadata,
+                        .metadata = merged_metadata(contents.metadata, given),
                         .values = contents.state.values,
                         .tensors = layout.tensors,
                         .files = united(written, owner)};

@@ -21,7 +21,7 @@ struct Contents {
   std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
   Config progress = Config::object();  ///< training_iteration, epoch, position, seed … as the session wants
   Config metrics = Config::object();   ///< of the report; the score is looked up here
-  Config metadata = Config::object();
+  Config metadata = Config::object();  ///< the trainer's; what the user has set on the files' checkpoint wins
 };
 
 /// What a checkpoint gives back.

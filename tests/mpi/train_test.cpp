@@ -414,6 +414,25 @@ TEST(Train, UsersFilesAreUnited) {
     EXPECT_EQ(read_file(result->checkpoint->path() / ("rank_" + std::to_string(r))), "hello");
 }
 
+TEST(Train, TheUsersMetadataWinsOverTheTrainers) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("metadata");
+  options.metadata = {{"who", "the trainer"}, {"lr", 0.1}};
+  const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+    const auto name = std::to_string(session.world_rank());
+    const auto mine = storage / ("from_" + name);
+    make_directories(mine);
+    write_file(mine / "file", "hello");
+    const auto checkpoint = Checkpoint::from_directory(mine);
+    checkpoint.set_metadata({{"who", "the user on rank " + name}, {"rank_" + name, true}});
+    session.report({{"a", 1}}, checkpoint);
+  });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+  Config want{{"who", "the user on rank 0"}, {"lr", 0.1}};
+  for (int r = 0; r < world().size(); ++r) want["rank_" + std::to_string(r)] = true;
+  EXPECT_EQ(result->checkpoint->get_metadata(), want);
+}
+
 TEST(Train, EvaluationLeavesTheModeAsItWas) {
   run({test::shared_folder(), {}, with_line("mode")}, [](Session& session, const Config&) {
     auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(1, 2), torch::nn::BatchNorm1d(2)));
