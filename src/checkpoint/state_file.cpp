@@ -4,12 +4,8 @@
 #include "data/hdf5.hpp"
 
 #include <ATen/ops/empty.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <memory>
 #include <tuple>
 
@@ -17,23 +13,6 @@ namespace muster::checkpoint {
 namespace {
 
 const std::string making = "making state.h5";
-
-/// A sparse file in memory that goes with its owner. HDF5 writes there and nowhere else: when a write fails underneath
-/// it, HDF5 1.10 keeps a broken file open and takes the process down with it at the end.
-class MemoryFile {
- public:
-  MemoryFile() : descriptor_(::memfd_create("state.h5", MFD_CLOEXEC)) {
-    if (descriptor_ < 0) throw Error(ExitCode::retry, making, std::strerror(errno), "Check the memory limits");
-  }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  ~MemoryFile() { ::close(descriptor_); }
-  int descriptor() const noexcept { return descriptor_; }
-  File open() const { return {"/proc/self/fd/" + std::to_string(descriptor_), File::Mode::read}; }
-
- private:
-  int descriptor_;
-};
 
 /// Two tensors with the same key are the same numbers in the same memory.
 using MemoryKey = std::tuple<const void*, at::ScalarType, std::vector<std::int64_t>, std::vector<std::int64_t>>;
@@ -71,9 +50,9 @@ hdf5::Handle link_properties() {
 }
 
 /// The whole file but for the values.
-Layout make_structure(const MemoryFile& memory, const Tensors& tensors) {
+Layout make_structure(const std::shared_ptr<hdf5::Medium>& memory, const Tensors& tensors) {
   const hdf5::Lock lock;
-  auto file = hdf5::create_file(memory.descriptor());
+  auto file = hdf5::create_file(memory);
   const auto links = link_properties();
   Layout layout;
   std::map<MemoryKey, std::string> first_name;
@@ -91,7 +70,7 @@ Layout make_structure(const MemoryFile& memory, const Tensors& tensors) {
     layout.tensors.push_back(std::move(entry));
   }
   file.close(making);
-  layout.bytes = memory.open().size();
+  layout.bytes = memory->size();
   return layout;
 }
 
@@ -187,14 +166,13 @@ Layout lay_out(const std::filesystem::path& path, const Tensors& tensors) {
   std::uint64_t values = 0;
   for (const auto& [name, tensor] : tensors) values += tensor.nbytes();
   file.truncate(values);  // where files may not grow as large, this says so
-  const MemoryFile memory;
+  const auto memory = std::make_shared<hdf5::Medium>();
   const auto layout = make_structure(memory, tensors);
-  const auto structure = memory.open();
   std::vector<std::byte> bytes;
   each_segment(by_offset(layout.tensors), Range{0, layout.bytes}, [&](Range range, const TensorEntry* tensor) {
     if (tensor != nullptr) return;
     bytes.resize(range.end - range.begin);
-    structure.read_at(bytes, range.begin);
+    memory->read_at(bytes, range.begin);
     file.write_at(bytes, range.begin);
   });
   file.truncate(layout.bytes);

@@ -1,9 +1,6 @@
 #include "data/hdf5.hpp"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -144,22 +141,11 @@ Handle creation_access(std::uint64_t alignment, const std::string& doing) {
   return access;
 }
 
-/// Points the descriptor of a file at memory that is thrown away.
-void redirect_to_memory(hid_t file) {
-  void* descriptor = nullptr;
-  const int memory = ::memfd_create("abandoned", MFD_CLOEXEC);
-  if (memory >= 0 && H5Fget_vfd_handle(file, H5P_DEFAULT, &descriptor) >= 0)
-    ::dup3(memory, *static_cast<int*>(descriptor), O_CLOEXEC);
-  if (memory >= 0) ::close(memory);
-}
-
-/// H5Fclose for a file that was written. If what is left in its cache cannot be written (a full disk), HDF5 1.10 frees
-/// the file and keeps its identifier, and the process crashes when it ends. So the rest goes to memory then; that the
-/// file is not whole is still said.
+/// H5Fclose for a file that was written. The medium fails once at the most: where that is here, what is left in the
+/// cache goes to memory with the second try, and that the file is not whole is still said.
 herr_t close_written(hid_t file) {
   if (H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0) return H5Fclose(file);
   const hid_t reasons = H5Eget_current_stack();
-  redirect_to_memory(file);
   H5Fclose(file);
   H5Eset_current_stack(reasons);  // which also closes `reasons`
   return -1;
@@ -251,22 +237,16 @@ Handle open_file(const std::filesystem::path& path) {
 }
 
 Handle create_file(const std::filesystem::path& path, std::uint64_t alignment) {
-  const Lock lock;
-  const std::string doing = "creating " + path.string();
-  const auto access = creation_access(alignment, doing);
-  check(H5Pset_fapl_sec2(access.get()), doing, ExitCode::retry);
-  return {check(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), doing, ExitCode::retry),
-          close_written};
+  return create_file(std::make_shared<Medium>(path), alignment, path.string());
 }
 
-Handle create_file(int descriptor, std::uint64_t alignment) {
+Handle create_file(const std::shared_ptr<Medium>& medium, std::uint64_t alignment, const std::string& shown) {
   const Lock lock;
-  const auto path = "/proc/self/fd/" + std::to_string(descriptor);
-  const std::string doing = "creating an HDF5 file in " + path;
+  const std::string doing = "creating " + shown;
   const auto access = creation_access(alignment, doing);
-  // The driver of POSIX calls insists on a real path behind the link.
-  check(H5Pset_fapl_stdio(access.get()), doing, ExitCode::retry);
-  return {check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), doing, ExitCode::retry), H5Fclose};
+  set_medium(access.get(), medium);
+  return {check(H5Fcreate(shown.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), doing, ExitCode::retry),
+          close_written};
 }
 
 Handle open_group(hid_t file, const std::string& name, const std::string& shown) {

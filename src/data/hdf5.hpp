@@ -5,6 +5,7 @@
 // ExitCode::data when reading, ExitCode::retry when writing.
 #pragma once
 
+#include "data/hdf5_medium.hpp"
 #include "muster/error.hpp"
 
 #include <c10/core/ScalarType.h>
@@ -12,6 +13,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -63,8 +65,9 @@ std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = 
 Handle open_file(const std::filesystem::path& path);
 /// Makes a new file in the latest format, early allocation and data aligned to `alignment` bytes; it must not exist.
 Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
-/// The same in an open, empty file that need not have a name (memfd_create).
-Handle create_file(int descriptor, std::uint64_t alignment = 4096);
+/// The same on a fresh medium, which the caller may read once the handle is closed.
+Handle create_file(const std::shared_ptr<Medium>& medium, std::uint64_t alignment = 4096,
+                   const std::string& shown = "an HDF5 file in memory");
 
 /// Opens a group or a dataset by its path inside the file. Refuses soft links that lead nowhere and external ones.
 Handle open_group(hid_t file, const std::string& name, const std::string& shown);

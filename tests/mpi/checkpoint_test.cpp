@@ -243,6 +243,22 @@ TEST(Store, ADiskThatTakesNoMoreOnOneRankIsEverybodysError) {
   EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000001"});
 }
 
+TEST(Store, ADiskThatTakesTheValuesButNotTheStructureIsAnErrorToo) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {.num_to_keep = 1});
+  store.commit(contents_of(1));
+  Contents few;  // HDF5's own bytes around these go past the limit, wherever HDF5 writes them
+  for (int i = 0; i < 20; ++i) few.state.tensors["t" + std::to_string(i)] = at::full({2}, i, at::kFloat);
+  for (const rlim_t bytes : {200, 1000, 5000}) {
+    std::optional<SmallFiles> limit;
+    if (world().rank() == 0) limit.emplace(bytes);
+    error_of([&] { store.commit(few); }, ExitCode::retry);
+    EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+  }
+  store.commit(few);
+  EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000001"});
+}
+
 TEST(Store, RandomStatesMustBeOfOneLength) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto run = test::shared_folder();
