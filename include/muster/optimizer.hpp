@@ -12,7 +12,13 @@
 // optimizers, up to rounding, and a checkpoint of one is read by the other at any number of ranks.
 //
 // While it is fused, .grad holds this rank's own gradients between backward() and step(): clip by max_grad_norm, not by
-// hand. Parameters may be read and changed between steps, on all ranks alike.
+// hand.
+//
+// Between steps, parameters, the optimizer's state, options and groups may be read and changed, in any way (in place,
+// through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. What was changed on some
+// ranks only: with a fused optimizer all ranks go on with the same values, but of each piece those of the rank that
+// happens to update it; otherwise each rank goes on with its own. An option that cannot be fused (amsgrad of a state
+// that is loaded) or a group of other parameters ends the fusing, without a change of results.
 #pragma once
 
 #include <ATen/core/Tensor.h>

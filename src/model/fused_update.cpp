@@ -28,13 +28,23 @@ struct FusedUpdate::Target {
   std::vector<std::byte*> state = {};  ///< in the shared memory
   std::vector<at::Tensor> state_views = {};
   std::size_t block = 0, first = 0, count = 0;
-  std::int64_t version = -1;  ///< of the parameter after the last step
 
   // The step under way.
   Rule rule = {};
   const std::byte* from = nullptr;
-  const std::byte* state_from[2] = {};
-  bool changed = false;  ///< somebody wrote to the parameter since the last step
+  const std::byte* state_from[2] = {};  ///< null: the shared memory
+};
+
+/// The parameters of a block of the exchange, on pages of their own, and each kind of their state on others.
+struct FusedUpdate::Block {
+  /// What is dropped as a whole, since several parameters may lie on a page.
+  struct Pages {
+    std::size_t first = 0, bytes = 0;  ///< in the shared memory
+    bool changed = false;              ///< somebody wrote to them since the last step
+  };
+  Pages parameters;
+  std::vector<Pages> states = {};
+  std::vector<std::size_t> members = {};  ///< by their place in it
 };
 
 FusedUpdate::~FusedUpdate() = default;
@@ -49,113 +59,105 @@ bool FusedUpdate::fits(const std::vector<at::Tensor>& parameters) {
 std::unique_ptr<FusedUpdate> FusedUpdate::make(SharedExchange& exchange, std::vector<at::Tensor> parameters,
                                                int states) {
   // The parameters, block by block, each block on pages of its own; then the state, then the parts' norms.
-  const auto& blocks = exchange.reduction().blocks();
-  std::size_t parameter_bytes = 0, state_bytes = 0;
-  for (const auto& block : blocks) {
-    const auto bytes = block.count * node::size_of(block.type);
-    parameter_bytes += round_up(bytes, node::page_size());
-    state_bytes += static_cast<std::size_t>(states) * round_up(bytes, node::page_size());
-  }
-  const auto total = parameter_bytes + state_bytes + exchange.reduction().parts() * sizeof(double);
+  std::size_t bytes = 0;
+  for (const auto& block : exchange.reduction().blocks())
+    bytes +=
+        static_cast<std::size_t>(1 + states) * round_up(block.count * node::size_of(block.type), node::page_size());
+  const auto total = bytes + exchange.reduction().parts() * sizeof(double);
   const auto ranks = static_cast<std::size_t>(exchange.communicator().size());
   const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
   auto region = comm::share(exchange.communicator(), share, share);
   if (!region) return nullptr;
   return std::unique_ptr<FusedUpdate>(
-      new FusedUpdate(exchange, std::move(parameters), states, std::move(*region), parameter_bytes));
+      new FusedUpdate(exchange, std::move(parameters), states, std::move(*region), bytes));
 }
 
 FusedUpdate::FusedUpdate(SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
-                         comm::SharedRegion region, std::size_t parameter_bytes)
+                         comm::SharedRegion region, std::size_t bytes)
     : exchange_(&exchange),
       parameters_(std::move(parameters)),
+      states_(states),
       region_(std::move(region)),
-      view_(region_.segment->private_view(0, parameter_bytes)),
-      targets_(parameters_.size()),
-      blocks_(exchange.reduction().blocks().size()) {
+      bytes_(bytes),
+      view_(region_.segment->private_view(0, bytes)),
+      written_(view_.get(), region_.region.base, bytes),
+      targets_(parameters_.size()) {
   const at::NoGradGuard no_grad;
   const auto& reduced = exchange.reduction().blocks();
-  std::vector<std::size_t> parameters_at, state_at;
-  std::size_t at = 0, after = parameter_bytes;
-  for (const auto& block : reduced) {
-    const auto bytes = round_up(block.count * node::size_of(block.type), node::page_size());
-    parameters_at.push_back(at);
-    state_at.push_back(after);
-    at += bytes;
-    after += static_cast<std::size_t>(states) * bytes;
-  }
-  norms_at_ = after;
+  std::size_t at = 0;
+  const auto take = [&at](const node::BlockReduction::Block& block) {
+    const auto pages = round_up(block.count * node::size_of(block.type), node::page_size());
+    return Block::Pages{std::exchange(at, at + pages), pages};
+  };
+  for (const auto& block : reduced) blocks_.push_back({take(block)});
+  for (std::size_t b = 0; b < reduced.size(); ++b)
+    for (int s = 0; s < states; ++s) blocks_[b].states.push_back(take(reduced[b]));
 
   std::byte* const base = region_.region.base;
   const auto placements = exchange.placements();
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     const auto& parameter = parameters_[i];
-    const auto& block = reduced[placements[i].block];
-    const auto offset = placements[i].first * node::size_of(block.type);
+    auto& block = blocks_[placements[i].block];
+    const auto offset = placements[i].first * node::size_of(reduced[placements[i].block].type);
     target.block = placements[i].block;
     target.first = placements[i].first;
     target.count = placements[i].count;
-    target.shared = base + parameters_at[target.block] + offset;
-    const auto options = parameter.options().requires_grad(false);
-    target.view = at::from_blob(
-        view_.get() + parameters_at[target.block] + offset, parameter.sizes(), parameter.strides(),
-        [view = view_](void*) {}, options);
-    for (int s = 0; s < states; ++s) {
-      const auto bytes = round_up(block.count * node::size_of(block.type), node::page_size());
-      target.state.push_back(base + state_at[target.block] + static_cast<std::size_t>(s) * bytes + offset);
-      target.state_views.push_back(at::from_blob(
-          target.state.back(), parameter.sizes(), parameter.strides(), [segment = region_.segment](void*) {}, options));
+    target.shared = base + block.parameters.first + offset;
+    const auto view_at = [&](const Block::Pages& pages) {
+      return at::from_blob(
+          view_.get() + pages.first + offset, parameter.sizes(), parameter.strides(), [view = view_](void*) {},
+          parameter.options().requires_grad(false));
+    };
+    target.view = view_at(block.parameters);
+    for (const auto& pages : block.states) {
+      target.state.push_back(base + pages.first + offset);
+      target.state_views.push_back(view_at(pages));
     }
-    blocks_[target.block].push_back(i);
+    block.members.push_back(i);
     // The same values on all ranks; one of them puts them there.
     if (region_.local_rank == 0) std::memcpy(target.shared, parameter.const_data_ptr(), parameter.nbytes());
   }
   for (auto& block : blocks_)
-    std::sort(block.begin(), block.end(), [&](auto a, auto b) { return targets_[a].first < targets_[b].first; });
+    std::sort(block.members.begin(), block.members.end(),
+              [&](auto a, auto b) { return targets_[a].first < targets_[b].first; });
   exchange.communicator().barrier();
-  for (auto& target : targets_) target.changed = true;
   show();
 }
 
 /// Lets the module see what is in the shared copy.
 void FusedUpdate::show() {
+  const auto show_pages = [this](Block::Pages& pages) {
+    if (std::exchange(pages.changed, false))
+      node::SharedSegment::drop_private_pages(view_.get() + pages.first, pages.bytes);
+  };
+  for (auto& block : blocks_) {
+    show_pages(block.parameters);
+    for (auto& pages : block.states) show_pages(pages);
+  }
   for (std::size_t i = 0; i < targets_.size(); ++i) {
-    auto& target = targets_[i];
     auto& parameter = parameters_[i];
-    if (std::exchange(target.changed, false)) {
-      // Drops this rank's own pages; neighbours on them are the same in the shared copy.
-      auto* const first = static_cast<std::byte*>(target.view.data_ptr());
-      const auto offset = static_cast<std::size_t>(first - view_.get());
-      const auto page = node::page_size();
-      const auto begin = offset / page * page, end = round_up(offset + parameter.nbytes(), page);
-      node::SharedSegment::drop_private_pages(view_.get() + begin, end - begin);
-      if (parameter.const_data_ptr() != target.view.const_data_ptr()) parameter.set_data(target.view);
-    }
+    if (parameter.const_data_ptr() != targets_[i].view.const_data_ptr()) parameter.set_data(targets_[i].view);
     torch::autograd::impl::bump_version(parameter);
-    target.version = static_cast<std::int64_t>(parameter._version());
   }
 }
 
-/// What was written to a parameter since the last step is seen by its version, and what went around that (.data()) by
-/// some of its elements.
+/// Parameters may have been given other memory, and what is in the view may have been written to, by whatever way.
 void FusedUpdate::find_changes() {
+  for (auto& block : blocks_) {
+    block.parameters.changed = written_.any(block.parameters.first, block.parameters.bytes);
+    for (auto& pages : block.states) pages.changed = written_.any(pages.first, pages.bytes);
+  }
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
-    const auto& parameter = parameters_[i];
+    auto& parameter = parameters_[i];
+    const auto& view = target.view;
+    // In the order of the shared copy, in which gradients are given to the exchange too.
+    if (parameter.strides() != view.strides())
+      parameter.set_data(at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(parameter));
     target.from = static_cast<const std::byte*>(parameter.const_data_ptr());
-    const auto element = static_cast<std::size_t>(parameter.element_size());
-    const auto differs = [&](std::size_t at) {
-      return std::memcmp(target.from + at * element, target.shared + at * element, element) != 0;
-    };
-    target.changed = static_cast<std::int64_t>(parameter._version()) != target.version ||
-                     target.from != target.view.const_data_ptr() || differs(0) || differs(target.count / 3) ||
-                     differs(target.count / 3 * 2) || differs(target.count - 1);
+    if (target.from != view.const_data_ptr()) blocks_[target.block].parameters.changed = true;
   }
-  // Pages are dropped whole, so all of a block is taken over if one of its parameters was changed.
-  for (const auto& block : blocks_)
-    if (std::any_of(block.begin(), block.end(), [&](auto i) { return targets_[i].changed; }))
-      for (const auto i : block) targets_[i].changed = true;
 }
 
 void FusedUpdate::prepare(torch::optim::Optimizer& optimizer) {
@@ -168,7 +170,8 @@ void FusedUpdate::prepare(torch::optim::Optimizer& optimizer) {
     std::fill(std::begin(target.state_from), std::end(target.state_from), nullptr);
     for (std::size_t s = 0; s < target.rule.state.size(); ++s) {
       auto& state = target.rule.state[s];
-      const auto& like = target.view;
+      const auto& like = target.state_views[s];
+      if (state.is_same(like) && !blocks_[target.block].states[s].changed) continue;
       if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || state.strides() != like.strides())
         state = at::empty_strided(like.sizes(), like.strides(), like.options()).copy_(state);
       target.state_from[s] = static_cast<const std::byte*>(state.const_data_ptr());
@@ -190,9 +193,17 @@ double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
   return whole;
 }
 
+void FusedUpdate::release(torch::optim::Optimizer& optimizer) const {
+  const auto* const begin = view_.get();
+  own_state(optimizer, [&](const at::Tensor& state) {
+    const auto* const data = static_cast<const std::byte*>(state.const_data_ptr());
+    return data >= begin && data < begin + bytes_;
+  });
+}
+
 /// The 2-norm of all averaged gradients, from the parts' sums of squares in their order: the same bits on every rank.
 double FusedUpdate::norm() {
-  auto* const sums = reinterpret_cast<double*>(region_.region.base + norms_at_);
+  auto* const sums = reinterpret_cast<double*>(region_.region.base + bytes_);
   const double scale = 1.0 / exchange_->communicator().size();
   exchange_->update([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
     const auto type = exchange_->reduction().blocks()[part.block].type;
@@ -219,16 +230,22 @@ void FusedUpdate::update_part(const node::BlockReduction::Part& part, std::span<
                               double scale) {
   const auto type = exchange_->reduction().blocks()[part.block].type;
   const auto element = node::size_of(type);
-  for (const auto i : blocks_[part.block]) {
+  const auto& block = blocks_[part.block];
+  for (const auto i : block.members) {
     auto& target = targets_[i];
     const auto begin = std::max(part.first, target.first);
     const auto end = std::min(part.first + part.count, target.first + target.count);
     if (begin >= end) continue;
     const auto first = begin - target.first, count = end - begin;
-    if (exchange_->users(i) <= 0) {
-      if (target.changed) std::memcpy(target.shared + first * element, target.from + first * element, count * element);
-      continue;
-    }
+    const bool moves = exchange_->users(i) > 0;
+    // What was changed and is not stepped is taken over as it is: its pages are dropped with those of its neighbours.
+    const auto take_over = [&](std::byte* to, const void* from) {
+      std::memcpy(to + first * element, static_cast<const std::byte*>(from) + first * element, count * element);
+    };
+    if (!moves && block.parameters.changed) take_over(target.shared, target.from);
+    for (std::size_t s = moves ? states_of(target.rule) : 0; s < block.states.size(); ++s)
+      if (block.states[s].changed) take_over(target.state[s], target.state_views[s].const_data_ptr());
+    if (!moves) continue;
     std::vector<const void*> sources;
     for (auto* gradient : gradients) sources.push_back(gradient + (begin - part.first) * element);
     if (type == node::Dtype::f32)

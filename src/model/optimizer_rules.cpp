@@ -68,6 +68,11 @@ bool without_amsgrad(o::Optimizer& optimizer) {
 
 }  // namespace
 
+std::size_t states_of(const Rule& rule) {
+  const auto* sgd = std::get_if<SgdRule>(&rule.rule);
+  return sgd == nullptr ? 2 : sgd->momentum != 0 ? 1 : 0;
+}
+
 int states_of(o::Optimizer& optimizer) {
   if (dynamic_cast<o::SGD*>(&optimizer)) {
     for (auto& group : optimizer.param_groups())
@@ -116,6 +121,23 @@ void commit(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& ru
     put(made_state_of<o::AdamWParamState>(optimizer, parameter));
   else
     put(made_state_of<o::AdamParamState>(optimizer, parameter));
+}
+
+void own_state(o::Optimizer& optimizer, const std::function<bool(const at::Tensor&)>& shared) {
+  const auto own = [&](at::Tensor& state) {
+    if (state.defined() && shared(state)) state = state.clone();
+  };
+  for (auto& [parameter, state] : optimizer.state()) {
+    if (auto* sgd = dynamic_cast<o::SGDParamState*>(state.get())) {
+      own(sgd->momentum_buffer());
+    } else if (auto* adam = dynamic_cast<o::AdamParamState*>(state.get())) {
+      own(adam->exp_avg());
+      own(adam->exp_avg_sq());
+    } else if (auto* adamw = dynamic_cast<o::AdamWParamState*>(state.get())) {
+      own(adamw->exp_avg());
+      own(adamw->exp_avg_sq());
+    }
+  }
 }
 
 }  // namespace muster::model

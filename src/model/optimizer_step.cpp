@@ -30,6 +30,7 @@ class Step final : public OptimizerStep {
 
   /// Fuses if that is possible with what the reducer and the optimizer are now. Collective.
   void fuse(torch::optim::Optimizer& optimizer) {
+    if (fused_) fused_->release(optimizer);
     fused_.reset();
     const auto reducer = reducer_.lock();
     if (!reducer) return;
@@ -40,7 +41,7 @@ class Step final : public OptimizerStep {
       std::size_t bytes = 0;
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
-      if (gains && owns_exactly(optimizer, parameters) && FusedUpdate::fits(parameters))
+      if (gains && owns(optimizer, parameters) && FusedUpdate::fits(parameters))
         fused_ = FusedUpdate::make(*exchange, std::move(parameters), states);
     }
     generation_ = reducer->generation();
@@ -61,7 +62,7 @@ class Step final : public OptimizerStep {
       loss = closure();
     }
     const auto reducer = reducer_.lock();
-    if (fused_ && reducer && reducer->generation() != generation_) {
+    if (fused_ && reducer && (reducer->generation() != generation_ || !serves(optimizer))) {
       reducer->settle();
       fuse(optimizer);
     }
@@ -81,13 +82,22 @@ class Step final : public OptimizerStep {
   bool fused() const noexcept override { return fused_ != nullptr; }
 
  private:
-  static bool owns_exactly(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
+  /// Whether the optimizer steps these parameters and no others.
+  static bool owns(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
     std::set<const void*> known, owned;
     for (const auto& parameter : parameters) known.insert(parameter.unsafeGetTensorImpl());
     for (const auto& group : optimizer.param_groups())
-      for (const auto& parameter : group.params())
-        if (parameter.requires_grad()) owned.insert(parameter.unsafeGetTensorImpl());
-    return known == owned;
+      for (const auto& parameter : group.params()) {
+        owned.insert(parameter.unsafeGetTensorImpl());
+        if (parameter.requires_grad() && !known.contains(parameter.unsafeGetTensorImpl())) return false;
+      }
+    return std::includes(owned.begin(), owned.end(), known.begin(), known.end());
+  }
+
+  /// Whether what is fused can do what the optimizer's options and groups ask for now.
+  bool serves(torch::optim::Optimizer& optimizer) const {
+    const int states = states_of(optimizer);
+    return states >= 0 && states <= fused_->states() && owns(optimizer, fused_->parameters());
   }
 
   double clip(torch::optim::Optimizer& optimizer) const {

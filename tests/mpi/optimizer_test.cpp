@@ -1,14 +1,18 @@
 // Prepared optimizers: fused with the averaging, they do what torch's own do.
 #include "checkpoint/object.hpp"
 #include "model/optimizer_step.hpp"
+#include "model/written_pages.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "node/shared_segment.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -177,6 +181,202 @@ TEST(PreparedOptimizer, ChangesBetweenStepsStayRight) {
       "single ones");
 }
 
+checkpoint::ParameterPaths paths_of(const Net& net) {
+  checkpoint::ParameterPaths paths;
+  for (const auto& p : net->named_parameters()) paths.emplace(p.value().unsafeGetTensorImpl(), p.key());
+  return paths;
+}
+
+/// Both kinds of training, with the same change after each step.
+template <class O, class Options>
+void expect_alike_changing(const Options& options, const std::function<void(Training<O>&, int step)>& change,
+                           const std::string& what) {
+  Training<O> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  for (int step = 0; step < 12; ++step) {
+    const bool use_extra = step % 4 != 2;
+    for (auto* training : {&fused, &plain}) {
+      training->step(step, use_extra);
+      change(*training, step);
+    }
+    fused.expect_same_as(plain, what + " after step " + std::to_string(step));
+  }
+}
+
+TEST(PreparedOptimizer, WhatIsWrittenThroughPointersIsTakenOver) {
+  // As pruning does, on some pages of a large weight or of all small parameters; autograd does not know of it.
+  const auto zero = [](const at::Tensor& p, std::int64_t first, std::int64_t count) {
+    std::fill_n(p.data_ptr<float>() + first, count, 0.0f);
+  };
+  const auto options = optim::AdamOptions(1e-2);
+  expect_alike_changing<optim::Adam>(
+      options,
+      [&](auto& t, int step) {
+        if (step == 3) zero(t.net->middle->weight, 17 * 96, 96);
+      },
+      "a row");
+  expect_alike_changing<optim::Adam>(
+      options,
+      [&](auto& t, int step) {
+        if (step % 2 == 1) zero(t.net->in->bias, 5, 1);
+      },
+      "an element");
+  expect_alike_changing<optim::Adam>(
+      options,
+      [&](auto& t, int step) {
+        if (step == 1) zero(t.net->extra->weight, 5000, 96);
+      },
+      "before it is not used");
+  expect_alike_changing<optim::Adam>(
+      options,
+      [&](auto& t, int step) {
+        if (step == 4) zero(t.net->middle->weight, 50 * 96, 96);
+        if (step == 5) t.net->middle->weight.data().mul_(0.9);
+      },
+      "two ways");
+}
+
+TEST(WrittenPages, AreKnownByTheKernelAndByComparison) {
+  const auto page = node::page_size();
+  auto segment = node::SharedSegment::create(8 * page);
+  segment.unlink();
+  segment.reserve(0, 8 * page);
+  for (const auto by : {WrittenPages::By::kernel, WrittenPages::By::comparison}) {
+    const auto view = segment.private_view(0, 8 * page);
+    const WrittenPages written(view.get(), segment.data(), 8 * page, by);
+    segment.data()[3 * page] = std::byte{7};
+    EXPECT_EQ(view.get()[3 * page], std::byte{7});
+    EXPECT_FALSE(written.any(0, 8 * page)) << "what is read, or written by others, is not";
+    view.get()[5 * page + 9] = std::byte{1};
+    EXPECT_TRUE(written.any(0, 8 * page));
+    EXPECT_TRUE(written.any(5 * page, page));
+    EXPECT_FALSE(written.any(0, 5 * page));
+    EXPECT_FALSE(written.any(6 * page, 2 * page));
+    node::SharedSegment::drop_private_pages(view.get() + 5 * page, page);
+    EXPECT_FALSE(written.any(0, 8 * page));
+  }
+}
+
+TEST(PreparedOptimizer, OtherMemoryMayHaveAnotherOrder) {
+  expect_alike_changing<optim::SGD>(
+      optim::SGDOptions(0.01).momentum(0.9),
+      [](auto& t, int step) {
+        auto& weight = t.net->middle->weight;
+        if (step == 4) weight.set_data(weight.detach().t().contiguous().t());
+      },
+      "transposed");
+}
+
+TEST(PreparedOptimizer, TheStateMayBeChangedBetweenSteps) {
+  expect_alike_changing<optim::SGD>(
+      optim::SGDOptions(0.01).momentum(0.9),
+      [](auto& t, int step) {
+        const at::NoGradGuard no_grad;
+        for (auto& [parameter, state] : t.optimizer->state()) {
+          auto& buffer = static_cast<optim::SGDParamState&>(*state).momentum_buffer();
+          if (step == 3) buffer.mul_(0.5);
+          if (step == 5) buffer.data_ptr<float>()[0] = 1;
+          if (step == 7) buffer = buffer.clone();
+        }
+      },
+      "momentum");
+  expect_alike_changing<optim::Adam>(
+      optim::AdamOptions(1e-3),
+      [](auto& t, int step) {
+        if (step == 5) t.optimizer->state().clear();
+      },
+      "begun anew");
+}
+
+template <class Options>
+Options& options_of(optim::Optimizer& optimizer) {
+  return static_cast<Options&>(optimizer.param_groups()[0].options());
+}
+
+TEST(PreparedOptimizer, OptionsMayChangeAtAnyTime) {
+  const auto sgd = [](auto& t, int step) {
+    auto& options = options_of<optim::SGDOptions>(*t.optimizer);
+    if (step == 1) options.lr(0.005);
+    if (step == 2) options.momentum(0.8);  // after a warm-up
+    if (step == 4) options.weight_decay(0.1).dampening(0.5);
+    if (step == 6) options.momentum(0);
+    if (step == 7) options.momentum(0.6).dampening(0).nesterov(true);
+    if (step == 9) options.set_lr(0.001);
+  };
+  expect_alike_changing<optim::SGD>(optim::SGDOptions(0.01), sgd, "SGD");
+  expect_alike_changing<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9), sgd, "SGD with momentum");
+  expect_alike_changing<optim::Adam>(
+      optim::AdamOptions(1e-3),
+      [](auto& t, int step) {
+        auto& options = options_of<optim::AdamOptions>(*t.optimizer);
+        if (step == 2) options.betas({0.5, 0.9}).eps(1e-3);
+        if (step == 4) options.weight_decay(0.1);
+        if (step == 6) options.set_lr(0.003);
+      },
+      "Adam");
+  expect_alike_changing<optim::AdamW>(
+      optim::AdamWOptions(1e-3),
+      [](auto& t, int step) {
+        auto& options = options_of<optim::AdamWOptions>(*t.optimizer);
+        if (step == 2) options.betas({0.5, 0.9}).eps(1e-3);
+        if (step == 4) options.weight_decay(0.3);
+        if (step == 8) options.weight_decay(0);
+      },
+      "AdamW");
+}
+
+TEST(PreparedOptimizer, WhatCannotBeFusedAnyLongerGoesOnAlone) {
+  // amsgrad from a state that was saved with it; torch itself does not bear it switched on by hand.
+  Training<optim::Adam> source(optim::AdamOptions(1e-3).amsgrad(true), {.fuse = Fuse::never});
+  for (int step = 0; step < 3; ++step) source.step(step + 70);
+  auto saved = StateEntry(*source.optimizer).object()->save(paths_of(source.net));
+  for (auto& [path, tensor] : saved.tensors) tensor = tensor.clone();
+  expect_alike_changing<optim::Adam>(
+      optim::AdamOptions(1e-3),
+      [&](auto& t, int step) {
+        if (step == 4) StateEntry(*t.optimizer).object()->load(saved, paths_of(t.net));
+        if (step == 5) {
+          EXPECT_FALSE(t.optimizer->fused());
+        }
+      },
+      "amsgrad from a state");
+  // A group of other parameters.
+  expect_alike_changing<optim::SGD>(
+      optim::SGDOptions(0.01).momentum(0.9),
+      [&, extra = std::vector<at::Tensor>()](auto& t, int step) mutable {
+        if (step == 4) {
+          extra.push_back(at::ones({3}).requires_grad_());
+          t.optimizer->add_param_group(optim::OptimizerParamGroup(std::vector<at::Tensor>{extra.back()}));
+        }
+        if (step > 4) {
+          EXPECT_FALSE(t.optimizer->fused());
+        }
+        if (step == 7) {
+          t.optimizer->zero_grad();
+          for (auto& p : extra) p.mutable_grad() = at::ones({3});
+          t.optimizer->step();
+          EXPECT_LT(extra.front()[0].template item<float>(), 1.0f);
+        }
+      },
+      "another parameter");
+}
+
+TEST(PreparedOptimizer, FrozenOnesStayAndOthersJoin) {
+  const auto options = optim::SGDOptions(0.01).momentum(0.9).weight_decay(0.01);
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    SCOPED_TRACE(fuse == Fuse::always ? "fused" : "plain");
+    Training<optim::SGD> training(options, {.fuse = fuse}), want(options, {.fuse = Fuse::never});
+    for (int step = 0; step < 8; ++step)
+      for (auto* t : {&training, &want}) {
+        if (step == 3)
+          for (auto& p : t->net->middle->parameters()) p.set_requires_grad(false);
+        if (step == 6)
+          for (auto& p : t->net->middle->parameters()) p.set_requires_grad(true);
+        t->step(step);
+      }
+    training.expect_same_as(want, "frozen in between");
+  }
+}
+
 TEST(PreparedOptimizer, AnAverageModelReadsWhatWasStepped) {
   const at::NoGradGuard no_grad;
   const auto options = optim::SGDOptions(0.1).momentum(0.9);
@@ -264,12 +464,6 @@ TEST(PreparedOptimizer, UnfrozenParametersJoin) {
     }
     for (const auto& p : net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
   }
-}
-
-checkpoint::ParameterPaths paths_of(const Net& net) {
-  checkpoint::ParameterPaths paths;
-  for (const auto& p : net->named_parameters()) paths.emplace(p.value().unsafeGetTensorImpl(), p.key());
-  return paths;
 }
 
 TEST(PreparedOptimizer, StatesGoFromOneToTheOther) {
