@@ -18,10 +18,13 @@
 namespace muster::tool {
 namespace {
 
+/// Leaves out what is nested so deeply that printing it would end the program.
+bool shallow(int depth, Config::parse_event_t, const Config&) { return depth < 256; }
+
 /// The JSON in a file; null if there is none or it is not JSON.
 Config read_json(const std::filesystem::path& path) {
   std::ifstream file(path);
-  auto value = file ? Config::parse(file, nullptr, false) : Config();
+  auto value = file ? Config::parse(file, shallow, false) : Config();
   return value.is_discarded() ? Config() : value;
 }
 
@@ -30,7 +33,7 @@ Config last_report(const std::filesystem::path& path) {
   std::ifstream file(path);
   Config last;
   for (std::string line; std::getline(file, line);)
-    if (auto report = Config::parse(line, nullptr, false); report.is_object()) last = std::move(report);
+    if (auto report = Config::parse(line, shallow, false); report.is_object()) last = std::move(report);
   return last;
 }
 

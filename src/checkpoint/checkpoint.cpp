@@ -1,10 +1,12 @@
 #include "muster/checkpoint.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "checkpoint/components.hpp"
 #include "checkpoint/files.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/names.hpp"
+#include "checkpoint/progress.hpp"
 #include "checkpoint/state_file.hpp"
 #include "muster/error.hpp"
 
@@ -30,12 +32,9 @@ CheckpointInfo info_of(const fs::path& path, const Manifest& manifest) {
                       .world_size = manifest.world_size,
                       .time = manifest.time,
                       .metrics = manifest.metrics};
-  const auto number = [&](const char* key) {
-    const auto at = manifest.progress.find(key);
-    return at != manifest.progress.end() && at->is_number_integer() ? at->get<std::int64_t>() : 0;
-  };
-  info.training_iteration = number("training_iteration");
-  info.epoch = number("epoch");
+  const auto progress = progress_from_json(manifest.progress);
+  info.training_iteration = progress.training_iteration;
+  info.epoch = progress.epoch;
   for (const auto& file : manifest.files) info.bytes += file.bytes;
   return info;
 }
@@ -108,10 +107,7 @@ Config Checkpoint::get_metadata() const {
   if (has_manifest(path_)) return read_manifest(path_).metadata;
   const auto beside = path_ / metadata_name;
   if (!fs::exists(status_of(beside))) return Config::object();
-  auto metadata = Config::parse(read_file(beside), nullptr, /*allow_exceptions=*/false);
-  if (metadata.is_discarded())
-    throw Error(ExitCode::data, "reading " + beside.string(), "it is not JSON", "Set the metadata anew");
-  return metadata;
+  return read_json(beside);
 }
 
 void Checkpoint::set_metadata(const Config& metadata) const {

@@ -1,7 +1,9 @@
 #include "checkpoint/manifest.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "checkpoint/pieces.hpp"
+#include "checkpoint/progress.hpp"
 
 #include <algorithm>
 #include <array>
@@ -17,7 +19,6 @@ namespace {
 
 constexpr const char* format_name = "muster checkpoint";
 constexpr int newest_version = 1;
-constexpr std::uint64_t longest_manifest = std::uint64_t{1} << 30;
 constexpr std::size_t most_dimensions = 32;
 
 struct TypeName {
@@ -138,6 +139,25 @@ void check_files(const Manifest& manifest) {
   if (!names.contains(state_name)) throw Invalid{"it does not list state.h5"};
 }
 
+/// Where training stood, against the rest.
+void check_progress(const Manifest& manifest) {
+  if (manifest.world_size < 1) throw Invalid{"\"world_size\" is 0"};
+  const auto progress = [&] {
+    try {
+      return progress_from_json(manifest.progress);
+    } catch (const Error& error) {
+      throw Invalid{error.what()};
+    }
+  }();
+  if (const auto at = manifest.metrics.find("training_iteration");
+      at != manifest.metrics.end() && *at != progress.training_iteration)
+    throw Invalid{"\"training_iteration\" is not that of its metrics"};
+  const auto random = std::ranges::find(manifest.tensors, std::string_view(random_name), &TensorEntry::name);
+  if (random != manifest.tensors.end() &&
+      (random->type != at::kByte || random->shape.size() != 2 || random->shape[0] != manifest.world_size))
+    throw Invalid{"the random state is not that of as many ranks as wrote it"};
+}
+
 Manifest from_json(const Config& json) {
   Manifest manifest;
   manifest.index = count_at(json, "index");
@@ -151,6 +171,7 @@ Manifest from_json(const Config& json) {
   for (const auto& tensor : array_at(json, "tensors")) manifest.tensors.push_back(tensor_from_json(tensor));
   check_files(manifest);
   check_tensors(manifest);
+  check_progress(manifest);
   return manifest;
 }
 
@@ -244,7 +265,7 @@ Manifest from_text(std::string_view text, const std::string& shown) {
   const auto before = text.substr(0, text.size() - length);
   if (text.substr(before.size()) != checksum_line(before)) throw fail("it is damaged: its checksum is wrong");
   try {
-    const auto json = Config::parse(text);
+    const auto json = parse_json(text, "reading " + shown);
     if (json.at("format") != format_name) throw Invalid{"it is not a checkpoint's manifest"};
     if (const auto version = unsigned_at(json, "version"); version > newest_version)
       throw NewerFormat(ExitCode::data, "reading " + shown,
@@ -266,7 +287,7 @@ Manifest read_manifest(const std::filesystem::path& directory) {
     throw Error(ExitCode::data, "reading " + path.string(),
                 std::filesystem::exists(status) ? "it is not a regular file" : "there is no such file",
                 "A directory without it is not a checkpoint that muster wrote");
-  return from_text(read_file(path, longest_manifest), path.string());
+  return from_text(read_file(path, longest_json), path.string());
 }
 
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest) {

@@ -334,6 +334,7 @@ Restored Store::read(const Checkpoint& checkpoint) const {
     restored.state.tensors = read_tensors(checkpoint.path() / state_name, manifest, part);
     restored.state.values = manifest.values;
     restored.progress = manifest.progress;
+    restored.where = progress_from_json(manifest.progress);
     restored.metrics = manifest.metrics;
     restored.world_size = manifest.world_size;
     return std::string();

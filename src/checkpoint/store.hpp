@@ -1,6 +1,7 @@
 // The checkpoints of a run: committed by all ranks together, found again, pruned.
 #pragma once
 
+#include "checkpoint/progress.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
@@ -30,6 +31,7 @@ struct Restored {
   std::optional<std::string> random_state;  ///< this rank's; none at another world size
   std::string random_states;                ///< of all ranks that saved, one after the other
   Config progress;
+  Progress where;  ///< the same, checked
   Config metrics;
   int world_size = 1;
 };

@@ -1,6 +1,6 @@
 #include "launch/settings.hpp"
 
-#include "base/file.hpp"
+#include "base/json.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -66,8 +66,11 @@ void lay_over(Config& target, const Config& value, ExitCode code, const std::str
 
 Config parse_value(const std::string& text, const Config& was) {
   if (was.is_string()) return text;
-  auto value = Config::parse(text, nullptr, false);
-  return value.is_discarded() ? Config(text) : value;
+  try {
+    return parse_json(text, "reading a value");
+  } catch (const Error&) {
+    return text;
+  }
 }
 
 void apply_setting(Config& config, const std::string& setting, const Config& defaults) {
@@ -102,12 +105,7 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
   Config config = defaults;
   if (file) {
     const std::string doing = "reading the configuration " + file->string();
-    Config content;
-    try {
-      content = Config::parse(read_file(*file), nullptr, true, true);
-    } catch (const Config::parse_error& error) {
-      throw Error(ExitCode::data, doing, error.what(), "Mend it at that place");
-    }
+    const auto content = read_json(*file, doing, /*comments=*/true);
     if (!content.is_object())
       throw Error(ExitCode::data, doing, "it is not a JSON object", "Write {\"key\": value, …}");
     lay_over(config, content, ExitCode::data, doing, "", defaults);

@@ -1,9 +1,12 @@
 #include "observe/history.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
+#include "muster/error.hpp"
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 namespace muster::observe {
 namespace {
@@ -36,15 +39,39 @@ bool extend(std::vector<std::string>& columns, const Config& row) {
   return columns.size() != before;
 }
 
+/// The report that the row is of; 0 if it does not say.
+std::int64_t iteration_of(const Config& row) { return row.value("training_iteration", std::int64_t{0}); }
+
+void check_row(const Config& row, const std::string& doing) {
+  constexpr auto most = std::uint64_t{1} << 53;
+  const auto fail = [&](const char* fact) {
+    throw Error(ExitCode::data, doing, fact, "Mend that line or remove it; it is only a record of what was reported");
+  };
+  if (!row.is_object()) fail("it is not a JSON object");
+  const auto at = row.find("training_iteration");
+  if (at != row.end() && (!at->is_number_unsigned() || at->get<std::uint64_t>() > most))
+    fail("\"training_iteration\" is not the number of a report");
+}
+
 }  // namespace
 
 std::vector<Config> History::read(const std::filesystem::path& folder) {
   std::vector<Config> rows;
-  if (!std::filesystem::exists(folder / "result.json")) return rows;
-  std::istringstream lines(read_file(folder / "result.json"));
+  const auto path = folder / "result.json";
+  if (!std::filesystem::exists(status_of(path))) return rows;
+  std::istringstream lines(read_file(path, longest_json));
+  int number = 0;
   for (std::string line; std::getline(lines, line);) {
-    auto row = Config::parse(line, nullptr, false);
-    if (row.is_object()) rows.push_back(std::move(row));
+    const auto doing = "reading " + path.string() + ", line " + std::to_string(++number);
+    if (line.empty()) continue;
+    const bool cut_off = lines.eof();  // by a crash
+    try {
+      auto row = parse_json(line, doing);
+      check_row(row, doing);
+      rows.push_back(std::move(row));
+    } catch (const Error&) {
+      if (!cut_off) throw;
+    }
   }
   return rows;
 }
@@ -52,25 +79,39 @@ std::vector<Config> History::read(const std::filesystem::path& folder) {
 History::History(std::filesystem::path folder, std::int64_t training_iteration, const Config& last)
     : folder_(std::move(folder)) {
   for (auto& row : read(folder_))
-    if (row.value("training_iteration", std::int64_t{0}) <= training_iteration) rows_.push_back(std::move(row));
-  const auto have = rows_.empty() ? 0 : rows_.back().value("training_iteration", std::int64_t{0});
+    if (iteration_of(row) <= training_iteration) rows_.push_back(std::move(row));
+  const auto have = rows_.empty() ? 0 : iteration_of(rows_.back());
   if (last.is_object() && have < training_iteration) rows_.push_back(last);
   for (const auto& row : rows_) extend(columns_, row);
-  std::string text;
-  for (const auto& row : rows_) text += line_of(row);
-  write_file(folder_ / "result.json", text);
+  write_rows();
   write_table();
 }
 
 void History::append(const Config& row) {
   rows_.push_back(row);
-  File results(folder_ / "result.json", File::Mode::append);
-  results.append(line_of(row));
-  results.close();
-  if (extend(columns_, row)) return write_table();
-  File table(folder_ / "progress.csv", File::Mode::append);
-  table.append(table_line(row, columns_));
-  table.close();
+  const bool wider = extend(columns_, row);
+  if (std::exchange(torn_, true)) {
+    write_rows();
+    write_table();
+  } else {
+    File results(folder_ / "result.json", File::Mode::append);
+    results.append(line_of(row));
+    results.close();
+    if (wider) {
+      write_table();
+    } else {
+      File table(folder_ / "progress.csv", File::Mode::append);
+      table.append(table_line(row, columns_));
+      table.close();
+    }
+  }
+  torn_ = false;
+}
+
+void History::write_rows() const {
+  std::string text;
+  for (const auto& row : rows_) text += line_of(row);
+  write_file(folder_ / "result.json", text);
 }
 
 void History::write_table() const {

@@ -17,20 +17,23 @@ class History {
   /// a crash between a checkpoint and its row.
   History(std::filesystem::path folder, std::int64_t training_iteration, const Config& last);
 
-  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written.
+  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written; the next row that can brings
+  /// it along.
   void append(const Config& row);
 
   const std::vector<Config>& rows() const noexcept { return rows_; }
 
-  /// The rows in a run's folder.
+  /// The rows in a run's folder. An Error (ExitCode::data) names the line that is none.
   static std::vector<Config> read(const std::filesystem::path& folder);
 
  private:
+  void write_rows() const;
   void write_table() const;
 
   std::filesystem::path folder_;
   std::vector<Config> rows_;
   std::vector<std::string> columns_;  // of progress.csv
+  bool torn_ = false;                 // a row may be there in part
 };
 
 }  // namespace muster::observe

@@ -1,8 +1,10 @@
 #include "train/run.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
+#include "train/params.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -66,9 +68,9 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
     take();
-    if (std::filesystem::exists(path_ / "params.json")) {
-      previous_ = Config::parse(read_file(path_ / "params.json"), nullptr, false);
-      if (previous_.is_discarded()) previous_ = nullptr;
+    if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
+      previous_ = read_json(file);
+      params_from_json(previous_, file);
     }
     return Config{path_.string(), name_, previous_}.dump();
   });

@@ -28,7 +28,7 @@ bool State::restore() {
   if (!session.start) return false;
   const auto& saved = session.read_start();
   checkpoint::restore(entries_, saved.state);
-  session.restore_progress(saved.progress);
+  session.restore_progress(saved.where);
   session.restore_random_state(saved);
   return true;
 }

@@ -113,11 +113,11 @@ Config SessionState::save_progress() const {
           {"preprocessor", preprocessor ? preprocessor->state() : Config(nullptr)}};
 }
 
-void SessionState::restore_progress(const Config& progress) {
-  global_step = progress.at("global_step");
-  const bool complete = progress.at("epoch_complete");
-  epoch = progress.at("epoch").get<std::int64_t>() + (complete ? 1 : 0);
-  for (const auto& [name, position] : progress.at("positions").items()) {
+void SessionState::restore_progress(const checkpoint::Progress& progress) {
+  global_step = progress.global_step;
+  const bool complete = progress.epoch_complete;
+  epoch = progress.epoch + (complete ? 1 : 0);
+  for (const auto& [name, position] : progress.positions) {
     if (!datasets.contains(name)) continue;
     auto state = shard(name);
     state->begin_epoch(epoch);

@@ -100,7 +100,7 @@ struct SessionState {
 
   /// Where training stands, for a checkpoint; and back.
   Config save_progress() const;
-  void restore_progress(const Config& progress);
+  void restore_progress(const checkpoint::Progress& progress);
 
  private:
   Config make_row(Config metrics) const;

@@ -7,6 +7,7 @@
 #include "launch/settings.hpp"
 #include "muster/version.hpp"
 #include "train/attempt.hpp"
+#include "train/params.hpp"
 #include "train/random.hpp"
 #include "train/run.hpp"
 #include "train/session_state.hpp"
@@ -37,6 +38,7 @@ class TorchBackendConfig final : public BackendConfig {
  public:
   explicit TorchBackendConfig(TorchConfig config) : config_(std::move(config)) {}
   std::unique_ptr<Backend> make_backend() const override { return std::make_unique<TorchBackend>(config_); }
+  const TorchConfig& config() const noexcept { return config_; }
 
  private:
   TorchConfig config_;
@@ -90,12 +92,18 @@ at::Device choose_device(const ScalingConfig& scaling, const Communicator& worke
 }
 
 Config describe(const Launch& launch, const DataParallelTrainerOptions& options, const Run& run, int workers) {
-  const auto& checkpoint = options.run_config.checkpoint_config;
   Config datasets = Config::object();
   if (launch.rank() < workers)
     for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
-  const auto& scaling = options.scaling_config;
-  return {
+  const auto* torch = dynamic_cast<const TorchBackendConfig*>(options.backend_config.get());
+  auto params = to_json(train::Params{.train_loop_config = options.train_loop_config,
+                                      .metadata = options.metadata,
+                                      .scaling = options.scaling_config,
+                                      .checkpoint = options.run_config.checkpoint_config,
+                                      .max_failures = options.run_config.failure_config.max_failures,
+                                      .torch = torch != nullptr ? torch->config() : TorchConfig{},
+                                      .data = options.dataset_config});
+  params.update({
       {"muster_version", MUSTER_VERSION},
       {"program", launch.program()},
       {"name", run.name()},
@@ -104,20 +112,9 @@ Config describe(const Launch& launch, const DataParallelTrainerOptions& options,
       {"world_size", workers},
       {"seed", launch.flags().seed},
       {"threads_per_worker", threads_of(launch, options.scaling_config)},
-      {"train_loop_config", options.train_loop_config},
-      {"scaling_config",
-       {{"num_workers", scaling.num_workers ? Config(*scaling.num_workers) : Config(nullptr)},
-        {"use_gpu", scaling.use_gpu},
-        {"threads_per_worker", scaling.threads_per_worker ? Config(*scaling.threads_per_worker) : Config(nullptr)},
-        {"virtual_workers", scaling.virtual_workers ? Config(*scaling.virtual_workers) : Config(nullptr)}}},
-      {"run_config",
-       {{"num_to_keep", checkpoint.num_to_keep ? Config(*checkpoint.num_to_keep) : Config(nullptr)},
-        {"checkpoint_score_attribute", checkpoint.checkpoint_score_attribute},
-        {"checkpoint_score_order", checkpoint.checkpoint_score_order == ScoreOrder::max ? "max" : "min"},
-        {"max_failures", options.run_config.failure_config.max_failures}}},
-      {"metadata", options.metadata},
       {"datasets", datasets},
-  };
+  });
+  return params;
 }
 
 /// Whether the run that left `previous` behind is finished and was asked for the same.
@@ -158,30 +155,37 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
 /// Takes up the run's counters, history and preprocessor where `start` left them.
 void take_up(SessionState& session) {
   const bool first = session.root();
-  if (!session.start) {
-    if (first) session.history.emplace(session.run.path(), 0, nullptr);
-    return;
-  }
+  const auto open_history = [&](const Config& last) {
+    comm::on_root(session.control, [&] {
+      session.history.emplace(session.run.path(), session.training_iteration, last);
+      return std::string();
+    });
+  };
+  if (!session.start) return open_history(nullptr);
   const auto& saved = session.read_start();
-  const auto& progress = saved.progress;
-  session.training_iteration = progress.value("training_iteration", std::int64_t{0});
-  session.time_before = progress.value("time_total_s", 0.0);
+  const auto& progress = saved.where;
+  session.training_iteration = progress.training_iteration;
+  session.time_before = progress.time_total_s;
   auto row = saved.metrics;
-  if (row.is_object()) row["checkpoint_dir_name"] = session.start->path().filename().string();
+  row["checkpoint_dir_name"] = session.start->path().filename().string();
+  open_history(row);
   if (!first) return;
-  session.history.emplace(session.run.path(), session.training_iteration, row);
   log::info("resuming from " + session.start->path().string() + " (report " +
-            std::to_string(session.training_iteration) + ", epoch " +
-            std::to_string(progress.value("epoch", std::int64_t{0}) + 1) +
-            (progress.value("epoch_complete", true) ? " done)" : " in progress)"));
+            std::to_string(session.training_iteration) + ", epoch " + std::to_string(progress.epoch + 1) +
+            (progress.epoch_complete ? " done)" : " in progress)"));
 }
 
 /// Fits the preprocessor unless it is, or loads what a checkpoint has of it, and lays it over all datasets.
 void preprocess(SessionState& session) {
   if (!session.preprocessor) return;
-  const Config saved = session.start ? session.read_start().progress.value("preprocessor", Config()) : Config();
+  const Config saved = session.start ? session.read_start().where.preprocessor : Config();
   if (!saved.is_null()) {
-    session.preprocessor->load_state(saved);
+    try {
+      session.preprocessor->load_state(saved);
+    } catch (const Config::exception& error) {
+      throw Error(ExitCode::data, "restoring the preprocessor", error.what(),
+                  "Build the same preprocessor as the run that was saved");
+    }
   } else if (session.control.all_reduce(std::int64_t{!session.preprocessor->fitted()}) == 0) {
     // As its owner has fitted it, or an attempt before this one.
   } else if (const auto train = session.datasets.find("train"); train != session.datasets.end()) {
@@ -413,27 +417,17 @@ TorchTrainerOptions TorchTrainer::restored(const std::filesystem::path& path, To
   const std::string doing = "restoring the run " + run.string();
   if (!std::filesystem::exists(run / "params.json"))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
-  const auto params = Config::parse(read_file(run / "params.json"), nullptr, false);
-  if (!params.is_object()) throw Error(ExitCode::data, doing, "its params.json is not JSON", "Restore it from a copy");
-  try {
-    if (options.train_loop_config.empty()) options.train_loop_config = params.at("train_loop_config");
-    if (options.metadata.empty()) options.metadata = params.at("metadata");
-    const auto& scaling = params.at("scaling_config");
-    if (!options.scaling_config.num_workers && !scaling.at("num_workers").is_null())
-      options.scaling_config.num_workers = scaling.at("num_workers").get<int>();
-    if (const auto virtual_workers = scaling.value("virtual_workers", Config());
-        !options.scaling_config.virtual_workers && !virtual_workers.is_null())
-      options.scaling_config.virtual_workers = virtual_workers.get<int>();
-    auto& kept = options.run_config.checkpoint_config;
-    const auto& saved = params.at("run_config");
-    if (!kept.num_to_keep && !saved.at("num_to_keep").is_null()) kept.num_to_keep = saved.at("num_to_keep").get<int>();
-    if (kept.checkpoint_score_attribute.empty()) {
-      kept.checkpoint_score_attribute = saved.at("checkpoint_score_attribute");
-      kept.checkpoint_score_order = saved.at("checkpoint_score_order") == "max" ? ScoreOrder::max : ScoreOrder::min;
-    }
-  } catch (const Config::exception& error) {
-    throw Error(ExitCode::data, doing, std::string("its params.json lacks something: ") + error.what(),
-                "Restore it from a copy");
+  const auto saved = train::read_params(run);
+  if (options.train_loop_config.empty()) options.train_loop_config = saved.train_loop_config;
+  if (options.metadata.empty()) options.metadata = saved.metadata;
+  auto& scaling = options.scaling_config;
+  if (!scaling.num_workers) scaling.num_workers = saved.scaling.num_workers;
+  if (!scaling.virtual_workers) scaling.virtual_workers = saved.scaling.virtual_workers;
+  auto& kept = options.run_config.checkpoint_config;
+  if (!kept.num_to_keep) kept.num_to_keep = saved.checkpoint.num_to_keep;
+  if (kept.checkpoint_score_attribute.empty()) {
+    kept.checkpoint_score_attribute = saved.checkpoint.checkpoint_score_attribute;
+    kept.checkpoint_score_order = saved.checkpoint.checkpoint_score_order;
   }
   options.run_config.name = run.filename();
   options.run_config.storage_path = run.parent_path();

@@ -3,6 +3,7 @@
 
 #include "base/file.hpp"
 #include "muster/muster.hpp"
+#include "support/forge.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -648,6 +649,48 @@ TEST(Train, ThreadsAreThoseAskedForWithAnyBackend) {
     EXPECT_EQ(code, 0);
   }
   torch::set_num_threads(before);
+}
+
+TEST(Train, WhatCannotBeInARunsFilesIsDamageOnAllRanks) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  const auto train = [&](Session& session, const Config&) { fit_line(session, 2, fit); };
+  run({storage, {}, with_line("forged")}, train);
+  const auto folder = storage / "forged";
+  const auto change = [&](const std::filesystem::path& file, const std::function<std::string(std::string)>& how) {
+    world().barrier();
+    if (world().rank() == 0) {
+      const auto text = how(read_file(file));
+      std::filesystem::remove(file);
+      write_file(file, text);
+    }
+    world().barrier();
+  };
+  const auto again = [&] {
+    return run({storage, {"--resume", "must"}, with_line("forged")}, [](Session&, const Config&) {}).first;
+  };
+  // The newest checkpoint: the one before it is taken.
+  const auto all = list_checkpoints(folder);
+  const auto newest = all.back().path;
+  change(newest / "manifest.json", [&](const std::string&) {
+    return test::forge(newest, [](Config& json) { json["progress"]["epoch_complete"] = 1.5; });
+  });
+  EXPECT_EQ(again(), 0);
+  EXPECT_EQ(list_checkpoints(folder).size(), all.size() - 1);
+  // The other two are refused until they are mended.
+  for (const char* name : {"params.json", "result.json"}) {
+    std::string was;
+    change(folder / name, [&](std::string text) {
+      was = text;
+      return name[0] == 'p' ? std::string(text).replace(text.find("\"finished\": true"), 16, "\"finished\": \"yes\"")
+                            : R"({"training_iteration": "1"})"
+                              "\n" +
+                                  text;
+    });
+    EXPECT_EQ(again(), 65) << name;
+    change(folder / name, [&](const std::string&) { return was; });
+    EXPECT_EQ(again(), 0) << name;
+  }
 }
 
 TEST(Train, RestoreTakesUpTheSavedConfiguration) {

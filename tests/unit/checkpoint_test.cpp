@@ -5,10 +5,12 @@
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/names.hpp"
 #include "checkpoint/pieces.hpp"
+#include "checkpoint/progress.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/state_file.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
+#include "support/forge.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
@@ -29,6 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::Folder;
+using test::forge;
 
 std::string error_of(const std::function<void()>& call) {
   try {
@@ -165,19 +168,6 @@ TEST(Manifest, ComesBackAsItWas) {
   EXPECT_SAYS(error_of([&] { to_text({.metadata = "\xff"}); }), "UTF-8");
 }
 
-/// The manifest with some of its JSON changed, and a right checksum: what an attacker would write.
-std::string forge(const fs::path& checkpoint, const std::function<void(Config&)>& change) {
-  auto json = Config::parse(read_file(checkpoint / manifest_name));
-  change(json);
-  json.erase("checksum");
-  auto text = json.dump();
-  text.back() = ',';
-  text += '\n';
-  char line[64];
-  std::snprintf(line, sizeof line, "\"checksum\": \"%08x\"\n}\n", crc32(std::as_bytes(std::span(text))));
-  return text + line;
-}
-
 TEST(Manifest, TrustsNothing) {
   const Folder folder;
   const auto path = make_checkpoint(folder / "checkpoint", sample());
@@ -226,6 +216,125 @@ TEST(Manifest, TrustsNothing) {
     EXPECT_SAYS(error_of([&, &change = change] { from_text(forge(path, change), "it"); }), fact);
   for (const char* text : {"", "{}", "null", "{\"checksum\": \"00000000\"\n}\n"})
     EXPECT_THROW(from_text(text, "it"), Error) << text;
+}
+
+/// What a report of a run saves.
+Config progress() {
+  return Config::parse(R"({"training_iteration": 5, "epoch": 2, "epoch_complete": false, "global_step": 40,
+    "time_total_s": 1.5, "seed": 18446744073709551615, "preprocessor": null, "something new": {"a": 1},
+    "positions": {"train": {"epoch": 2, "passes": 1, "consumed": 8, "window": 0, "global_batch_size": 4, "samples": 46,
+                            "seed": 7, "something new": [1]}, "whole": null}})");
+}
+
+TEST(Progress, IsReadIntoAStruct) {
+  const auto read = progress_from_json(progress());
+  EXPECT_TRUE(read.of_a_run);
+  EXPECT_EQ(read.training_iteration, 5);
+  EXPECT_EQ(read.epoch, 2);
+  EXPECT_FALSE(read.epoch_complete);
+  EXPECT_EQ(read.global_step, 40);
+  EXPECT_EQ(read.time_total_s, 1.5);
+  EXPECT_EQ(read.seed, ~std::uint64_t{0});
+  EXPECT_EQ(read.positions.at("train").at("consumed"), 8);
+  const auto none = progress_from_json(Config::object());
+  EXPECT_FALSE(none.of_a_run);
+  EXPECT_EQ(none.epoch, 0);
+}
+
+TEST(Manifest, ProgressThatCannotBeIsDamage) {
+  const Folder folder;
+  const auto path = make_checkpoint(folder / "checkpoint", sample());
+  const auto with = [&](const char* pointer, const Config& value) {
+    return forge(path, [&](Config& json) {
+      json["progress"] = progress();
+      json["progress"][Config::json_pointer(pointer)] = value;
+    });
+  };
+  EXPECT_EQ(error_of([&] { from_text(with("/something new", 3), "it"); }), "no error");
+  EXPECT_EQ(error_of([&] { from_text(with("/seed", 0), "it"); }), "no error");
+  const std::pair<const char*, std::vector<Config>> absurd[] = {
+      {"/training_iteration", {"5", 5.0, -1, 1e300, true, nullptr, 1ull << 63, 1ull << 60, Config::array()}},
+      {"/epoch", {"2", 1.5, -5, 1e300, nullptr, 1ull << 63, 1ull << 50, Config::object()}},
+      {"/epoch_complete", {1.5, 1, "true", nullptr, Config::array()}},
+      {"/global_step", {"40", 0.5, -1, 1e300, nullptr, 1ull << 63}},
+      {"/time_total_s", {"1.5", -1, -1.0, 1e300, nullptr, Config::array()}},
+      {"/seed", {"7", -1, 1.0, nullptr}},
+      {"/positions", {nullptr, 3, Config::array(), "train"}},
+      {"/positions/train", {3, "x", Config::array(), true}},
+      {"/positions/train/epoch", {-1, "2", 2.0, 1ull << 63}},
+      {"/positions/train/passes", {-1, "1", 1.5, nullptr}},
+      {"/positions/train/consumed", {-1, 47, "8", 8.5, 1ull << 63}},
+      {"/positions/train/window", {-1, "0", 1ull << 63}},
+      {"/positions/train/global_batch_size", {0, -4, "4", 1ull << 63}},
+      {"/positions/train/samples", {7, -1, "46", 1ull << 63}},
+      {"/positions/train/seed", {-1, "7", 1.5}},
+  };
+  for (const auto& [pointer, values] : absurd)
+    for (const auto& value : values) {
+      const auto problem = error_of([&, &pointer = pointer] { from_text(with(pointer, value), "it"); });
+      const std::string key(pointer);
+      EXPECT_SAYS(problem, key.substr(key.rfind('/') + 1)) << value;
+    }
+  EXPECT_SAYS(
+      error_of([&] { from_text(forge(path, [](Config& j) { j["metrics"]["training_iteration"] = 4; }), "it"); }),
+      "is not that of its metrics");
+  EXPECT_SAYS(error_of([&] { from_text(forge(path, [](Config& j) { j["world_size"] = 0; }), "it"); }), "world_size");
+}
+
+/// Calls visit(pointer) for every value inside `json`.
+void each_value(const Config& json, const Config::json_pointer& at,
+                const std::function<void(const Config::json_pointer&)>& visit) {
+  visit(at);
+  if (json.is_object())
+    for (const auto& [key, value] : json.items()) each_value(value, at / key, visit);
+  if (json.is_array())
+    for (std::size_t i = 0; i < json.size(); ++i) each_value(json[i], at / i, visit);
+}
+
+TEST(Manifest, WhateverStandsThereIsReadOrIsDamage) {
+  const Folder folder;
+  const auto path = make_checkpoint(folder / "checkpoint", {{"a", at::full({2}, 1.0)}, {"b", at::full({2}, 1)}});
+  write_file(path / manifest_name, forge(path, [](Config& json) { json["progress"] = progress(); }));
+  auto whole = Config::parse(read_file(path / manifest_name));
+  whole.erase("checksum");
+  const Config values[] = {nullptr,         true, -1, 0, 1.5, 1e300, 1ull << 63, "x", "../x", Config::array(),
+                           Config::object()};
+  int damaged = 0, tried = 0;
+  each_value(whole, Config::json_pointer(), [&](const Config::json_pointer& at) {
+    for (const auto& value : values) {
+      ++tried;
+      try {
+        const auto manifest = from_text(forge(path, [&](Config& json) { json[at] = value; }), "it");
+        const auto read = progress_from_json(manifest.progress);
+        EXPECT_GE(read.epoch, 0);
+        EXPECT_GE(read.training_iteration, 0);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::data) << at.to_string() << " = " << value << ": " << error.what();
+        ++damaged;
+      }
+    }
+  });
+  EXPECT_GT(damaged, tried / 2);
+}
+
+TEST(Manifest, JsonOfAnyDepthIsDamageNotACrash) {
+  const Folder folder;
+  const auto path = make_checkpoint(folder / "checkpoint", sample());
+  const auto text = forge(path, [](Config& json) { json["metadata"] = "here"; });
+  const auto nested = [&](std::size_t depth) {
+    auto deep = text.substr(0, text.rfind("\n\"checksum\"") + 1);
+    deep.replace(deep.find("\"here\""), 6, std::string(depth, '[') + std::string(depth, ']'));
+    deep.resize(deep.size() - 1);  // the line's end, which with_checksum() adds
+    return test::with_checksum(deep);
+  };
+  EXPECT_EQ(error_of([&] { from_text(nested(200), "it"); }), "no error");
+  for (const std::size_t depth : {300, 140'000}) {
+    write_file(path / manifest_name, nested(depth));
+    EXPECT_SAYS(verify_checkpoint(path).problem, "levels deep");
+  }
+  fs::create_directory(folder / "foreign");
+  write_file(folder / "foreign/metadata.json", std::string(140'000, '['));
+  EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(folder / "foreign").get_metadata(); }), "levels deep");
 }
 
 TEST(Checkpoint, LinksOutsideAreNotFollowed) {

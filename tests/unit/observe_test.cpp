@@ -111,6 +111,47 @@ TEST_F(HistoryTest, IsCutBackToTheRestoredReport) {
   EXPECT_EQ(behind.rows().back().at("loss"), 9) << "the row that a crash swallowed";
 }
 
+TEST_F(HistoryTest, ALineThatIsNoRowIsNamed) {
+  const auto put = [&](const std::string& text) { std::ofstream(folder / "result.json") << text; };
+  for (const std::string bad : {"nonsense", "[1]", R"({"training_iteration": "2"})", R"({"training_iteration": -2})",
+                                R"({"training_iteration": 1.5})", R"({"training_iteration": 9223372036854775808})"}) {
+    put(R"({"training_iteration": 1})"
+        "\n" +
+        bad +
+        "\n"
+        R"({"training_iteration": 3})"
+        "\n");
+    try {
+      History(folder, 3, nullptr);
+      ADD_FAILURE() << bad << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::data);
+      EXPECT_NE(std::string(error.what()).find("line 2"), std::string::npos) << error.what();
+    }
+  }
+  put(std::string(140'000, '[') + "\n");
+  EXPECT_THROW(History::read(folder), Error);
+  put(R"({"loss": 1})"
+      "\n\n"
+      R"({"training_iteration": 1, "los)");
+  EXPECT_EQ(History::read(folder).size(), 1u) << "what a crash has cut off is not damage";
+}
+
+TEST_F(HistoryTest, ARowThatCouldNotBeWrittenComesWithTheNext) {
+  History history(folder, 0, nullptr);
+  history.append(row(1, 0.5));
+  std::filesystem::rename(folder / "result.json", folder / "away");
+  std::filesystem::create_directory(folder / "result.json");
+  EXPECT_THROW(history.append(row(2, 0.25)), Error);
+  std::filesystem::remove(folder / "result.json");
+  std::ofstream(folder / "away", std::ios::app) << R"({"training_ite)";
+  std::filesystem::rename(folder / "away", folder / "result.json");
+  history.append(row(3, 0.125));
+  history.append(row(4, 0.1));
+  EXPECT_EQ(History::read(folder).size(), 4u);
+  EXPECT_EQ(content("progress.csv"), "loss,training_iteration\n0.5,1\n0.25,2\n0.125,3\n0.1,4\n");
+}
+
 TEST(Progress, FitsItsWidth) {
   const Step step{.epoch = 2, .epochs = 10, .consumed = 300, .samples = 600};
   EXPECT_EQ(progress_line(step, 1234, 60).size(), 59u);

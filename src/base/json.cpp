@@ -1,0 +1,29 @@
+#include "base/json.hpp"
+
+#include "base/file.hpp"
+#include "muster/error.hpp"
+
+#include <utility>
+
+namespace muster {
+
+Config parse_json(std::string_view text, const std::string& doing, bool comments) {
+  const auto limit = [&](int depth, Config::parse_event_t, const Config&) {
+    if (depth >= deepest_json)
+      throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(deepest_json) + " levels deep",
+                  "Write it flatter, or use another file");
+    return true;
+  };
+  try {
+    return Config::parse(text.begin(), text.end(), limit, /*allow_exceptions=*/true, comments);
+  } catch (const Config::exception& error) {
+    throw Error(ExitCode::data, doing, error.what(), "Mend it at that place");
+  }
+}
+
+Config read_json(const std::filesystem::path& path, std::string doing, bool comments) {
+  if (doing.empty()) doing = "reading " + path.string();
+  return parse_json(read_file(path, longest_json), doing, comments);
+}
+
+}  // namespace muster

@@ -1,0 +1,77 @@
+#include "checkpoint/progress.hpp"
+
+#include "muster/error.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace muster::checkpoint {
+namespace {
+
+// Beyond these, numbers lose their unit in double precision, or no run ends.
+constexpr std::uint64_t most_counted = std::uint64_t{1} << 53;
+constexpr std::uint64_t most_epochs = 1'000'000'000'000;
+constexpr std::uint64_t most_samples = std::numeric_limits<std::int64_t>::max();
+constexpr double most_seconds = 1e12;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& fact) {
+  throw Error(ExitCode::data, "reading where training stood", what + " " + fact, "Use another checkpoint");
+}
+
+/// A whole number from 0 to `most`; 0 if it is missing.
+std::uint64_t number_at(const Config& json, const std::string& where, const char* key, std::uint64_t most) {
+  const auto at = json.find(key);
+  if (at == json.end()) return 0;
+  const auto name = where + "\"" + key + "\"";
+  if (!at->is_number_integer()) refuse(name, "is not a whole number");
+  if (!at->is_number_unsigned() && at->get<std::int64_t>() < 0) refuse(name, "is negative");
+  const auto value = at->get<std::uint64_t>();
+  if (value > most) refuse(name, "is absurdly large");
+  return value;
+}
+
+void check_position(const std::string& name, const Config& position) {
+  if (position.is_null()) return;
+  const auto where = "of the position in \"" + name + "\" ";
+  if (!position.is_object()) refuse("the position in \"" + name + "\"", "is not an object");
+  for (const char* key : {"epoch", "passes", "finished", "asides", "workers"})
+    number_at(position, where, key, most_epochs);
+  number_at(position, where, "window", most_samples);
+  number_at(position, where, "seed", ~std::uint64_t{0});
+  const auto samples = number_at(position, where, "samples", most_samples);
+  const auto consumed = number_at(position, where, "consumed", most_samples);
+  const auto batch = number_at(position, where, "global_batch_size", most_samples);
+  if (consumed > samples) refuse(where + "\"consumed\"", "is more than there are samples");
+  if (consumed > 0 && batch == 0) refuse(where + "\"global_batch_size\"", "is 0 in the middle of a pass");
+}
+
+}  // namespace
+
+Progress progress_from_json(const Config& json) {
+  if (!json.is_object()) refuse("it", "is not an object");
+  Progress progress{.of_a_run = !json.empty()};
+  progress.training_iteration = static_cast<std::int64_t>(number_at(json, "", "training_iteration", most_counted));
+  progress.epoch = static_cast<std::int64_t>(number_at(json, "", "epoch", most_epochs));
+  progress.global_step = static_cast<std::int64_t>(number_at(json, "", "global_step", most_counted));
+  if (const auto at = json.find("epoch_complete"); at != json.end()) {
+    if (!at->is_boolean()) refuse("\"epoch_complete\"", "is neither true nor false");
+    progress.epoch_complete = at->get<bool>();
+  }
+  if (const auto at = json.find("time_total_s"); at != json.end()) {
+    if (!at->is_number()) refuse("\"time_total_s\"", "is not a number");
+    progress.time_total_s = at->get<double>();
+    if (!(progress.time_total_s >= 0 && progress.time_total_s <= most_seconds)) refuse("\"time_total_s\"", "is absurd");
+  }
+  progress.seed = number_at(json, "", "seed", ~std::uint64_t{0});
+  if (const auto at = json.find("positions"); at != json.end()) {
+    if (!at->is_object()) refuse("\"positions\"", "is not an object");
+    for (const auto& [name, position] : at->items()) {
+      check_position(name, position);
+      progress.positions.emplace(name, position);
+    }
+  }
+  if (const auto at = json.find("preprocessor"); at != json.end()) progress.preprocessor = *at;
+  return progress;
+}
+
+}  // namespace muster::checkpoint

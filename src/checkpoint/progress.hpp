@@ -1,0 +1,28 @@
+// Where training stood when a checkpoint was made: the part "progress" of its manifest.
+#pragma once
+
+#include "muster/config.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace muster::checkpoint {
+
+struct Progress {
+  bool of_a_run = false;  ///< false for a checkpoint that no report made, which has none of the rest
+  std::int64_t training_iteration = 0;
+  std::int64_t epoch = 0;
+  bool epoch_complete = true;
+  std::int64_t global_step = 0;
+  double time_total_s = 0;
+  std::uint64_t seed = 0;
+  std::map<std::string, Config> positions = {};  ///< by dataset or loader; see data
+  Config preprocessor = {};
+};
+
+/// Keys that are missing have their default, others than these are left alone. An Error (ExitCode::data) says what
+/// cannot be: a type, a range, or two values beside each other.
+Progress progress_from_json(const Config& json);
+
+}  // namespace muster::checkpoint

@@ -1,0 +1,29 @@
+// params.json: what a run was asked for, and whether it is finished.
+#pragma once
+
+#include "muster/config.hpp"
+
+#include <filesystem>
+
+namespace muster::train {
+
+struct Params {
+  bool finished = false;
+  Config train_loop_config = Config::object();
+  Config metadata = Config::object();
+  ScalingConfig scaling = {};
+  CheckpointConfig checkpoint = {};
+  int max_failures = 0;
+  TorchConfig torch = {};
+  DataConfig data = {};
+};
+
+/// Without "finished", which is written when the run is.
+Config to_json(const Params& params);
+/// An Error (ExitCode::data) names what is missing or cannot be. Keys that are unknown are left alone; those of later
+/// versions may be missing.
+Params params_from_json(const Config& json, const std::filesystem::path& path);
+/// Those of the run in `folder`; there is a params.json.
+Params read_params(const std::filesystem::path& folder);
+
+}  // namespace muster::train
