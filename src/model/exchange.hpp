@@ -37,8 +37,8 @@ class Exchange {
 
   /// A new pass; the one before is finished.
   virtual void begin(Arrival arrival) = 0;
-  /// The gradient as it is to be averaged; one that is not defined counts as zero. It may be reduced in place from now
-  /// on, so nobody else writes to it before finish() has returned.
+  /// The gradient as it is to be averaged; one that is not defined counts as zero. Its memory may be kept and reduced
+  /// in place from now on, so nobody else reads or writes it before finish() has returned.
   virtual void add(std::size_t index, const at::Tensor& gradient, Use use) = 0;
   /// Waits until every gradient of every rank is in. Collective.
   virtual void finish() = 0;

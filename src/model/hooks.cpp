@@ -2,6 +2,8 @@
 
 #include "model/reducer.hpp"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -27,6 +29,30 @@ class AfterAccumulation : public autograd::PostAccumulateGradHook {
   std::weak_ptr<Reducer> reducer_;
   std::size_t index_;
 };
+
+class CountTensors : public autograd::PostAccumulateGradHook {
+ public:
+  explicit CountTensors(std::size_t& count) : count_(&count) {}
+  void operator()(const autograd::Variable& leaf) override { *count_ = leaf.grad().storage().use_count(); }
+
+ private:
+  std::size_t* count_;
+};
+
+/// That autograd itself has of a gradient's memory inside the second hook, which differs by release.
+std::size_t tensors_of_autograd() {
+  static const std::size_t tensors = [] {
+    std::size_t count = 0;
+    const auto leaf = at::zeros({1}).requires_grad_();
+    autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<CountTensors>(count));
+    const at::NoGradGuard no_grad;
+    autograd::variable_list gradient(1);
+    gradient[0] = at::zeros({1});
+    (*autograd::impl::grad_accumulator(leaf))(std::move(gradient));
+    return count;
+  }();
+  return tensors;
+}
 
 }  // namespace
 
@@ -56,6 +82,10 @@ bool accumulates(const at::Tensor& parameter) {
   if (!needed || needed->empty()) return true;  // backward() to every leaf
   const auto node = needed->find(autograd::impl::grad_accumulator(parameter).get());
   return node != needed->end() && node->second.needed_;
+}
+
+bool others_have_memory_of(const at::Tensor& gradient) {
+  return gradient.layout() == at::kStrided && gradient.storage().use_count() > tensors_of_autograd();
 }
 
 void at_end_of_backward(std::function<void()> then) {

@@ -29,6 +29,11 @@ void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& re
 /// only hands the gradient out.
 bool accumulates(const at::Tensor& parameter);
 
+/// Inside the second hook: whether somebody else reads or writes the memory of a .grad that this pass has made.
+/// autograd hands a gradient over as it is if nobody has the tensor; but another branch of the graph, who called
+/// backward() with it, or a hook may have another tensor of the same memory.
+bool others_have_memory_of(const at::Tensor& gradient);
+
 /// Inside a hook: calls `then` at the end of this backward(), after all that were queued before; it is destroyed
 /// uncalled if backward() throws.
 void at_end_of_backward(std::function<void()> then);

@@ -52,7 +52,9 @@ struct Reducer::Parameter {
   bool dense() const noexcept { return exchanged() && !sparse; }
 
   bool reached = false;  ///< in the pass under way
+  bool added = false;    ///< to the exchange, in the last pass that it has begun
   Use use = Use::none;
+  bool fresh = false;    ///< .grad is made by this pass
   bool pending = false;  ///< .grad holds what was added up and not yet averaged
   bool ghost = false;    ///< .grad was made by passes of weight 0 alone
 
@@ -76,22 +78,23 @@ struct Reducer::Parameter {
 };
 
 struct Reducer::Pass {
+  std::weak_ptr<Reducer> reducer;
   bool averages = true;
+  bool postponed = false;   ///< its gradients are exchanged when backward() has ended
+  std::size_t missing = 0;  ///< gradients that the exchange is still to be given
+
+  ~Pass() {
+    if (const auto alive = reducer.lock()) alive->take_own_memory();
+  }
 };
 
-namespace {
-
 /// The reducers that have a pass in this thread's backward() and have everything for it.
-using Complete = std::vector<std::shared_ptr<Reducer>>;
-
-std::shared_ptr<Complete> complete_in_this_backward() {
+std::shared_ptr<Reducer::Complete> Reducer::complete_in_this_backward() {
   static thread_local std::weak_ptr<Complete> current;
   auto complete = current.lock();
   if (!complete) current = complete = std::make_shared<Complete>();
   return complete;
 }
-
-}  // namespace
 
 Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_dense,
                  MakeExchange make_sparse, std::shared_ptr<const data::StepWeight> weight,
@@ -153,6 +156,11 @@ void Reducer::choose_parameters() {
   ++generation_;
 }
 
+bool Reducer::unfrozen() const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& p) { return !p.exchanged() && p.tensor.requires_grad(); });
+}
+
 Exchange& Reducer::exchange_of(const Parameter& parameter) const noexcept {
   return parameter.sparse ? *sparse_ : *dense_;
 }
@@ -182,6 +190,7 @@ std::int64_t Reducer::Joined::agree(bool active_here) {
 }
 
 bool Reducer::shadow() {
+  cut_off();
   drain();
   if (joined_->agree(false) == 0) return false;
   dense_->begin(Arrival::at_once);
@@ -196,11 +205,18 @@ bool Reducer::shadow() {
 }
 
 at::Tensor Reducer::weigh(std::size_t parameter, const at::Tensor& gradient) {
-  const double weight = weight_->relative(total_);
   auto& p = parameters_[parameter];
-  if (weight == 1.0 || !accumulates(p.tensor)) return gradient;
+  if (!accumulates(p.tensor)) return gradient;
+  const double weight = weight_->relative(total_);
+  p.fresh = !p.tensor.grad().defined();
+  if (p.fresh) {
+    // Whatever was there before has been thrown away.
+    p.pending = false;
+    p.ghost = weight <= 0.0;
+  }
+  // A view would keep its base, and so look like memory that others have too.
+  if (weight == 1.0) return gradient.is_view() && !at::GradMode::is_enabled() ? gradient.detach() : gradient;
   if (weight > 0.0) return gradient * weight;
-  if (!p.tensor.grad().defined()) p.ghost = true;
   return at::zeros_like(gradient);  // a ghost's loss may be NaN, which 0 does not mend
 }
 
@@ -212,6 +228,10 @@ void Reducer::accumulated(std::size_t parameter) {
   if (p.reached)
     throw Error(ExitCode::data, averaging, "parameter " + p.name + " was given a gradient twice in one backward()",
                 "Do not run backward() inside backward()");
+  if (std::exchange(p.fresh, false) && others_have_memory_of(p.tensor.grad())) {
+    const at::NoGradGuard no_grad;
+    p.tensor.mutable_grad() = p.tensor.grad().clone();
+  }
 
   const bool counts = weight_->relative(total_) > 0.0;
   if (counts) p.ghost = false;
@@ -219,80 +239,108 @@ void Reducer::accumulated(std::size_t parameter) {
     p.pending |= counts;
     return;
   }
+  p.reached = true;
   p.use = counts || p.pending ? Use::used : Use::none;
-  add(p);
+  // The last one is added when backward() has ended: until then the other ranks can be told of an exception.
+  if (in_backward(p) && !pass->postponed && --pass->missing > 0) add(p);
 }
 
+/// Waits for nobody: the models of one backward() may begin in another order on each rank.
 std::shared_ptr<Reducer::Pass> Reducer::begin() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  drain();
   check_parameters();
-  if (std::any_of(parameters_.begin(), parameters_.end(),
-                  [](const Parameter& p) { return !p.exchanged() && p.tensor.requires_grad(); })) {
-    if (joined_)
+  cut_off();
+  if (joined_) {
+    drain();  // there is no other model
+    if (unfrozen())
       throw Error(ExitCode::user_error, averaging, "a parameter was unfrozen inside join()",
                   "Unfreeze it before, when all ranks have batches");
-    choose_parameters();
+    if (deferred_) refuse_fused();
   }
-  if (joined_ && deferred_) refuse_fused();
+  if (waiting_ && !deferred_) {
+    // The optimizer has gone, and has left this rank's own gradients.
+    open_ = waiting_ = false;
+    for (auto& p : parameters_) p.pending |= p.dense() && p.tensor.grad().defined() && !p.ghost;
+  }
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = Use::none;
   }
 
-  const auto pass = std::make_shared<Pass>(Pass{*no_sync_depth_ == 0});
+  const auto pass = std::make_shared<Pass>();
+  pass->reducer = weak_from_this();
+  pass->averages = *no_sync_depth_ == 0;
   pass_ = pass;
-  if (joined_ && pass->averages) joined_->agree(true);
-  open_ = pass->averages;
-  if (open_ && !deferred_) dense_->begin(Arrival::in_backward);
-  if (open_ && sparse_) sparse_->begin(Arrival::in_backward);
+  if (!pass->averages) return pass;
+  if (joined_) joined_->agree(true);
+  open_ = true;
+  waiting_ = false;
+  pass->postponed = owed_ > 0 || unfrozen();
+  if (!pass->postponed) begin_exchanges(Arrival::in_backward);
+  for (const auto& p : parameters_) pass->missing += in_backward(p);
   at_end_of_backward([weak = weak_from_this(), pass, complete = complete_in_this_backward()] {
     const auto self = weak.lock();
-    if (!self || !pass->averages) return;
-    self->add_rest();
-    complete->push_back(self);
+    if (!self) return;
+    if (!pass->postponed) self->add_rest();
+    complete->emplace_back(self, pass);
     // After the rest of every other model in this backward(), which may come in another order on another rank.
-    at_end_of_backward([pass, complete] { finish_all(*complete); });
+    at_end_of_backward([complete] { finish_all(*complete); });
   });
   return pass;
 }
 
 /// In the order that all ranks share: finishing may be more than one message.
-void Reducer::finish_all(std::vector<std::shared_ptr<Reducer>>& complete) {
-  auto reducers = std::exchange(complete, {});
-  std::sort(reducers.begin(), reducers.end(), [](const auto& a, const auto& b) { return a->order_ < b->order_; });
-  for (const auto& reducer : reducers) reducer->finish();
+void Reducer::finish_all(Complete& complete) {
+  auto all = std::exchange(complete, {});
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first->order_ < b.first->order_; });
+  for (const auto& [reducer, pass] : all) reducer->finish(*pass);
+}
+
+void Reducer::begin_exchanges(Arrival arrival) {
+  begun_ = true;
+  dense_begun_ = !deferred_;
+  if (dense_begun_) dense_->begin(arrival);
+  if (sparse_) sparse_->begin(arrival);
+  for (auto& p : parameters_) p.added = false;
+}
+
+bool Reducer::in_backward(const Parameter& parameter) const noexcept {
+  return parameter.exchanged() && (parameter.sparse || !deferred_);
 }
 
 void Reducer::add(Parameter& parameter) {
-  parameter.reached = true;
-  if (parameter.sparse || !deferred_)
-    exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
+  parameter.added = true;
+  exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
 }
 
 /// What this pass did not reach gives what an earlier one has left in .grad, which is the same on all ranks unless it
 /// is pending.
 void Reducer::add_rest() {
   for (auto& p : parameters_) {
-    if (!p.exchanged() || p.reached) continue;
-    if (p.tensor.grad().defined()) {
+    if (!in_backward(p) || p.added) continue;
+    if (!p.reached && p.tensor.grad().defined()) {
       p.check_gradient();
-      // An optimizer that averages by itself steps with what an earlier pass has averaged.
-      if (p.pending || (deferred_ && p.dense() && !p.ghost)) p.use = Use::used;
+      if (p.pending) p.use = Use::used;
     }
     add(p);
   }
 }
 
-void Reducer::finish() {
-  waiting_ = deferred_;
-  open_ = deferred_;
+void Reducer::finish(Pass& pass) {
+  if (pass.postponed) {
+    drain();
+    if (unfrozen()) choose_parameters();
+    begin_exchanges(Arrival::at_once);
+    add_rest();
+  }
+  begun_ = false;
+  waiting_ = open_ = deferred_;
   // The thread of the dense ones may use the process group until they are finished.
   if (!deferred_) dense_->finish();
   if (sparse_) sparse_->finish();
   const bool complete = deferred_ || dense_->complete();
   for (auto& p : parameters_) {
-    if (!p.exchanged() || (deferred_ && !p.sparse)) continue;
+    if (!in_backward(p)) continue;
     if (complete)
       store(p, true);
     else
@@ -334,14 +382,14 @@ void Reducer::store(Parameter& parameter, bool fetch) {
 void Reducer::gather() {
   if (!waiting_) {
     // No pass has been since the last step: .grad is what somebody has put there.
+    cut_off();
     drain();
     check_parameters();
-    for (auto& p : parameters_)
-      if (p.dense()) p.use = p.tensor.grad().defined() ? Use::used : Use::none;
   }
   dense_->begin(Arrival::at_once);
+  // As torch's optimizers do, it steps with the gradients that are there.
   for (const auto& p : parameters_)
-    if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.use);
+    if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.ghost ? Use::used : Use::none);
 }
 
 void Reducer::close() {
@@ -359,28 +407,52 @@ void Reducer::settle() {
     if (p.dense()) store(p, true);
 }
 
-/// Ends a pass that no optimizer has taken, or that an exception has cut off: the other ranks may wait for it.
-void Reducer::drain() {
-  settle();
-  if (!open_) return;
+/// An exception has cut a pass off: the exchange goes on with the gradients that it was given, so .grad gets memory of
+/// its own, to which anything may be written.
+void Reducer::take_own_memory() noexcept {
+  if (!open_ || waiting_ || !begun_ || !dense_begun_ || owed_ > 0) return;
+  for (auto& p : parameters_) {
+    auto& gradient = p.tensor.mutable_grad();
+    if (!p.dense() || !p.added || !gradient.defined()) continue;
+    try {
+      const at::NoGradGuard no_grad;
+      gradient.set_data(gradient.clone());
+    } catch (const std::exception&) {
+      gradient.reset();
+    }
+  }
+}
+
+/// If an exception has cut the last pass off, tells the other ranks, which hear it when the pass is finished.
+void Reducer::cut_off() {
+  if (!open_ || waiting_) return;
   open_ = false;
-  const auto leave = [this](bool sparse) {
-    for (const auto& p : parameters_)
-      if (p.exchanged() && p.sparse == sparse && (!p.reached || (deferred_ && !sparse)))
-        exchange_of(p).add(p.index, {}, Use::left);
-  };
-  if (!deferred_) {
-    leave(false);
-    dense_->finish();
-  }
-  if (sparse_) {
-    leave(true);
-    sparse_->finish();
-  }
-  if (deferred_) {
-    dense_->begin(Arrival::at_once);
-    leave(false);
-    dense_->finish();
+  if (owed_++ == 0 && begun_) leave();
+}
+
+void Reducer::leave() {
+  for (auto& p : parameters_)
+    if (p.exchanged() && !p.added && (p.sparse || dense_begun_)) exchange_of(p).add(p.index, {}, Use::left);
+}
+
+/// Finishes the passes that exceptions have cut off. Collective.
+void Reducer::drain() {
+  for (; owed_ > 0; --owed_) {
+    if (!std::exchange(begun_, false)) {
+      if (unfrozen()) choose_parameters();
+      begin_exchanges(Arrival::at_once);
+      begun_ = false;
+      leave();
+    }
+    if (dense_begun_) dense_->finish();
+    if (sparse_) sparse_->finish();
+    if (!dense_begun_) {
+      // Those who were not cut off come to this in the optimizer's step.
+      dense_->begin(Arrival::at_once);
+      for (const auto& p : parameters_)
+        if (p.dense()) dense_->add(p.index, {}, Use::left);
+      dense_->finish();
+    }
   }
 }
 

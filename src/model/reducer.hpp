@@ -8,11 +8,12 @@
 // The contract:
 // - All ranks run the same backward passes over the module, in the same order. In a pass each rank reaches at least one
 //   parameter; which ones may differ. A rank that reaches none never calls the reducer, and the others end with the
-//   time limit.
+//   time limit. Of several models, each rank may come to another one first.
 // - Parameters are frozen and unfrozen on all ranks alike. One that was frozen from the start costs nothing until it is
 //   unfrozen.
-// - An exception in backward() leaves .grad as it stands; zero_grad() and go on, on all ranks alike. A rank that goes
-//   on where others had no exception is an error on those.
+// - An exception in backward() leaves something between this rank's gradients and the averages in .grad; zero_grad()
+//   and go on, on all ranks alike. A rank that goes on where others had no exception is an error on those.
+// - What zero_grad() has taken away is gone: no pass and no optimizer averages it.
 #pragma once
 
 #include "data/step_weight.hpp"
@@ -62,7 +63,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int generation() const noexcept { return generation_; }
   /// The parameters that this exchange knows, in its order.
   std::vector<at::Tensor> exchanged() const;
-  /// Averages what backward() has left, if it has. Collective.
+  /// Averages what backward() has left to the optimizer, if it has. Collective.
   void settle();
   /// Gives the exchange what is in .grad now.
   void gather();
@@ -102,15 +103,24 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   void choose_parameters();
+  bool unfrozen() const;
   std::shared_ptr<Pass> begin();
+  void begin_exchanges(Arrival arrival);
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
+  /// Whether backward() gives its gradients to the exchange.
+  bool in_backward(const Parameter& parameter) const noexcept;
   void add(Parameter& parameter);
   void add_rest();
-  void finish();
-  static void finish_all(std::vector<std::shared_ptr<Reducer>>& complete);
+  void finish(Pass& pass);
+  using Complete = std::vector<std::pair<std::shared_ptr<Reducer>, std::shared_ptr<Pass>>>;
+  static std::shared_ptr<Complete> complete_in_this_backward();
+  static void finish_all(Complete& complete);
   int users(const Parameter& parameter) const;
   void store(Parameter& parameter, bool fetch);
   void put_aside(Parameter& parameter);
+  void take_own_memory() noexcept;
+  void cut_off();
+  void leave();
   void drain();
 
   int order_;  ///< among all reducers, the same on all ranks
@@ -131,8 +141,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // The pass under way.
   std::weak_ptr<Pass> pass_;  ///< autograd owns it; it is gone when backward() has returned or thrown
   bool open_ = false;         ///< other ranks wait for gradients of this one
+  bool begun_ = false;        ///< the exchanges have it
+  bool dense_begun_ = false;  ///< the dense one too, which otherwise begins with the optimizer's step
   bool deferred_ = false;
-  bool waiting_ = false;  ///< the pass is complete, and its gradients wait for the optimizer
+  bool waiting_ = false;  ///< backward() has ended, and its gradients wait for the optimizer
+  int owed_ = 0;  ///< passes that exceptions have cut off and that other ranks may wait for; the first has begun
 };
 
 }  // namespace muster::model

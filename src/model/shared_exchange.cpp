@@ -46,6 +46,7 @@ struct SharedExchange::Slot {
   Use use = Use::none;
   std::uint32_t place = 0;  ///< as which of all it came
   at::Tensor copy = {};     ///< undefined where the gradient itself is reduced
+  c10::Storage held = {};   ///< of that gradient: it stays while ranks may read and write it, whatever becomes of .grad
   std::byte* taken = nullptr;
 };
 
@@ -170,10 +171,12 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
     const auto* const begin = region_.data();
     const bool here = data >= begin && data + slot.parameter.nbytes() <= begin + region_.region.stride;
     // What nobody may have used must stay as it is.
-    if (here && use == Use::used && same_order(gradient, slot.parameter))
+    if (here && use == Use::used && same_order(gradient, slot.parameter)) {
       block.data = data;
-    else
+      if (arrival_ == Arrival::in_backward) slot.held = gradient.storage();
+    } else {
       block.data = find_place(slot);
+    }
   }
   if (slot.copy.defined()) {
     if (gradient.defined())
@@ -236,6 +239,7 @@ void SharedExchange::run(const node::BlockReduction::Work& work) {
 void SharedExchange::finish() {
   if (thread_) thread_->stop();
   run(average_);
+  for (auto& slot : slots_) slot.held = {};
   freeze_order();
 }
 
