@@ -8,7 +8,8 @@
 //   }
 //
 // Samples are dealt as DatasetShard deals them: every sample once per epoch, the same number of steps on every worker,
-// the last one divided evenly. A loader has no position that a checkpoint could keep; a Dataset's shard has.
+// the last one divided evenly. Passes count as a shard's do (see BatchOptions::training), and a stopped run goes on in
+// the middle of one, by the loader's name: what counts is what was taken, not what was read ahead.
 #pragma once
 
 #include <muster/error.hpp>
@@ -22,26 +23,37 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <ranges>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace muster {
 
+namespace data {
+struct StepWeight;
+}
+
 struct DataLoaderOptions {
+  /// Under which its position is saved. Loaders of which training passes are under way together have different ones,
+  /// and so have a loader and a dataset.
+  std::string name = "train_loader";
   /// Samples per worker and step.
   std::size_t batch_size = 256;
-  /// Samples per step over all workers, in place of batch_size. Not with a sampler of one's own.
+  /// Samples per step over all workers, in place of batch_size. An error with a sampler of one's own.
   std::optional<std::size_t> global_batch_size = {};
-  /// A permutation of the whole dataset, another one in each pass of each epoch. Not with a sampler of one's own.
+  /// A permutation of the whole dataset, another one in each pass of each epoch. An error with a sampler of one's
+  /// own.
   bool shuffle = false;
   /// Leaves out the last step of a pass if it is not full.
   bool drop_last = false;
+  /// As BatchOptions::training.
+  bool training = true;
   /// Threads that read, each with its own copy of the dataset; with 0 the one that iterates.
   std::size_t workers = 0;
   /// How long to wait for them; without end unless given.
@@ -55,42 +67,30 @@ class Dealer {
  public:
   virtual ~Dealer() = default;
   virtual void set_epoch(std::int64_t epoch) = 0;
-  virtual void begin_pass() = 0;
+  /// Gives the number of the pass.
+  virtual std::int64_t begin_pass() = 0;
   /// The samples of the next batch to be read; none at the end.
   virtual std::optional<std::vector<std::size_t>> deal(std::size_t batch_size) = 0;
   /// The next of the batches that were dealt is in hand; gives how many of its samples count.
   virtual std::int64_t take() = 0;
-  virtual void end_pass() noexcept {}
+  /// What the batch in hand is of its step.
+  virtual const std::shared_ptr<const StepWeight>& step() const noexcept = 0;
+  /// Ends that pass, if it is not over.
+  virtual void end_pass(std::int64_t pass) noexcept = 0;
+};
+
+/// A sampler that deals among the workers by itself.
+struct OwnSampler {
+  std::function<void(std::int64_t epoch)> set_epoch;
+  std::function<void()> reset;
+  std::function<std::optional<std::vector<std::size_t>>(std::size_t batch_size)> next;
 };
 
 /// Deals the steps of one order to the workers; an empty one gets a sample that does not count.
 std::shared_ptr<Dealer> step_dealer(const Worker& worker, std::int64_t size, const DataLoaderOptions& options);
-
-/// Asks a sampler that deals among the workers by itself.
-template <class Sampler>
-class SamplerDealer final : public Dealer {
- public:
-  explicit SamplerDealer(Sampler sampler) : sampler_(std::move(sampler)) {}
-  void set_epoch(std::int64_t epoch) override { sampler_.set_epoch(static_cast<std::size_t>(epoch)); }
-  void begin_pass() override {
-    sampler_.reset(std::nullopt);
-    dealt_.clear();
-  }
-  std::optional<std::vector<std::size_t>> deal(std::size_t batch_size) override {
-    auto samples = sampler_.next(batch_size);
-    if (samples) dealt_.push_back(static_cast<std::int64_t>(samples->size()));
-    return samples;
-  }
-  std::int64_t take() override {
-    const auto samples = dealt_.front();
-    dealt_.pop_front();
-    return samples;
-  }
-
- private:
-  Sampler sampler_;
-  std::deque<std::int64_t> dealt_;
-};
+/// Asks the sampler.
+std::shared_ptr<Dealer> sampler_dealer(const Worker& worker, std::int64_t size, const DataLoaderOptions& options,
+                                       OwnSampler sampler);
 
 /// A dealer as torch's loader wants it.
 class LoaderSampler final : public torch::data::samplers::Sampler<> {
@@ -104,7 +104,7 @@ class LoaderSampler final : public torch::data::samplers::Sampler<> {
  private:
   [[noreturn]] static void refuse() {
     throw Error(ExitCode::usage, "saving or loading the sampler of a data loader", "it has no position",
-                "Iterate over a muster::Dataset, whose position is saved with the session");
+                "session.report(metrics, state) saves the loader's position");
   }
   std::shared_ptr<Dealer> dealer_;
 };
@@ -164,10 +164,10 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
   iterator begin() {
     iterator first;
     first.loader_ = this;
-    first.pass_ = {dealer_.get(), [dealer = dealer_](data::Dealer*) { dealer->end_pass(); }};
     batch_.reset();
     // Not torch's begin(), which refuses if the pass before was left early: this drops what was read ahead for it.
-    dealer_->begin_pass();
+    number_ = dealer_->begin_pass();
+    first.pass_ = {dealer_.get(), [dealer = dealer_, number = number_](data::Dealer*) { dealer->end_pass(number); }};
     Base::super::reset();
     advance();
     return first;
@@ -179,13 +179,15 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
   /// Samples of the batch in hand that count: 0 where a worker is left empty in the last step and got a sample of
   /// somebody else's, which its gradient leaves out and so should a mean over samples.
   std::int64_t batch_samples() const noexcept { return samples_; }
+  /// For session.step(*loader): the batch in hand.
+  const std::shared_ptr<const data::StepWeight>& step() const noexcept { return dealer_->step(); }
 
  private:
   void advance() {
     batch_.reset();
     samples_ = 0;
     batch_ = this->next();
-    if (!batch_) return dealer_->end_pass();
+    if (!batch_) return dealer_->end_pass(number_);
     samples_ = dealer_->take();
     data::move_to(*batch_, device_);
   }
@@ -194,6 +196,7 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
   c10::Device device_;
   std::optional<BatchType> batch_;
   std::int64_t samples_ = 0;
+  std::int64_t number_ = 0;  ///< of the pass
 };
 
 namespace data {
@@ -236,17 +239,21 @@ std::unique_ptr<DataLoader<Dataset>> prepare_data_loader(const Worker& worker, D
 }
 
 /// With a distributed sampler of one's own (torch's DistributedRandomSampler, say), which is kept: it says who reads
-/// what, and every worker counts the same in each step. The numbers of steps must agree.
+/// what, and every worker counts the same in each step. The numbers of steps must agree. Where it stands nobody can
+/// save: a report with a state is made between its passes, and one inside is an error.
 template <class Dataset, class Sampler>
 std::unique_ptr<DataLoader<Dataset>> prepare_data_loader(const Worker& worker, Dataset dataset,
                                                          const DataLoaderOptions& options, Sampler sampler) {
   static_assert(std::derived_from<Sampler, torch::data::samplers::DistributedSampler<>>,
                 "This sampler does not deal among workers, each would read everything. Give a distributed one, or none "
                 "and the option shuffle.");
-  static_cast<void>(data::size_of(dataset));
-  return data::make_data_loader(worker, std::move(dataset),
-                                std::make_shared<data::SamplerDealer<Sampler>>(std::move(sampler)), options,
-                                options.drop_last);
+  const auto own = std::make_shared<Sampler>(std::move(sampler));
+  auto dealer =
+      data::sampler_dealer(worker, data::size_of(dataset), options,
+                           {.set_epoch = [own](std::int64_t epoch) { own->set_epoch(static_cast<std::size_t>(epoch)); },
+                            .reset = [own] { own->reset(std::nullopt); },
+                            .next = [own](std::size_t batch_size) { return own->next(batch_size); }});
+  return data::make_data_loader(worker, std::move(dataset), std::move(dealer), options, options.drop_last);
 }
 
 }  // namespace muster

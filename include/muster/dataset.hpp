@@ -27,6 +27,7 @@ namespace data {
 class Source;
 class BatchStream;
 struct ShardState;
+struct StepWeight;
 }  // namespace data
 
 class Preprocessor;
@@ -46,9 +47,10 @@ class Batch {
   using Item = std::pair<std::string, at::Tensor>;
 
   Batch() = default;
-  /// `samples`: how many rows count, here and over all ranks of the step; all rows, and as many, unless given.
+  /// `samples`: how many rows count, here and over all ranks of the step; all rows, and as many, unless given. `step`:
+  /// what it is of a step of a split dataset.
   explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
-                 std::optional<std::int64_t> global_samples = {});
+                 std::optional<std::int64_t> global_samples = {}, std::shared_ptr<const data::StepWeight> step = {});
 
   /// The column of that name; an Error that lists the columns if there is none.
   at::Tensor& operator[](std::string_view name);
@@ -62,6 +64,11 @@ class Batch {
   std::int64_t size() const noexcept { return samples_; }
   /// Samples in this step over all ranks that share the dataset.
   std::int64_t global_size() const noexcept { return global_samples_; }
+  /// What this batch's gradient counts on this rank, in units of an even batch: size() × shards / global_size(), 1
+  /// where all have as many, 0 for a rank that is left empty. 1 for a batch of no split dataset. It stays with the
+  /// batch.
+  double weight() const;
+  const std::shared_ptr<const data::StepWeight>& step() const noexcept { return step_; }
 
   auto begin() const noexcept { return items_.begin(); }
   auto end() const noexcept { return items_.end(); }
@@ -71,6 +78,7 @@ class Batch {
   std::vector<Item> items_;
   std::int64_t samples_ = 0;
   std::int64_t global_samples_ = 0;
+  std::shared_ptr<const data::StepWeight> step_;
 };
 
 struct DatasetOptions {
@@ -93,7 +101,7 @@ class Dataset {
 
   /// Several files are one dataset, in that order; their columns must agree.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
-  /// In memory. All tensors have the same first dimension.
+  /// In memory. All tensors have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
 
   /// Samples.
@@ -118,6 +126,10 @@ struct BatchOptions {
   /// Samples per step over all workers, in place of batch_size: the same at any number of workers, among whom they are
   /// divided as evenly as they go.
   std::optional<std::int64_t> global_batch_size = {};
+  /// Whether a pass over a split dataset trains: its batches weigh gradients, count as steps and samples, and it is
+  /// part of the epoch that a stopped run goes on with. A pass that begins while no gradients are recorded
+  /// (torch::NoGradGuard, session.evaluation) never does.
+  bool training = true;
   /// A permutation of the whole dataset, another one in each pass of each epoch, drawn from the run's seed.
   bool shuffle = false;
   /// Leaves out the last step of an epoch if it is not full.
@@ -126,7 +138,7 @@ struct BatchOptions {
   int prefetch_batches = 1;
   /// Shuffles within stretches of so many samples per worker: cheaper for the disk than `shuffle`.
   std::optional<std::int64_t> local_shuffle_buffer_size = {};
-  /// Seed of the local shuffle; the run's unless given.
+  /// Seed of the local shuffle, and only with one; the run's unless given.
   std::optional<std::uint64_t> local_shuffle_seed = {};
   /// Converts columns after reading, as in {{"x", at::kFloat}}.
   std::map<std::string, at::ScalarType> dtypes = {};
@@ -134,8 +146,8 @@ struct BatchOptions {
   std::optional<at::Device> device = {};
 };
 
-/// One pass over a shard, which begins when the range is made and ends with its last batch, or with the range. Owns
-/// what it iterates; begin() once. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
+/// One pass over a shard, which begins with begin() and ends with its last batch, or with the range. Owns what it
+/// iterates; begin() once. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
 /// throws) is thrown by begin() or ++, in the place of the batch.
 class BatchRange {
  public:
@@ -163,8 +175,8 @@ class BatchRange {
 
   iterator begin();
   std::default_sentinel_t end() const noexcept { return {}; }
-  /// Batches of this pass on this worker, one a step unless it takes several shards (ScalingConfig::virtual_workers);
-  /// those before a resumed position are left out.
+  /// Batches of this pass on this worker, or of that which would begin now; one a step unless it takes several shards
+  /// (ScalingConfig::virtual_workers). Those before a resumed position are left out.
   std::int64_t num_batches() const noexcept;
 
  private:
@@ -175,9 +187,11 @@ class BatchRange {
 ///
 /// In a split dataset step s takes the next workers × batch_size samples of one order f(seed, epoch, pass), the same on
 /// all ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks run the same
-/// number of steps, and a position is one number. A report inside a pass counts the batch in hand as taken; resumed, at
-/// any number of workers, the passes of that epoch that were finished come back empty and that one goes on after it. A
-/// shard belongs to the thread that runs the training function.
+/// number of steps, and a position is one number. A report inside a training pass counts the batch in hand as taken;
+/// resumed, at any number of workers, the training passes of that epoch that were finished come back empty and that one
+/// goes on after it. What was done inside one batch of another pass, as is validation every so many steps, is not done
+/// again, and the next such pass is whole. A dataset that is whole on each worker has no position: its passes are
+/// always whole, and do not make an epoch. A shard belongs to the thread that runs the training function.
 class DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<data::ShardState> state);

@@ -31,6 +31,10 @@ class TorchBackend;
 namespace train {
 struct SessionState;
 }
+namespace data {
+class Passes;
+struct StepWeight;
+}  // namespace data
 
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
 /// state. Refers to the session: does not outlive it.
@@ -93,6 +97,20 @@ class Evaluation {
   std::unique_ptr<Saved> saved_;
 };
 
+/// While it lives, one batch counts for every backward() inside. Made by Session::step.
+class StepScope {
+ public:
+  StepScope(const StepScope&) = delete;
+  StepScope& operator=(const StepScope&) = delete;
+  ~StepScope();
+
+ private:
+  friend class Session;
+  StepScope(std::shared_ptr<data::Passes> passes, std::shared_ptr<const data::StepWeight> step);
+  std::shared_ptr<data::Passes> passes_;
+  std::int64_t scope_;
+};
+
 /// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
 /// all workers alike.
 class Session {
@@ -110,8 +128,8 @@ class Session {
   const std::string& experiment_name() const noexcept;
   const Config& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
-  /// Steps of this run so far, those before a restored checkpoint counted: batches of split datasets that were taken
-  /// while gradients are recorded.
+  /// Steps of this run so far, those before a restored checkpoint counted: batches of training passes over split
+  /// datasets and data loaders (see BatchOptions::training).
   std::int64_t global_step() const noexcept;
 
   /// cuda:local_rank with use_gpu, else cpu.
@@ -126,7 +144,8 @@ class Session {
   at::Tensor mean(const at::Tensor& value) const;
 
   /// Moves the module to the device, gives all workers rank 0's weights and buffers, and from then on averages
-  /// gradients inside backward(): weighted by samples while a batch of a split dataset is in hand, equally otherwise.
+  /// gradients inside backward(): weighted by samples while a batch of a training pass is in hand (see step()), equally
+  /// otherwise.
   /// The same module comes back. Parameters must have the same names and shapes everywhere. The gradients of embeddings
   /// with sparse(true) are averaged as sparse ones. Collective.
   template <class M>
@@ -158,6 +177,24 @@ class Session {
     auto step = prepare_step(optimizer, options);
     return PreparedOptimizer<O>(std::move(optimizer), std::move(step));
   }
+
+  /// While the scope lives, it is `batch` that counts: the gradients of a backward() inside, or what a fused
+  /// optimizer's step averages, are weighted by its samples (Batch::weight). `batch` may be kept from a pass that is
+  /// over; of a data loader, session.step(*loader), it is the one in hand. On every rank alike.
+  ///
+  ///   for (; a != as.end() && b != bs.end(); ++a, ++b) {           // two datasets, of which each has its own steps
+  ///     { auto scope = session.step(*a); loss_of(*a).backward(); }
+  ///     { auto scope = session.step(*b); loss_of(*b).backward(); }
+  ///     optimizer.step();
+  ///   }
+  ///
+  /// Without a scope it is the batch of the training pass in hand. Of two passes in hand, it need not be said while
+  /// they weigh the same: same count, step and drop_last, and as far in their passes; else backward() throws an Error.
+  template <class AnyBatch>
+  requires requires(const AnyBatch& batch) {
+    { batch.step() } -> std::convertible_to<std::shared_ptr<const data::StepWeight>>;
+  }
+  StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
 
   /// While the scope lives, backward() adds up gradients locally.
   NoSync no_sync() const;
@@ -214,6 +251,7 @@ class Session {
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   std::unique_ptr<model::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
                                                      const OptimizerOptions& options);
+  StepScope step_of(std::shared_ptr<const data::StepWeight> step) const;
   train::SessionState* state_;
 };
 

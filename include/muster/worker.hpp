@@ -9,7 +9,7 @@
 namespace muster {
 
 namespace data {
-struct StepWeight;
+class Passes;
 }
 
 struct Worker {
@@ -19,8 +19,9 @@ struct Worker {
   std::uint64_t seed = 0;
   /// Where batches go.
   c10::Device device = c10::kCPU;
-  /// How much this worker's gradient counts in a step, for the models that the session has prepared; may be null.
-  std::shared_ptr<data::StepWeight> weight = {};
+  /// The session's passes over data: what a loader deals out counts there and is weighed, and its position is saved
+  /// with the session's. May be null.
+  std::shared_ptr<data::Passes> passes = {};
 };
 
 }  // namespace muster

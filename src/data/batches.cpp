@@ -14,27 +14,37 @@ namespace {
 /// Reads the rank's shards of the steps of a pass, one per call.
 class StepReader {
  public:
-  StepReader(std::shared_ptr<Source> source, Pass pass, const BatchOptions& options)
+  StepReader(std::shared_ptr<Source> source, Pass pass, bool split, const BatchOptions& options)
       : source_(std::move(source)),
         pass_(std::move(pass)),
+        split_(split),
         dtypes_(options.dtypes),
         device_(options.device),
         left_(pass_.num_steps()) {}
 
   std::optional<Batch> operator()() {
     if (left_ == 0) return {};
+    const auto& share = pass_.share;
     const auto step =
-        step_at(pass_.position, pass_.order.size(), pass_.global_batch, pass_.share.total, pass_.share.first + shard_);
+        step_at(pass_.position, pass_.order.size(), pass_.plan.global_batch, share.total, share.first + shard_);
     const at::NoGradGuard no_grad;
     const Batch read = source_->read(samples_of(step, pass_.order));
     std::vector<Batch::Item> items;
     for (const auto& [name, tensor] : read) items.emplace_back(name, converted(name, tensor));
-    if (++shard_ == pass_.share.count) {
+    std::shared_ptr<const StepWeight> weight;
+    if (split_)
+      weight = std::make_shared<StepWeight>(StepWeight{.local = step.mine.count,
+                                                       .global = step.samples,
+                                                       .shard = shard_,
+                                                       .shards = share.count,
+                                                       .batch = (pass_.number << 32) + ++given_,
+                                                       .total = share.total});
+    if (++shard_ == share.count) {
       shard_ = 0;
       pass_.position += step.samples;
       --left_;
     }
-    return Batch(std::move(items), step.mine.count, step.samples);
+    return Batch(std::move(items), step.mine.count, step.samples, std::move(weight));
   }
 
  private:
@@ -45,28 +55,31 @@ class StepReader {
 
   std::shared_ptr<Source> source_;
   Pass pass_;
+  bool split_;
   std::map<std::string, at::ScalarType> dtypes_;
   std::optional<at::Device> device_;
   std::int64_t left_;  ///< steps
   int shard_ = 0;
+  std::int64_t given_ = 0;  ///< batches
 };
 
 }  // namespace
 
 BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options)
-    : shard_(std::move(shard)), options_(options), pass_([&] {
-        for (const auto& dtype : options.dtypes)
-          column_of(*shard_->dataset.source(), dtype.first, "converting dataset \"" + shard_->name + "\"");
-        return shard_->begin_pass(options);
-      }()) {}
+    : shard_(std::move(shard)), options_(options), count_(shard_->dataset.count()) {
+  check(shard_->name, options);
+  for (const auto& dtype : options.dtypes)
+    column_of(*shard_->dataset.source(), dtype.first, "converting dataset \"" + shard_->name + "\"");
+}
 
 BatchStream::~BatchStream() { end(); }
 
 void BatchStream::start() {
-  if (batches_ || at_end_)
+  if (pass_ || at_end_)
     throw Error(ExitCode::usage, "iterating over dataset \"" + shard_->name + "\"",
                 "begin() was called twice on one range", "Ask the shard for a new range for each pass");
-  batches_.emplace(StepReader(shard_->dataset.source(), pass_, options_), options_.prefetch_batches);
+  pass_ = shard_->begin_pass(options_, count_);
+  batches_.emplace(StepReader(shard_->dataset.source(), *pass_, shard_->split, options_), options_.prefetch_batches);
   advance();
 }
 
@@ -75,14 +88,19 @@ void BatchStream::advance() {
   auto next = batches_->next();
   if (!next) return end();
   current_ = std::move(*next);
-  shard_->take(pass_, current_, std::exchange(next_, (next_ + 1) % pass_.share.count));
+  if (current_.step()) shard_->take(*pass_, current_.step(), current_.global_size());
 }
 
 void BatchStream::end() {
   if (std::exchange(at_end_, true)) return;
   batches_.reset();
   current_ = {};
-  shard_->end_pass(pass_);
+  if (pass_) shard_->end_pass(*pass_);
+}
+
+std::int64_t BatchStream::num_batches() const noexcept {
+  const auto pass = pass_ ? *pass_ : shard_->plan(options_, count_);
+  return pass.num_steps() * pass.share.count;
 }
 
 }  // namespace data

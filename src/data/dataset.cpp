@@ -1,6 +1,7 @@
 #include "muster/dataset.hpp"
 
 #include "data/source.hpp"
+#include "data/step_weight.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -22,8 +23,9 @@ auto find(Items& items, std::string_view name) {
 
 }  // namespace
 
-Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::optional<std::int64_t> global_samples)
-    : items_(std::move(items)) {
+Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::optional<std::int64_t> global_samples,
+             std::shared_ptr<const data::StepWeight> step)
+    : items_(std::move(items)), step_(std::move(step)) {
   const auto rows = [](const Item& item) { return item.second.dim() > 0 ? item.second.size(0) : 0; };
   for (const auto& item : items_)
     if (rows(item) != rows(items_.front()))
@@ -34,6 +36,8 @@ Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::
   samples_ = samples.value_or(items_.empty() ? 0 : rows(items_.front()));
   global_samples_ = global_samples.value_or(samples_);
 }
+
+double Batch::weight() const { return step_ ? step_->relative(step_->total) : 1.0; }
 
 at::Tensor& Batch::operator[](std::string_view name) {
   const auto found = find(items_, name);

@@ -56,12 +56,17 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
                           const ReportOptions& options) {
   tell_beginning(entries != nullptr);
 
-  if (!weight->completes_step())
+  if (!passes->complete_steps())
     throw Error(ExitCode::user_error, "reporting", "the step is not complete: other shards of it are to come",
                 "With virtual workers, report after the last batch of a step");
 
   std::vector<Part> parts;
   for (const auto& bytes : comm::on_all(control, [&] {
+         if (const auto* loader = passes->without_position(); entries != nullptr && loader != nullptr)
+           throw Error(ExitCode::usage, "reporting with a state",
+                       "a pass over the data loader \"" + loader->name +
+                           "\" is under way, and where its own sampler stands cannot be saved",
+                       "Report with the state after the pass, or give the loader no sampler");
          return Part{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}.pack();
        }))
     parts.push_back(Part::unpack(bytes));

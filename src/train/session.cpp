@@ -35,8 +35,7 @@ bool State::restore() {
 
 Epochs::iterator Epochs::begin() const {
   session_->epochs = count_;
-  if (session_->epoch < count_)
-    for (auto& [name, shard] : session_->shards) shard->begin_epoch(session_->epoch);
+  if (session_->epoch < count_) session_->passes->begin_epoch(session_->epoch);
   return {session_, session_->epoch};
 }
 
@@ -45,7 +44,7 @@ Epochs::iterator Epochs::end() const { return {session_, count_}; }
 Epochs::iterator& Epochs::iterator::operator++() {
   if (++epoch_ < session_->epochs) {
     session_->epoch = epoch_;
-    for (auto& [name, shard] : session_->shards) shard->begin_epoch(epoch_);
+    session_->passes->begin_epoch(epoch_);
   }
   return *this;
 }
@@ -99,7 +98,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
   state_->models.push_back(model::DataParallel::prepare(module,
                                                         {.communicator = state_->workers,
                                                          .new_group = state_->groups->make,
-                                                         .weight = state_->weight,
+                                                         .weight = state_->passes->weight,
                                                          .no_sync_depth = state_->no_sync_depth,
                                                          .device = state_->device,
                                                          .share_memory = share_memory,
@@ -111,6 +110,15 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
 std::unique_ptr<model::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
                                                             const OptimizerOptions& options) {
   return model::make_optimizer_step(optimizer, state_->models, options);
+}
+
+StepScope::StepScope(std::shared_ptr<data::Passes> passes, std::shared_ptr<const data::StepWeight> step)
+    : passes_(std::move(passes)), scope_(passes_->enter(std::move(step))) {}
+
+StepScope::~StepScope() { passes_->leave(scope_); }
+
+StepScope Session::step_of(std::shared_ptr<const data::StepWeight> step) const {
+  return {state_->passes, std::move(step)};
 }
 
 NoSync Session::no_sync() const {
@@ -144,7 +152,7 @@ Worker Session::worker() const {
     throw Error(ExitCode::usage, "preparing a data loader", "it knows nothing of virtual workers",
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
   return {
-      .rank = world_rank(), .world = world_size(), .seed = seed(), .device = state_->device, .weight = state_->weight};
+      .rank = world_rank(), .world = world_size(), .seed = seed(), .device = state_->device, .passes = state_->passes};
 }
 
 DatasetShard Session::get_dataset_shard(const std::string& name) const { return DatasetShard(state_->shard(name)); }

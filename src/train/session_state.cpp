@@ -3,8 +3,6 @@
 #include "base/log.hpp"
 #include "muster/error.hpp"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 
 namespace muster::train {
@@ -25,31 +23,13 @@ std::shared_ptr<data::ShardState> SessionState::shard(const std::string& name) {
                 names.empty() ? "Give it one in the option datasets" : "It has " + names);
   }
   const auto& split = data_config.datasets_to_split;
-  auto state = std::make_shared<data::ShardState>(data::ShardState{
-      .name = name,
-      .dataset = dataset->second,
-      .share = share,
-      .split = data_config.split_all || std::find(split.begin(), split.end(), name) != split.end(),
-      .seed = launch.flags().seed,
-      .device = device,
-      .weight = weight,
-  });
-  state->begin_epoch(epoch);
-  state->on_batch = [this, shard = state.get()](std::int64_t samples) { begin_batch(*shard, samples); };
-  state->on_end = [this] {
-    if (generators) generators->leave();
-  };
-  state->on_epoch = [this, shard = state.get()](std::int64_t value) { set_epoch(*shard, value); };
+  const bool is_split = data_config.split_all || std::find(split.begin(), split.end(), name) != split.end();
+  auto state = std::make_shared<data::ShardState>(
+      data::Track{.name = name, .share = share, .split = is_split, .seed = launch.flags().seed}, dataset->second,
+      device);
+  passes->add(state);
   shards.emplace(name, state);
   return state;
-}
-
-void SessionState::set_epoch(const data::ShardState& shard, std::int64_t value) {
-  epoch = value;
-  epoch_set = true;
-  epochs_of_their_own.insert(&shard);
-  for (auto& [name, other] : shards)
-    if (!epochs_of_their_own.contains(other.get())) other->begin_epoch(value);
 }
 
 void SessionState::tell_beginning(bool saves) {
@@ -66,18 +46,30 @@ void SessionState::tell_beginning(bool saves) {
               "global_step, the position in the data and the random state begin again; state.restore() takes up all");
 }
 
-void SessionState::begin_batch(const data::ShardState& shard, std::int64_t samples) {
-  if (!at::GradMode::is_enabled()) return;
-  tell_beginning(false);
-  if (generators) {
-    generators->enter(weight->shard);
-    for (const auto& model : models) model->enter(weight->shard);
-  }
-  if (!weight->completes_step()) return;
-  ++global_step;
-  samples_since_report += samples;
-  if (progress)
-    progress->step({.epoch = epoch, .epochs = epochs, .consumed = shard.consumed, .samples = shard.dataset.count()});
+void SessionState::watch_passes() {
+  watch = std::make_shared<data::Passes::Watch>(data::Passes::Watch{
+      .on_batch =
+          [this](const data::Track& track, const data::StepWeight& step, std::int64_t samples) {
+            tell_beginning(false);
+            if (!step.completes_step()) return;
+            ++global_step;
+            samples_since_report += samples;
+            if (progress)
+              progress->step({.epoch = epoch, .epochs = epochs, .consumed = track.consumed, .samples = track.samples});
+          },
+      .on_shard =
+          [this](int shard) {
+            if (!generators) return;
+            if (shard < 0) return generators->leave();
+            generators->enter(shard);
+            for (const auto& model : models) model->enter(shard);
+          },
+      .on_epoch =
+          [this](std::int64_t value) {
+            epoch = value;
+            epoch_set = true;
+          }});
+  passes->watch = watch;
 }
 
 std::string SessionState::save_random_state() { return generators ? generators->state() : generator_state(device); }
@@ -93,23 +85,13 @@ void SessionState::restore_random_state(const checkpoint::Restored& saved) {
 }
 
 Config SessionState::save_progress() const {
-  // An epoch is over when every pass that was begun in it is, and, if there is data, there was one.
-  bool data = false, passed = false, unfinished = false;
-  Config positions = Config::object();
-  for (const auto& [name, shard] : shards) {
-    if (!shard->split) continue;
-    data = true;
-    passed = passed || shard->passes > 0;
-    unfinished = unfinished || shard->unfinished();
-    positions[name] = shard->position();
-  }
   return {{"training_iteration", training_iteration},
           {"epoch", epoch},
-          {"epoch_complete", !unfinished && (passed || !data)},
+          {"epoch_complete", passes->epoch_complete()},
           {"global_step", global_step},
           {"time_total_s", time_before + std::chrono::duration<double>(Clock::now() - begin).count()},
           {"seed", launch.flags().seed},
-          {"positions", positions},
+          {"positions", passes->positions()},
           {"preprocessor", preprocessor ? preprocessor->state() : Config(nullptr)}};
 }
 
@@ -117,12 +99,8 @@ void SessionState::restore_progress(const checkpoint::Progress& progress) {
   global_step = progress.global_step;
   const bool complete = progress.epoch_complete;
   epoch = progress.epoch + (complete ? 1 : 0);
-  for (const auto& [name, position] : progress.positions) {
-    if (!datasets.contains(name)) continue;
-    auto state = shard(name);
-    state->begin_epoch(epoch);
-    if (!complete) state->restore(position);
-  }
+  passes->begin_epoch(epoch);
+  for (const auto& [name, position] : progress.positions) passes->restore(name, position, complete);
 }
 
 }  // namespace muster::train

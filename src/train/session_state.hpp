@@ -2,6 +2,7 @@
 #pragma once
 
 #include "checkpoint/store.hpp"
+#include "data/passes.hpp"
 #include "data/shard.hpp"
 #include "model/data_parallel.hpp"
 #include "muster/launch.hpp"
@@ -17,7 +18,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -55,7 +55,8 @@ struct SessionState {
   bool failed = false;
   std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
   std::vector<std::shared_ptr<model::DataParallel>> models = {};
-  std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
+  std::shared_ptr<data::Passes> passes = std::make_shared<data::Passes>();
+  std::shared_ptr<const data::Passes::Watch> watch = {};
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
 
@@ -68,10 +69,9 @@ struct SessionState {
   double time_before = 0;  // seconds, of earlier jobs
   Clock::time_point begin = Clock::now();
   Clock::time_point last_report = Clock::now();
-  bool checkpoint_taken = false;  // by the training function, to load it by itself
-  bool beginning_told = false;    // whether there was need to say that something begins again
-  bool epoch_set = false;         // by a loop of the training function's own
-  std::set<const data::ShardState*> epochs_of_their_own = {};
+  bool checkpoint_taken = false;                   // by the training function, to load it by itself
+  bool beginning_told = false;                     // whether there was need to say that something begins again
+  bool epoch_set = false;                          // by a loop of the training function's own
   std::optional<ShardGenerators> generators = {};  // with virtual workers
 
   // On the first worker.
@@ -84,12 +84,10 @@ struct SessionState {
   const checkpoint::Restored& read_start();
   /// The shard of that name, made at its first use.
   std::shared_ptr<data::ShardState> shard(const std::string& name);
-  /// Called for each batch that is handed out.
-  void begin_batch(const data::ShardState& shard, std::int64_t samples);
-  /// The training function has set the epoch of that shard.
-  void set_epoch(const data::ShardState& shard, std::int64_t value);
   /// Warns, once, of what begins again although the run goes on. `saves`: a state is about to be reported.
   void tell_beginning(bool saves);
+  /// Follows the training passes from now on.
+  void watch_passes();
   /// The random state of this worker, or of all of its shards, for a checkpoint; and back.
   std::string save_random_state();
   void restore_random_state(const checkpoint::Restored& saved);

@@ -206,6 +206,7 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
     session.generators.emplace(session.launch.flags().seed, session.share.first, session.share.count, session.device);
   session.start = choose_start(session, options.resume_from_checkpoint);
   session.newest = session.start;
+  session.watch_passes();
   take_up(session);
   preprocess(session);
   if (session.root()) session.progress.emplace(session.launch.flags().progress);

@@ -1,17 +1,21 @@
 #include "data/batches.hpp"
+#include "data/passes.hpp"
 #include "data/shard.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 namespace muster::data {
 namespace {
@@ -25,14 +29,21 @@ Dataset numbers(std::int64_t n) {
 
 struct World {
   World(std::int64_t samples, int size, bool split = true, std::uint64_t seed = 0) {
-    for (int rank = 0; rank < size; ++rank)
-      states.push_back(std::make_shared<ShardState>(ShardState{.name = "train",
-                                                               .dataset = numbers(samples),
-                                                               .share = {.total = size, .first = rank},
-                                                               .split = split,
-                                                               .seed = seed}));
+    for (int rank = 0; rank < size; ++rank) {
+      passes.push_back(std::make_shared<Passes>());
+      states.push_back(add("train", samples, rank, size, split, seed));
+    }
+  }
+  std::shared_ptr<ShardState> add(const std::string& name, std::int64_t samples, int rank = 0, int size = 1,
+                                  bool split = true, std::uint64_t seed = 0) {
+    auto state = std::make_shared<ShardState>(
+        Track{.name = name, .share = {.total = size, .first = rank}, .split = split, .seed = seed}, numbers(samples));
+    passes[static_cast<std::size_t>(rank)]->add(state);
+    return state;
   }
   DatasetShard shard(std::size_t rank = 0) const { return DatasetShard(states[rank]); }
+  const StepWeight& weight(std::size_t rank = 0) const { return *passes[rank]->weight; }
+  std::vector<std::shared_ptr<Passes>> passes;
   std::vector<std::shared_ptr<ShardState>> states;
 };
 
@@ -117,8 +128,8 @@ TEST(Batches, EverySampleOnceAtAnyWorld) {
 TEST(Batches, ARankLeftEmptyGetsAGhost) {
   const World world(5, 4);
   std::vector<std::int64_t> sizes, weights;
-  for (const auto& state : world.states) {
-    auto range = DatasetShard(state).iter_torch_batches({.batch_size = 1});
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    auto range = world.shard(rank).iter_torch_batches({.batch_size = 1});
     EXPECT_EQ(range.num_batches(), 2);
     for (const auto& batch : range) {
       if (batch.global_size() == 4) continue;
@@ -126,10 +137,11 @@ TEST(Batches, ARankLeftEmptyGetsAGhost) {
       EXPECT_EQ(batch.global_size(), 1);
       EXPECT_EQ(batch["y"].size(0), 1);
       EXPECT_EQ(batch["y"][0].item<int>(), 4);
-      EXPECT_EQ(state->weight->global, 1);
-      weights.push_back(state->weight->local);
+      EXPECT_EQ(world.weight(rank).global, 1);
+      EXPECT_EQ(batch.weight(), rank == 0 ? 4 : 0);
+      weights.push_back(world.weight(rank).local);
     }
-    EXPECT_EQ(state->weight->global, 0) << "no weight after the pass";
+    EXPECT_EQ(world.weight(rank).global, 0) << "no weight after the pass";
   }
   EXPECT_EQ(sizes, (std::vector<std::int64_t>{1, 0, 0, 0}));
   EXPECT_EQ(weights, sizes);
@@ -137,10 +149,12 @@ TEST(Batches, ARankLeftEmptyGetsAGhost) {
 
 TEST(Batches, AWholeDatasetIsWholeOnEachRank) {
   const World world(10, 3, false);
-  for (const auto& state : world.states) {
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    const auto& state = world.states[rank];
     for (const auto& batch : DatasetShard(state).iter_torch_batches({.batch_size = 4})) {
       EXPECT_EQ(batch.global_size(), batch.size());
-      EXPECT_EQ(state->weight->global, 0);
+      EXPECT_EQ(batch.weight(), 1.0);
+      EXPECT_EQ(world.weight(rank).global, 0);
       EXPECT_FALSE(state->unfinished());
     }
     EXPECT_EQ(all_of(DatasetShard(state).iter_batches({.batch_size = 4})), indices(10));
@@ -202,6 +216,7 @@ TEST(Batches, RefusesBadOptions) {
   refuse({.global_batch_size = 0}, ExitCode::usage, "global_batch_size");
   refuse({.prefetch_batches = -1}, ExitCode::usage, "prefetch_batches");
   refuse({.local_shuffle_buffer_size = 0}, ExitCode::usage, "local_shuffle_buffer_size");
+  refuse({.local_shuffle_seed = 3}, ExitCode::usage, "local_shuffle_seed");
   refuse({.dtypes = {{"z", at::kFloat}}}, ExitCode::data, "x, y");
   EXPECT_FALSE(world.states[0]->unfinished()) << "what was refused has not begun";
   auto range = world.shard().iter_batches();
@@ -253,8 +268,10 @@ TEST(Position, FinishedPassesComeBackEmpty) {
   EXPECT_TRUE(state.unfinished());
   state.begin_epoch(4);
   EXPECT_EQ(state.position(), position) << "the epoch that was restored is not begun anew";
-  EXPECT_EQ(later.shard().iter_batches(options).num_batches(), 0);
-  EXPECT_EQ(all_of(later.shard().iter_batches(options)), Samples{});
+  for (int pass = 0; pass < 2; ++pass) {
+    EXPECT_EQ(later.shard().iter_batches(options).num_batches(), 0);
+    EXPECT_EQ(all_of(later.shard().iter_batches(options)), Samples{});
+  }
   EXPECT_EQ(state.position(), position) << "nothing has moved yet";
   auto range = later.shard().iter_batches(options);
   EXPECT_EQ(range.num_batches(), 3);
@@ -290,15 +307,18 @@ TEST(Position, ARangeThatDiesEarlyEndsItsPass) {
       break;
     }
     EXPECT_FALSE(state.unfinished());
-    EXPECT_EQ(state.weight->global, 0);
+    EXPECT_EQ(world.weight().global, 0);
     EXPECT_EQ(state.position().at("passes"), 1);
     EXPECT_EQ(state.position().at("consumed"), 0);
     auto first = world.shard().iter_batches();
+    first.begin();
     auto second = world.shard().iter_batches();
-    EXPECT_EQ(state.passes, 2) << "the next pass ends the one before";
+    EXPECT_EQ(state.passes, 1) << "a pass begins when its iteration does";
     second.begin();
+    EXPECT_EQ(state.passes, 2) << "the next pass ends the one before";
     first = world.shard().iter_batches();
-    EXPECT_EQ(state.passes, 3);
+    EXPECT_EQ(state.passes, 2);
+    EXPECT_TRUE(state.unfinished()) << "the second one";
   }
 }
 
@@ -308,7 +328,7 @@ TEST(Position, IsRefusedForOtherData) {
   run(world, {.batch_size = 2}, 2, &position);
   const World later(11, 1);
   later.states[0]->restore(position);
-  EXPECT_THROW(later.shard().iter_batches(), Error);
+  EXPECT_THROW(later.shard().iter_batches().begin(), Error);
   try {
     later.states[0]->restore({{"epoch", 1}});
     FAIL() << "a position lacks fields";
@@ -324,8 +344,8 @@ TEST(Position, AnotherGlobalBatchIsSaid) {
     const World later(100, ranks);
     later.states[0]->restore(position);
     testing::internal::CaptureStderr();
-    later.shard().iter_batches(options);
-    later.shard().iter_batches(options);
+    later.shard().iter_batches(options).begin();
+    later.shard().iter_batches(options).begin();
     return testing::internal::GetCapturedStderr();
   };
   const auto text = said(2, {.batch_size = 8});
@@ -334,6 +354,234 @@ TEST(Position, AnotherGlobalBatchIsSaid) {
   EXPECT_EQ(text.find("16", text.find("takes 16") + 8), std::string::npos) << "once: " << text;
   EXPECT_EQ(said(2, {.batch_size = 16}), "");
   EXPECT_EQ(said(2, {.global_batch_size = 32}), "");
+}
+
+TEST(Position, AnotherGlobalBatchIsSaidBetweenEpochsToo) {
+  Config position;
+  run(World(100, 4), {.batch_size = 8}, 1000, &position);
+  const auto said = [&](int ranks, const BatchOptions& options) {
+    const World later(100, ranks);
+    later.passes[0]->begin_epoch(1);
+    later.passes[0]->restore("train", position, /*complete=*/true);
+    testing::internal::CaptureStderr();
+    for (int pass = 0; pass < 2; ++pass) later.shard().iter_batches(options).begin();
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto text = said(2, {.batch_size = 8});
+  EXPECT_NE(text.find("takes 16 samples"), std::string::npos) << text;
+  EXPECT_EQ(text.find("16", text.find("takes 16") + 8), std::string::npos) << "once: " << text;
+  EXPECT_EQ(said(4, {.batch_size = 16}), "") << "what the program wants, at the same number of workers";
+  EXPECT_EQ(said(2, {.batch_size = 16}), "");
+  EXPECT_EQ(said(2, {.global_batch_size = 32}), "");
+}
+
+/// The batches of two datasets taken together.
+struct Two {
+  explicit Two(World& world, const BatchOptions& a = {.batch_size = 4}, const BatchOptions& b = {.batch_size = 4},
+               std::int64_t samples = 10)
+      : other(world.add("other", samples)), a(world.shard().iter_batches(a)), b(DatasetShard(other).iter_batches(b)) {}
+  std::shared_ptr<ShardState> other;
+  BatchRange a, b;
+};
+
+TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
+  for (const auto& [options, samples, alike] : {std::tuple<BatchOptions, int, bool>{{.batch_size = 4}, 10, true},
+                                                {{.batch_size = 4, .shuffle = true}, 10, true},
+                                                {{.batch_size = 5}, 10, false},
+                                                {{.batch_size = 4, .drop_last = true}, 10, false},
+                                                {{.batch_size = 4}, 12, false},
+                                                {{.batch_size = 5, .training = false}, 12, true}}) {
+    World world(10, 1);
+    Two two(world, {.batch_size = 4}, options, samples);
+    auto a = two.a.begin();
+    auto b = two.b.begin();
+    if (!alike) {
+      try {
+        world.weight().relative(1);
+        ADD_FAILURE() << options.batch_size;
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        EXPECT_EQ(error.code(), ExitCode::usage);
+        for (const char* part : {"\"train\"", "\"other\"", "session.step(batch)"})
+          EXPECT_NE(text.find(part), std::string::npos) << text;
+      }
+      const auto scope = world.passes[0]->enter(b->step());
+      EXPECT_EQ(world.weight().local, b->size());
+      world.passes[0]->leave(scope);
+      EXPECT_THROW(world.weight().relative(1), Error);
+      continue;
+    }
+    for (; a != two.a.end(); ++a, ++b) EXPECT_EQ(world.weight().relative(1), 1.0);
+  }
+  World world(10, 1);
+  Two two(world);
+  auto a = two.a.begin();
+  auto b = two.b.begin();
+  EXPECT_NO_THROW(world.weight().relative(1));
+  ++b;
+  EXPECT_THROW(world.weight().relative(1), Error) << "one is further";
+  ++a;
+  EXPECT_NO_THROW(world.weight().relative(1));
+}
+
+TEST(Weight, IsThatOfTheTrainingPassInHand) {
+  World world(7, 3);
+  const auto other = world.add("other", 5, 2, 3);
+  const auto weight = [&] { return world.weight(2).relative(3); };
+  std::optional<Batch> kept;
+  for (const auto& batch : world.shard(2).iter_batches({.batch_size = 2})) {
+    const double mine = batch.global_size() == 6 ? 1.0 : 0.0;
+    EXPECT_EQ(batch.weight(), mine);
+    EXPECT_EQ(weight(), mine);
+    for (const auto& aside : DatasetShard(other).iter_batches({.batch_size = 1, .training = false})) {
+      EXPECT_EQ(aside.weight(), aside.global_size() == 3 ? 1.0 : 0.0);
+      EXPECT_EQ(weight(), mine) << "validation does not count";
+    }
+    {
+      const at::NoGradGuard no_grad;
+      for ([[maybe_unused]] const auto& aside : DatasetShard(other).iter_batches({.batch_size = 1}))
+        EXPECT_EQ(weight(), mine);
+    }
+    for ([[maybe_unused]] const auto& inner : DatasetShard(other).iter_batches({.batch_size = 2})) break;
+    EXPECT_EQ(weight(), mine) << "it has come back from the inner pass";
+    kept = batch;
+  }
+  EXPECT_EQ(weight(), 1.0);
+  EXPECT_EQ(kept->weight(), 0.0) << "a batch keeps its weight";
+  const auto outer = world.passes[2]->enter(kept->step());
+  EXPECT_EQ(weight(), 0.0);
+  const auto inner = world.passes[2]->enter(Batch().step());
+  EXPECT_EQ(weight(), 1.0) << "all ranks count the same";
+  world.passes[2]->leave(inner);
+  EXPECT_EQ(weight(), 0.0);
+  world.passes[2]->leave(outer);
+  EXPECT_EQ(weight(), 1.0);
+}
+
+// What other passes of an epoch have seen when one of them is stopped, and see when the program runs again.
+TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
+  struct Program {
+    std::string name;
+    /// Is given the batches of "train" and of "other" as they come, "other" first where both are at hand.
+    std::function<void(World&, const std::shared_ptr<ShardState>&, const std::function<void(char, const Batch&)>&)>
+        epoch;
+  };
+  const auto whole = [](const std::shared_ptr<ShardState>& state, char name, const auto& take) {
+    for (const auto& batch : DatasetShard(state).iter_batches({.batch_size = 2})) take(name, batch);
+  };
+  const std::vector<Program> programs{
+      {"one after the other",
+       [&](World& world, const auto& other, const auto& take) {
+         whole(other, 'o', take);
+         whole(world.states[0], 't', take);
+         whole(other, 'o', take);
+       }},
+      {"one inside the other",
+       [&](World& world, const auto& other, const auto& take) {
+         for (int twice = 0; twice < 2; ++twice)
+           for (const auto& batch : world.shard().iter_batches({.batch_size = 2})) {
+             take('t', batch);
+             whole(other, 'o', take);
+           }
+       }},
+      {"side by side, the one shorter",
+       [&](World& world, const auto& other, const auto& take) {
+         auto ra = world.shard().iter_batches({.batch_size = 2});
+         auto rb = DatasetShard(other).iter_batches({.batch_size = 2});
+         auto a = ra.begin();
+         auto b = rb.begin();
+         while (a != ra.end()) {
+           if (b != rb.end()) take('o', *b);
+           take('t', *a);
+           if (b != rb.end()) ++b;
+           ++a;
+         }
+       }},
+      {"side by side, the one again and again",
+       [&](World& world, const auto& other, const auto& take) {
+         std::optional<BatchRange> rb;
+         std::optional<BatchRange::iterator> b;
+         const auto begin = [&] {
+           b.reset();
+           rb.emplace(DatasetShard(other).iter_batches({.batch_size = 2}));
+           b = rb->begin();
+         };
+         begin();
+         for (const auto& batch : world.shard().iter_batches({.batch_size = 2})) {
+           if (*b == std::default_sentinel) begin();
+           take('o', **b);
+           take('t', batch);
+           ++*b;
+         }
+       }},
+  };
+  for (const auto& program : programs) {
+    const auto told = [&](std::int64_t stop, const Config& from, Config* until) {
+      std::string seen;
+      World world(12, 1);
+      for (const auto& [name, position] : from.items()) world.passes[0]->restore(name, position, false);
+      const auto other = world.add("other", 6);
+      std::int64_t trained = 0;
+      struct Stop {};
+      try {
+        program.epoch(world, other, [&](char name, const Batch& batch) {
+          seen += name + std::to_string(batch["y"][0].item<std::int64_t>()) + " ";
+          if (name != 't' || ++trained != stop) return;
+          *until = world.passes[0]->positions();
+          throw Stop();
+        });
+      } catch (Stop) {
+      }
+      return seen;
+    };
+    const auto undisturbed = told(-1, Config::object(), nullptr);
+    for (std::int64_t stop = 1; stop <= 6; ++stop) {
+      Config positions;
+      const auto before = told(stop, Config::object(), &positions);
+      auto after = told(-1, positions, nullptr);
+      // A report inside a batch is the end of that batch.
+      const auto rest = undisturbed.substr(before.size());
+      const auto want = program.name == "one inside the other"
+                            ? rest.substr(rest.find('t') == std::string::npos ? rest.size() : rest.find('t'))
+                            : rest;
+      EXPECT_EQ(after, want) << program.name << ", stopped after " << before;
+      if (stop > 5) continue;
+      // And once more, after one further batch.
+      Config twice;
+      const auto between = told(1, positions, &twice);
+      EXPECT_EQ(told(-1, twice, nullptr), program.name == "one inside the other" ? after.substr(after.find('t', 1))
+                                                                                 : after.substr(between.size()))
+          << program.name << ", stopped again after " << between;
+    }
+  }
+}
+
+TEST(Position, OfWhatComesAfterTheRestore) {
+  World world(10, 1);
+  Config position;
+  run(world, {.batch_size = 2}, 2, &position);
+  World later(10, 1);
+  later.passes[0]->restore("late", position, false);
+  EXPECT_EQ(later.passes[0]->positions().at("late"), position) << "kept until it comes";
+  EXPECT_FALSE(later.passes[0]->epoch_complete());
+  const auto late = later.add("late", 10);
+  EXPECT_EQ(DatasetShard(late).iter_batches({.batch_size = 2}).num_batches(), 3);
+  later.passes[0]->restore("never", position, false);
+  later.passes[0]->begin_epoch(1);
+  EXPECT_FALSE(later.passes[0]->positions().contains("never")) << "of another epoch";
+}
+
+TEST(Position, ValidationCompletesNoEpoch) {
+  World world(10, 1);
+  const auto other = world.add("other", 10);
+  for (int pass = 0; pass < 2; ++pass) {
+    for ([[maybe_unused]] const auto& batch : DatasetShard(other).iter_batches({.batch_size = 3, .training = false})) {
+      EXPECT_FALSE(other->unfinished());
+      EXPECT_EQ(world.passes[0]->epoch_complete(), pass == 1);
+    }
+    EXPECT_EQ(other->passes, 0);
+    all_of(world.shard().iter_batches());
+  }
 }
 
 /// Counts batches, and throws at the one that is told.
@@ -398,7 +646,7 @@ TEST(Batches, AnErrorOfTheReadingThreadSurfacesInItsPlace) {
         EXPECT_STREQ(error.what(), "a bad sample");
       }
       EXPECT_EQ(seen, bad);
-      EXPECT_EQ(state.weight->global, 0);
+      EXPECT_EQ(world.weight().global, 0);
     }
 }
 

@@ -1,6 +1,6 @@
 #include "muster/data_loader.hpp"
 
-#include "data/step_weight.hpp"
+#include "data/passes.hpp"
 
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ auto numbers(std::int64_t n) {
 }
 
 Worker worker(int rank, int world) {
-  return {.rank = rank, .world = world, .seed = 3, .weight = std::make_shared<data::StepWeight>()};
+  return {.rank = rank, .world = world, .seed = 3, .passes = std::make_shared<data::Passes>()};
 }
 
 template <class Loader>
@@ -83,13 +83,13 @@ TEST(DataLoader, WeighsStepsByTheirSamples) {
   std::vector<std::pair<std::int64_t, std::int64_t>> weights;
   Samples sizes;
   for (const auto& batch : *loader) {
-    weights.emplace_back(self.weight->local, self.weight->global);
+    weights.emplace_back(self.passes->weight->local, self.passes->weight->global);
     sizes.push_back(batch.data.size(0));
-    EXPECT_EQ(loader->batch_samples(), self.weight->local);
+    EXPECT_EQ(loader->batch_samples(), self.passes->weight->local);
   }
   EXPECT_EQ(weights, (std::vector<std::pair<std::int64_t, std::int64_t>>{{2, 6}, {0, 1}}));
   EXPECT_EQ(sizes, (Samples{2, 1}));
-  EXPECT_EQ(self.weight->global, 0);
+  EXPECT_EQ(self.passes->weight->global, 0);
 }
 
 TEST(DataLoader, APassMayBeLeftEarly) {
@@ -100,9 +100,63 @@ TEST(DataLoader, APassMayBeLeftEarly) {
       EXPECT_EQ(batch.data[1].item<int>(), 1);
       break;
     }
-    EXPECT_EQ(self.weight->global, 0);
+    EXPECT_EQ(self.passes->weight->global, 0);
     EXPECT_EQ(pass(*loader), indices(100));
   }
+}
+
+TEST(DataLoader, AnIteratorThatIsReplacedEndsItsOwnPassOnly) {
+  const auto self = worker(2, 3);
+  const auto loader = prepare_data_loader(self, numbers(7), {.batch_size = 2});
+  auto batch = loader->begin();
+  batch = loader->begin();
+  EXPECT_EQ(self.passes->weight->global, 6);
+  ++batch;
+  EXPECT_EQ(self.passes->weight->relative(3), 0.0);
+  EXPECT_EQ(loader->step()->relative(3), 0.0);
+}
+
+TEST(DataLoader, GoesOnWhereItWasSaved) {
+  for (const std::size_t threads : {0, 2}) {
+    const auto self = worker(0, 1);
+    const auto loader = prepare_data_loader(self, numbers(20), {.batch_size = 2, .shuffle = true, .workers = threads});
+    const auto undisturbed = pass(*prepare_data_loader(worker(0, 1), numbers(20), {.batch_size = 2, .shuffle = true}));
+    Samples samples;
+    Config positions;
+    for (const auto& batch : *loader) {
+      for (int i = 0; i < 2; ++i) samples.push_back(batch.data[i].item<std::int64_t>());
+      if (samples.size() < 6) continue;
+      positions = self.passes->positions();
+      break;
+    }
+    EXPECT_EQ(positions.at("train_loader").at("consumed"), 6) << "what was taken, not what was read ahead";
+    const auto later = worker(0, 1);
+    later.passes->restore("train_loader", positions.at("train_loader"), false);
+    const auto rest =
+        pass(*prepare_data_loader(later, numbers(20), {.batch_size = 2, .shuffle = true, .workers = threads}));
+    samples.insert(samples.end(), rest.begin(), rest.end());
+    EXPECT_EQ(samples, undisturbed);
+    EXPECT_TRUE(later.passes->epoch_complete());
+  }
+}
+
+TEST(DataLoader, TwoThatTrainTogetherHaveNamesOfTheirOwn) {
+  const auto self = worker(0, 1);
+  const auto a = prepare_data_loader(self, numbers(4), {.batch_size = 2});
+  const auto b = prepare_data_loader(self, numbers(6), {.batch_size = 2});
+  pass(*a);
+  EXPECT_EQ(pass(*b), indices(6)) << "one after the other";
+  {
+    const auto first = a->begin();
+    EXPECT_THROW(b->begin(), Error);
+  }
+  const auto aside = prepare_data_loader(self, numbers(6), {.batch_size = 2, .training = false});
+  EXPECT_EQ(pass(*aside), indices(6));
+  auto c = prepare_data_loader(self, numbers(6), {.name = "other", .batch_size = 2});
+  EXPECT_EQ(pass(*c), indices(6));
+  c.reset();
+  EXPECT_EQ(pass(*prepare_data_loader(self, numbers(6), {.name = "other", .batch_size = 2})), indices(6))
+      << "made anew";
 }
 
 TEST(DataLoader, DividesAGlobalBatchAndDropsTheLast) {
@@ -119,7 +173,10 @@ TEST(DataLoader, KeepsADistributedSampler) {
   const auto loader = prepare_data_loader(self, numbers(10), {.batch_size = 2},
                                           DistributedSequentialSampler(10, /*num_replicas=*/2, /*rank=*/1));
   for (int repeat = 0; repeat < 2; ++repeat) EXPECT_EQ(pass(*loader), (Samples{5, 6, 7, 8, 9}));
-  for (const auto& batch : *loader) EXPECT_EQ(self.weight->global, 0) << batch.data;
+  for (const auto& batch : *loader) EXPECT_EQ(self.passes->weight->global, 0) << batch.data;
+  for (const DataLoaderOptions& options : {DataLoaderOptions{.global_batch_size = 4}, {.shuffle = true}})
+    EXPECT_THROW(prepare_data_loader(self, numbers(10), options, DistributedSequentialSampler(10, 2, 1)), Error)
+        << "the sampler decides that";
   const auto even = prepare_data_loader(self, numbers(10), {.batch_size = 2, .drop_last = true},
                                         DistributedSequentialSampler(10, 2, 1));
   EXPECT_EQ(pass(*even).size(), 4u);

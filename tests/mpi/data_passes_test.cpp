@@ -1,0 +1,313 @@
+// Passes over datasets and loaders in whole runs: what is counted, what is weighed, and where a stopped run goes on.
+#include "base/file.hpp"
+#include "muster/data_loader.hpp"
+#include "muster/muster.hpp"
+#include "support/job.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using test::run;
+using test::world;
+using Samples = std::vector<std::int64_t>;
+
+/// Sample i is the number i.
+Dataset numbers(std::int64_t n) { return Dataset::from_tensors({{"i", at::arange(n)}}); }
+
+auto torch_numbers(std::int64_t n) {
+  return torch::data::datasets::TensorDataset(at::arange(n))
+      .map(torch::data::transforms::Stack<torch::data::TensorExample>());
+}
+
+Samples indices(std::int64_t n) {
+  Samples samples(static_cast<std::size_t>(n));
+  std::iota(samples.begin(), samples.end(), 0);
+  return samples;
+}
+
+/// Of all ranks, in order. Collective.
+Samples of_all(const Samples& mine) {
+  Samples all;
+  for (const auto& theirs : world().all_gather(Config(mine).dump()))
+    for (const auto& sample : Config::parse(theirs)) all.push_back(sample);
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+void append(Samples& samples, const at::Tensor& values, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) samples.push_back(values[i].item<std::int64_t>());
+}
+
+TorchTrainerOptions with(std::string name, std::map<std::string, Dataset> datasets, bool split_all = true) {
+  return {.dataset_config = {.split_all = split_all},
+          .run_config = {.name = std::move(name)},
+          .datasets = std::move(datasets)};
+}
+
+/// How the checkpoints' reports end a run that is to go on.
+struct Stop : std::runtime_error {
+  Stop() : std::runtime_error("stopped here") {}
+};
+
+std::string error_of(const std::optional<Result>& result) {
+  return result && result->error ? result->error->what() : std::string();
+}
+
+TEST(Passes, CountingBatchesTakesNone) {
+  const auto storage = test::shared_folder();
+  Samples samples;
+  for (const bool again : {false, true}) {
+    const auto [code, result] =
+        run({storage, {}, with("count", {{"train", numbers(40)}})}, [&](Session& session, const Config&) {
+          const BatchOptions options{.global_batch_size = 4, .shuffle = true};
+          auto shard = session.get_dataset_shard();
+          EXPECT_EQ(shard.iter_torch_batches(options).num_batches(), 10);
+          std::int64_t steps = 0;
+          auto state = session.state({{"steps", steps}});
+          EXPECT_EQ(state.restore(), again);
+          auto waiting = shard.iter_torch_batches(options);
+          EXPECT_EQ(shard.iter_torch_batches(options).num_batches(), again ? 7 : 10);
+          for ([[maybe_unused]] auto epoch : session.epochs(1))
+            for (auto& batch : shard.iter_torch_batches(options)) {
+              append(samples, batch["i"], batch.size());
+              EXPECT_EQ(session.global_step(), ++steps);
+              if (again || steps != 3) continue;
+              session.report({}, state);
+              throw Stop();
+            }
+          EXPECT_EQ(steps, 10);
+        });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+  EXPECT_EQ(of_all(samples), indices(40)) << "each sample once";
+}
+
+/// The train loop of an epoch, validating as told after every second step; the samples that each validation saw.
+std::vector<std::int64_t> validating(const std::filesystem::path& storage, const std::string& name, bool gradients,
+                                     bool again, Samples& samples) {
+  std::vector<std::int64_t> seen;
+  const auto validate = [&](Session& session) {
+    const torch::AutoGradMode mode(gradients);
+    std::int64_t count = 0;
+    for (auto& batch : session.get_dataset_shard("val").iter_torch_batches({.batch_size = 2}))
+      count += batch.global_size();
+    seen.push_back(count);
+  };
+  const auto [code, result] = run(
+      {storage, {}, with(name, {{"train", numbers(23)}, {"val", numbers(9)}})}, [&](Session& session, const Config&) {
+        std::int64_t steps = 0;
+        auto state = session.state({{"steps", steps}});
+        EXPECT_EQ(state.restore(), again);
+        for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+          if (!gradients) validate(session);  // before the pass that is stopped: it runs again, whole
+          for (auto& batch :
+               session.get_dataset_shard().iter_torch_batches({.global_batch_size = 4, .shuffle = true})) {
+            append(samples, batch["i"], batch.size());
+            if (++steps % 2 == 0) validate(session);
+            if (again || steps != 4) continue;
+            session.report({}, state);
+            throw Stop();
+          }
+          session.report({}, state);
+        }
+        EXPECT_EQ(steps, 12);
+        if (!gradients) {
+          EXPECT_EQ(session.global_step(), steps) << "validation takes no steps";
+        }
+      });
+  EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  return seen;
+}
+
+TEST(Passes, ValidationInsideAnEpochIsWholeAfterAResume) {
+  const auto storage = test::shared_folder();
+  for (const bool gradients : {false, true}) {
+    const std::string name = gradients ? "recording" : "evaluating";
+    Samples samples;
+    for (const bool again : {false, true})
+      for (const auto count : validating(storage, name, gradients, again, samples)) EXPECT_EQ(count, 9) << name;
+    auto want = indices(23);
+    const auto twice = indices(23);
+    want.insert(want.end(), twice.begin(), twice.end());
+    std::sort(want.begin(), want.end());
+    EXPECT_EQ(of_all(samples), want) << name;
+  }
+}
+
+TEST(Passes, TwoOfDifferentPlansNeedAScope) {
+  const auto [code, result] = run({test::shared_folder(), {}, with("two", {{"a", numbers(16)}, {"b", numbers(24)}})},
+                                  [&](Session& session, const Config&) {
+                                    auto net = session.prepare_model(torch::nn::Linear(1, 1));
+                                    auto a = session.get_dataset_shard("a").iter_torch_batches({.batch_size = 2});
+                                    auto b = session.get_dataset_shard("b").iter_torch_batches({.batch_size = 3});
+                                    auto first = a.begin(), second = b.begin();
+                                    (net->forward(first->begin()->second.to(at::kFloat).unsqueeze(1)).sum() +
+                                     net->forward(second->begin()->second.to(at::kFloat).unsqueeze(1)).sum())
+                                        .backward();
+                                  });
+  EXPECT_EQ(code, 64);
+  const auto text = error_of(result);
+  for (const char* part : {"\"a\"", "\"b\"", "session.step(batch)"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+/// What the gradient of the mean of a step's samples is. Collective.
+double mean_of_step(const Batch& batch) {
+  Samples mine;
+  append(mine, batch["i"], batch.size());
+  const auto all = of_all(mine);
+  EXPECT_EQ(static_cast<std::int64_t>(all.size()), batch.global_size());
+  return std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
+}
+
+TEST(Passes, AScopeSaysWhichBatchCounts) {
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("scopes", {{"a", numbers(11)}, {"b", numbers(7)}, {"c", numbers(11)}})},
+          [&](Session& session, const Config&) {
+            auto net = session.prepare_model(torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)));
+            const auto loss = [&](const Batch& batch) {
+              return net->forward(batch["i"].to(at::kFloat).unsqueeze(1)).mean();
+            };
+            const auto expect = [&](double want, const char* what) {
+              EXPECT_NEAR(net->weight.grad().item<double>(), want, 1e-5) << what;
+              net->zero_grad();
+            };
+            std::optional<Batch> kept;
+            {
+              auto as = session.get_dataset_shard("a").iter_torch_batches({.batch_size = 2});
+              auto bs = session.get_dataset_shard("b").iter_torch_batches({.global_batch_size = 3});
+              auto a = as.begin(), b = bs.begin();
+              for (; a != as.end() && b != bs.end(); ++a, ++b) {
+                {
+                  const auto scope = session.step(*a);
+                  loss(*a).backward();
+                }
+                {
+                  const auto scope = session.step(*b);
+                  loss(*b).backward();
+                }
+                expect(mean_of_step(*a) + mean_of_step(*b), "a scope for each");
+                kept = *b;
+              }
+            }
+            {
+              const auto scope = session.step(*kept);
+              loss(*kept).backward();
+            }
+            expect(mean_of_step(*kept), "a batch that was kept");
+            auto as = session.get_dataset_shard("a").iter_torch_batches({.batch_size = 2});
+            auto cs = session.get_dataset_shard("c").iter_torch_batches({.batch_size = 2});
+            auto a = as.begin(), c = cs.begin();
+            for (; a != as.end(); ++a, ++c) {
+              (loss(*a) + loss(*c)).backward();
+              expect(mean_of_step(*a) + mean_of_step(*c), "alike, without a scope");
+            }
+          });
+  EXPECT_EQ(code, 0) << error_of(result);
+}
+
+TEST(Passes, ASamplerOfOnesOwnIsReportedBetweenPasses) {
+  const auto n = static_cast<std::size_t>(world().size());
+  for (const bool inside : {true, false}) {
+    const auto [code,
+                result] = run({test::shared_folder(), {}, with("sampler", {})}, [&](Session& session, const Config&) {
+      std::int64_t steps = 0;
+      auto state = session.state({{"steps", steps}});
+      auto loader = prepare_data_loader(
+          session.worker(), torch_numbers(12), {.batch_size = 2},
+          torch::data::samplers::DistributedSequentialSampler(12, n, static_cast<std::size_t>(session.world_rank())));
+      for ([[maybe_unused]] auto& batch : *loader) {
+        EXPECT_EQ(session.global_step(), ++steps);
+        session.report({});
+        if (inside) session.report({}, state);
+      }
+      session.report({}, state);
+    });
+    EXPECT_EQ(code, inside ? 64 : 0) << error_of(result);
+    if (inside) {
+      EXPECT_NE(error_of(result).find("\"train_loader\""), std::string::npos) << error_of(result);
+    }
+  }
+}
+
+TEST(Passes, ALoaderGoesOnInTheMiddleOfAnEpoch) {
+  const auto storage = test::shared_folder();
+  Samples samples;
+  for (const bool again : {false, true}) {
+    const auto [code, result] = run({storage, {}, with("loader", {})}, [&](Session& session, const Config&) {
+      std::int64_t steps = 0;
+      auto state = session.state({{"steps", steps}});
+      const auto make = [&] {
+        return prepare_data_loader(session.worker(), torch_numbers(23),
+                                   {.global_batch_size = 4, .shuffle = true, .workers = 1});
+      };
+      auto loader = make();
+      EXPECT_EQ(state.restore(), again);
+      if (again) loader = make();  // before or after, it is the same
+      for (auto epoch : session.epochs(2)) {
+        loader->set_epoch(epoch);
+        for (auto& batch : *loader) {
+          append(samples, batch.data, loader->batch_samples());
+          EXPECT_EQ(session.global_step(), ++steps);
+          if (steps != 3 && steps != 8) continue;
+          session.report({}, state);
+          if (!again) throw Stop();
+        }
+        session.report({}, state);
+      }
+      EXPECT_EQ(steps, 12);
+    });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+    ASSERT_TRUE(result);
+    std::int64_t counted = 0;
+    for (const auto& row : result->metrics_history) counted += row.at("num_samples").get<std::int64_t>();
+    EXPECT_EQ(counted, again ? 46 : 12);
+  }
+  auto want = indices(23);
+  const auto twice = indices(23);
+  want.insert(want.end(), twice.begin(), twice.end());
+  std::sort(want.begin(), want.end());
+  EXPECT_EQ(of_all(samples), want);
+}
+
+TEST(Passes, AnotherNumberOfWorkersIsSaidBetweenEpochsToo) {
+  if (world().size() == 1) GTEST_SKIP() << "needs two workers";
+  const auto storage = test::shared_folder();
+  for (const std::int64_t epochs : {1, 2}) {
+    auto options = with("smaller", {{"train", numbers(24)}});
+    options.scaling_config.num_workers = epochs == 1 ? world().size() : world().size() - 1;
+    options.train_loop_config = {{"epochs", 0}};
+    const auto [code, result] =
+        run({storage, {"--set", "epochs=" + std::to_string(epochs), "--log-level", "warn"}, options},
+            [&](Session& session, const Config& config) {
+              std::int64_t steps = 0;
+              auto state = session.state({{"steps", steps}});
+              state.restore();
+              for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
+                for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 2}))
+                  steps += batch.size() >= 0;
+                session.report({}, state);
+              }
+            });
+    EXPECT_EQ(code, 0) << error_of(result);
+  }
+  const auto log = read_file(storage / "smaller" / "logs" / "rank_00000.log");
+  EXPECT_NE(log.find("a step now takes " + std::to_string(2 * (world().size() - 1)) + " samples"), std::string::npos)
+      << "log: " << log;
+  world().barrier();
+}
+
+}  // namespace
+}  // namespace muster
