@@ -44,9 +44,11 @@ struct BucketExchange::Kind {
 struct BucketExchange::Bucket {
   std::size_t gradients = 0;
   std::size_t missing = 0;
-  at::Tensor flat;           ///< the gradients, then `used`
-  at::Tensor used;           ///< [gradients], in the end on how many ranks each was used; NaN: a rank has left
-  std::vector<float> users;  ///< [gradients], the same on the CPU
+  at::Tensor flat;  ///< the gradients, then `used`
+  /// [gradients], in the end on how many ranks each was used; NaN: a rank has left. In the first bucket also
+  /// [note_bits], how many ranks have given each.
+  at::Tensor used;
+  std::vector<float> users;  ///< the same on the CPU
   c10::intrusive_ptr<c10d::Work> work = {};
   GradBucket hooked;  ///< what a hook sees of it
 };
@@ -70,7 +72,7 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Commun
     places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), parameter});
   }
   for (auto& kind : kinds_)
-    kind.memory = buffer_for(*group_, kind.elements + (1 + line) * kind.gradients, kind.options);
+    kind.memory = buffer_for(*group_, kind.elements + (1 + line) * kind.gradients + note_bits, kind.options);
   order_.resize(parameters.size());
   std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
   fill_buckets();
@@ -89,7 +91,7 @@ void BucketExchange::fill_buckets() {
     const auto kind = places_[chosen.front()].kind;
     std::int64_t elements = 0;
     for (const auto i : chosen) elements += places_[i].parameter.numel();
-    const auto count = static_cast<std::int64_t>(chosen.size());
+    const auto count = static_cast<std::int64_t>(chosen.size()) + (buckets_.empty() ? note_bits : 0);
     const auto flat = kinds_[kind].memory.narrow(0, taken[kind], elements + count);
     taken[kind] += (elements + count + line - 1) / line * line;
     std::int64_t offset = 0;
@@ -110,14 +112,19 @@ void BucketExchange::fill_buckets() {
     buckets_.push_back({.gradients = chosen.size(),
                         .flat = flat,
                         .used = flat.narrow(0, elements, count),
-                        .users = std::vector<float>(chosen.size()),
+                        .users = std::vector<float>(static_cast<std::size_t>(count)),
                         .hooked = {flat.narrow(0, 0, elements), std::move(views), buckets_.size(),
                                    buckets_.size() + 1 == assigned.size()}});
   }
 }
 
-void BucketExchange::begin(Arrival arrival) {
+void BucketExchange::begin(Arrival arrival, Note note) {
   if (std::exchange(moved_, false)) fill_buckets();
+  if (!buckets_.empty()) {
+    auto& first = buckets_.front();
+    for (std::size_t bit = 0; bit < note_bits; ++bit)
+      first.users[first.gradients + bit] = static_cast<float>(note >> bit & 1);
+  }
   for (auto& bucket : buckets_) bucket.missing = bucket.gradients;
   issued_ = ended_ = 0;
   arrival_ = arrival;
@@ -146,7 +153,7 @@ void BucketExchange::start_full_buckets() {
   const auto lock = thread_ ? thread_->hold() : std::unique_lock<std::mutex>();
   for (; issued_ < buckets_.size() && buckets_[issued_].missing == 0; ++issued_) {
     auto& full = buckets_[issued_];
-    full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.gradients)}, at::kFloat));
+    full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
     // A hook leaves `used` alone, which must arrive as it is.
     std::vector<at::Tensor> tensors{hook_ ? full.used : full.flat};
     full.work = group_->allreduce(tensors);
@@ -175,7 +182,7 @@ void BucketExchange::finish() {
     bucket.work->wait();
     bucket.work.reset();
     const auto users = bucket.used.abs().to(at::kCPU, at::kFloat);
-    std::copy_n(users.const_data_ptr<float>(), bucket.gradients, bucket.users.begin());
+    std::copy_n(users.const_data_ptr<float>(), bucket.users.size(), bucket.users.begin());
   }
   if (hook_)
     for (auto& bucket : buckets_) hook_(bucket.hooked, *group_);
@@ -204,6 +211,15 @@ int BucketExchange::users(std::size_t index) const {
   const auto& place = places_[index];
   const float users = buckets_[place.bucket].users[place.number];
   return std::isnan(users) ? -1 : static_cast<int>(users);
+}
+
+Note BucketExchange::noted() const {
+  Note all = 0;
+  if (buckets_.empty()) return all;
+  const auto& first = buckets_.front();
+  for (std::size_t bit = 0; bit < note_bits; ++bit)
+    all |= static_cast<Note>(first.users[first.gradients + bit] > 0) << bit;
+  return all;
 }
 
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {

@@ -214,6 +214,7 @@ class Averaged final : public DataParallel {
     };
     reducer_ = std::make_shared<Reducer>(module_, shared.share.total, exchange_maker(shared, group_, options),
                                          make_sparse, shared.weight, shared.no_sync_depth);
+    reducer_->ask(shared.wishes_to_stop);
     reducer_->install();
     if (shared.share.fixed) shards_ = std::make_unique<ShardBuffers>(*module_, group_, shared.share);
   }

@@ -30,6 +30,9 @@ struct Shared {
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
   std::shared_ptr<const data::StepWeight> weight;
   std::shared_ptr<const int> no_sync_depth;  ///< 0: gradients are averaged
+  /// Whether this rank wishes that all stop, asked in every averaging pass (Reducer::stop_wished), on the thread that
+  /// runs backward(). None: it never does.
+  std::function<bool()> wishes_to_stop = {};
   c10::Device device = c10::kCPU;
   /// Gradients go through node-shared memory where that is possible, not through the process group.
   bool share_memory = true;

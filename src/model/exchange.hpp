@@ -1,6 +1,6 @@
 // How gradients come together: every rank adds each of its gradients once, then finishes, then fetches the averages.
 //
-//   exchange.begin(Arrival::in_backward);
+//   exchange.begin(Arrival::in_backward, note);
 //   for (…) exchange.add(i, gradient, Use::used);   // as they are made
 //   exchange.finish();                              // waits for the other ranks
 //   exchange.fetch(i, gradient);
@@ -30,13 +30,17 @@ enum class Arrival {
   at_once,
 };
 
+/// Bits that ride with a pass, at no message of their own: a rank gives some, and hears those that any rank has given.
+using Note = std::uint32_t;
+constexpr int note_bits = 4;
+
 /// Indices are those of the parameters that it was made for. All ranks add the same ones in every pass, in any order.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
   /// A new pass; the one before is finished.
-  virtual void begin(Arrival arrival) = 0;
+  virtual void begin(Arrival arrival, Note note) = 0;
   /// The gradient as it is to be averaged; one that is not defined counts as zero. Its memory may be kept and reduced
   /// in place from now on, so nobody else reads or writes it before finish() has returned.
   virtual void add(std::size_t index, const at::Tensor& gradient, Use use) = 0;
@@ -50,6 +54,8 @@ class Exchange {
   virtual int users(std::size_t index) const = 0;
   /// Makes `gradient` hold the average, in place where it is defined.
   virtual void fetch(std::size_t index, at::Tensor& gradient) = 0;
+  /// The notes of all ranks, joined by or. 0 from an exchange of no gradients, which sends nothing.
+  virtual Note noted() const = 0;
 };
 
 }  // namespace muster::model

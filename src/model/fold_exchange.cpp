@@ -26,7 +26,7 @@ FoldExchange::FoldExchange(const std::vector<at::Tensor>& parameters, c10::intru
     places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), kind->elements, parameter});
     kind->elements += parameter.numel();
   }
-  kinds_.push_back({at::TensorOptions(at::kFloat), static_cast<std::int64_t>(parameters.size())});
+  kinds_.push_back({at::TensorOptions(at::kFloat), static_cast<std::int64_t>(parameters.size()) + note_bits});
   for (auto& kind : kinds_)
     for (int s = 0; s < share_.count; ++s) kind.shards.push_back(at::empty({kind.elements}, kind.options));
 }
@@ -38,7 +38,7 @@ at::Tensor FoldExchange::part(const at::Tensor& flat, const Place& place) const 
              : piece.view(place.parameter.sizes());
 }
 
-void FoldExchange::begin(Arrival) {
+void FoldExchange::begin(Arrival, Note note) {
   const auto refuse = [](const char* fact) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");
@@ -50,6 +50,8 @@ void FoldExchange::begin(Arrival) {
   if (shard_ != 0 && (shard_ != next_ || weight_->batch != batch_ + 1)) refuse("a batch of the step had no backward()");
   batch_ = weight_->batch;
   next_ = shard_ + 1;
+  auto* const bits = kinds_.back().shards[shard_].mutable_data_ptr<float>() + places_.size();
+  for (int bit = 0; bit < note_bits; ++bit) bits[bit] = static_cast<float>(note >> bit & 1);
 }
 
 void FoldExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
@@ -77,6 +79,13 @@ void FoldExchange::finish() {
 int FoldExchange::users(std::size_t index) const {
   const float users = kinds_.back().sum.const_data_ptr<float>()[index];
   return std::isnan(users) ? -1 : static_cast<int>(users);
+}
+
+Note FoldExchange::noted() const {
+  const auto* const bits = kinds_.back().sum.const_data_ptr<float>() + places_.size();
+  Note all = 0;
+  for (int bit = 0; bit < note_bits; ++bit) all |= static_cast<Note>(bits[bit] > 0) << bit;
+  return all;
 }
 
 void FoldExchange::fetch(std::size_t index, at::Tensor& gradient) {

@@ -24,12 +24,14 @@ class FoldExchange final : public Exchange {
   FoldExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
                const data::StepShare& share, std::shared_ptr<const data::StepWeight> weight);
 
-  void begin(Arrival arrival) override;
+  void begin(Arrival arrival, Note note) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   bool complete() const override { return complete_; }
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
+  /// What was given with any of the step's shards.
+  Note noted() const override;
 
  private:
   /// The gradients of one type.
@@ -49,7 +51,7 @@ class FoldExchange final : public Exchange {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   data::StepShare share_;
   std::shared_ptr<const data::StepWeight> weight_;
-  std::vector<Kind> kinds_;    ///< the last one counts users
+  std::vector<Kind> kinds_;    ///< the last one counts users, and who has given each bit of a note
   std::vector<Place> places_;  ///< [parameters]
   std::size_t shard_ = 0;      ///< of the pass under way
   std::size_t next_ = 0;       ///< that is missing in the step

@@ -20,6 +20,9 @@ namespace {
 
 constexpr const char* averaging = "averaging gradients";
 
+// The bits of a note.
+constexpr Note stop = 1;
+
 std::string text_of(at::ScalarType type, at::IntArrayRef sizes, c10::Device device) {
   return c10::str(type, sizes, " on ", device);
 }
@@ -193,12 +196,13 @@ bool Reducer::shadow() {
   cut_off();
   drain();
   if (joined_->agree(false) == 0) return false;
-  dense_->begin(Arrival::at_once);
-  if (sparse_) sparse_->begin(Arrival::at_once);
+  dense_->begin(Arrival::at_once, note());
+  if (sparse_) sparse_->begin(Arrival::at_once, note());
   for (const auto& p : parameters_)
     if (p.exchanged()) exchange_of(p).add(p.index, {}, Use::none);
   dense_->finish();
   if (sparse_) sparse_->finish();
+  count(dense_->noted() | (sparse_ ? sparse_->noted() : 0));
   for (const auto& p : parameters_)
     if (p.exchanged()) users(p);
   return true;
@@ -296,11 +300,19 @@ void Reducer::finish_all(Complete& complete) {
   for (const auto& [reducer, pass] : all) reducer->finish(*pass);
 }
 
+Note Reducer::note() const { return wishes_to_stop_ && wishes_to_stop_() ? stop : 0; }
+
+/// A pass has been averaged.
+void Reducer::count(Note noted) {
+  ++passes_;
+  stop_wished_ = (noted & stop) != 0;
+}
+
 void Reducer::begin_exchanges(Arrival arrival) {
   begun_ = true;
   dense_begun_ = !deferred_;
-  if (dense_begun_) dense_->begin(arrival);
-  if (sparse_) sparse_->begin(arrival);
+  if (dense_begun_) dense_->begin(arrival, note());
+  if (sparse_) sparse_->begin(arrival, note());
   for (auto& p : parameters_) p.added = false;
 }
 
@@ -339,6 +351,7 @@ void Reducer::finish(Pass& pass) {
   if (!deferred_) dense_->finish();
   if (sparse_) sparse_->finish();
   const bool complete = deferred_ || dense_->complete();
+  if (complete && !deferred_) count(dense_->noted() | (sparse_ ? sparse_->noted() : 0));
   for (auto& p : parameters_) {
     if (!in_backward(p)) continue;
     if (complete)
@@ -386,7 +399,7 @@ void Reducer::gather() {
     drain();
     check_parameters();
   }
-  dense_->begin(Arrival::at_once);
+  dense_->begin(Arrival::at_once, note());
   // As torch's optimizers do, it steps with the gradients that are there.
   for (const auto& p : parameters_)
     if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.ghost ? Use::used : Use::none);
@@ -394,6 +407,7 @@ void Reducer::gather() {
 
 void Reducer::close() {
   open_ = waiting_ = false;
+  count(dense_->noted());
   for (auto& p : parameters_)
     if (p.dense()) store(p, false);
 }
@@ -403,6 +417,7 @@ void Reducer::settle() {
   gather();
   open_ = waiting_ = false;
   dense_->finish();
+  count(dense_->noted());
   for (auto& p : parameters_)
     if (p.dense()) store(p, true);
 }
@@ -448,7 +463,7 @@ void Reducer::drain() {
     if (sparse_) sparse_->finish();
     if (!dense_begun_) {
       // Those who were not cut off come to this in the optimizer's step.
-      dense_->begin(Arrival::at_once);
+      dense_->begin(Arrival::at_once, note());
       for (const auto& p : parameters_)
         if (p.dense()) dense_->add(p.index, {}, Use::left);
       dense_->finish();

@@ -70,6 +70,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The optimizer has done with it.
   void close();
 
+  // The wish of a rank that all stop rides with every pass that is averaged.
+  /// From the next pass on, `wishes_to_stop` says whether this rank does; it may be called by the thread that runs
+  /// backward() or steps the optimizer.
+  void ask(std::function<bool()> wishes_to_stop) { wishes_to_stop_ = std::move(wishes_to_stop); }
+  /// Passes that have been averaged: with a fused optimizer in its step, with virtual workers after a step's last
+  /// shard, else at the end of backward(). The same on all ranks, but for those that join() has made.
+  std::int64_t passes() const noexcept { return passes_; }
+  /// Whether any rank did, in the last of them. The same on all ranks.
+  bool stop_wished() const noexcept { return stop_wished_; }
+
   // For ranks with different numbers of passes (join.cpp).
   /// From now on the ranks agree over `channel` before every pass that averages who still has one. The average is over
   /// those, or over all ranks if `over_all`.
@@ -105,6 +115,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void choose_parameters();
   bool unfrozen() const;
   std::shared_ptr<Pass> begin();
+  Note note() const;
   void begin_exchanges(Arrival arrival);
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
   /// Whether backward() gives its gradients to the exchange.
@@ -112,6 +123,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void add(Parameter& parameter);
   void add_rest();
   void finish(Pass& pass);
+  void count(Note noted);
   using Complete = std::vector<std::pair<std::shared_ptr<Reducer>, std::shared_ptr<Pass>>>;
   static std::shared_ptr<Complete> complete_in_this_backward();
   static void finish_all(Complete& complete);
@@ -134,6 +146,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   MakeExchange make_dense_, make_sparse_;
   std::unique_ptr<Exchange> dense_, sparse_;  ///< no sparse one where there is no sparse parameter
   int generation_ = 0;
+
+  std::function<bool()> wishes_to_stop_;
+  std::int64_t passes_ = 0;
+  bool stop_wished_ = false;
 
   std::optional<Joined> joined_;
   std::exception_ptr failure_;

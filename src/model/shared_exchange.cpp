@@ -109,7 +109,7 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
   Layout layout(parameters);
   const auto control_bytes =
-      node::BlockReduction::memory(communicator.topology().local_size, layout.blocks.size(), layout.slots.size());
+      node::BlockReduction::memory(communicator.topology().local_size, layout.blocks.size(), layout.slots.size() + 1);
   // Of the first rank's part, all make use.
   auto control = comm::share(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
@@ -127,7 +127,7 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
       slots_(std::move(layout.slots)),
       blocks_(std::move(layout.blocks)),
       reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), layout.reduced,
-                 slots_.size()),
+                 slots_.size() + 1),
       average_(node::in_place_sum(layout.reduced, 1.0 / communicator_.size())) {
   for (auto& block : blocks_) {
     const auto& first = slots_[block.slots.front()];
@@ -151,8 +151,10 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
 
 SharedExchange::~SharedExchange() = default;
 
-void SharedExchange::begin(Arrival arrival) {
+void SharedExchange::begin(Arrival arrival, Note note) {
   reduction_.begin();
+  note_ = note;
+  reduction_.write_note(slots_.size(), note_);
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
@@ -249,6 +251,7 @@ void SharedExchange::update(const node::BlockReduction::Work& work) {
     reduction_.begin();
     published_ = 0;
     for (std::size_t i = 0; i < slots_.size(); ++i) write_note(i);
+    reduction_.write_note(slots_.size(), note_);
   }
   run(work);
   updated_ = true;
@@ -272,6 +275,12 @@ int SharedExchange::users(std::size_t index) const {
     users += use == Use::used;
   }
   return users;
+}
+
+Note SharedExchange::noted() const {
+  Note all = 0;
+  for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.note(r, slots_.size());
+  return all;
 }
 
 void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {

@@ -27,11 +27,12 @@ class SharedExchange final : public Exchange {
                                               const Communicator& communicator, bool progress_thread);
   ~SharedExchange() override;
 
-  void begin(Arrival arrival) override;
+  void begin(Arrival arrival, Note note) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
+  Note noted() const override;
 
   /// Where a gradient stands among what is reduced as a whole.
   struct Placement {
@@ -75,6 +76,7 @@ class SharedExchange final : public Exchange {
   std::vector<Block> blocks_;
   std::size_t published_ = 0;
   Arrival arrival_ = Arrival::at_once;
+  Note note_ = 0;
   std::uint32_t arrived_ = 0;  ///< gradients, in this pass
   bool frozen_ = false;        ///< the order in which blocks are published
   node::BlockReduction reduction_;

@@ -72,17 +72,19 @@ void SparseExchange::finish() {
   const at::NoGradGuard no_grad;
   const auto world = static_cast<std::size_t>(group_->getSize());
 
-  // How many rows each rank has, and its use of the parameter.
-  auto own = at::empty({static_cast<std::int64_t>(slots_.size()), 2}, at::kLong);
+  // How many rows each rank has, and its use of the parameter; at the end its note.
+  auto own = at::zeros({static_cast<std::int64_t>(slots_.size()) + 1, 2}, at::kLong);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     own.mutable_data_ptr<std::int64_t>()[2 * i] = slots_[i].rows.size(0);
     own.mutable_data_ptr<std::int64_t>()[2 * i + 1] = static_cast<std::int64_t>(slots_[i].use);
   }
+  own.mutable_data_ptr<std::int64_t>()[2 * slots_.size()] = note_;
   auto headers = gather(own.to(slots_.front().parameter.device()));
   for (auto& header : headers) header = header.cpu();
   const auto header = [&](std::size_t rank, std::size_t slot) {
     return headers[rank].const_data_ptr<std::int64_t>() + 2 * slot;
   };
+  for (std::size_t r = 0; r < world; ++r) note_ |= static_cast<Note>(header(r, slots_.size())[0]);
 
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];

@@ -365,5 +365,87 @@ TEST(TwoModels, MayBeUnfrozenTogetherAndComeInAnotherOrderOnEachRank) {
   expect_gradients(second, mean_of(loss(), second->parameters()), "b.");
 }
 
+/// Ranks wish at some steps: none, all, the last, the first.
+bool wishes(int step, int of_rank) {
+  return step == 1 || (step == 2 && of_rank == size() - 1) || (step == 3 && of_rank == 0);
+}
+
+TEST(AWishToStop, RidesWithEveryPass) {
+  test::Preparation prepare;
+  int step = 0;
+  prepare.shared.wishes_to_stop = [&] { return wishes(step, rank()); };
+  Prepared a(prepare);
+  auto& reducer = *a.model->reducer();
+  EXPECT_FALSE(reducer.stop_wished());
+  for (; step < 5; ++step) {
+    a.net->loss(step, rank(), step != 3).backward();
+    EXPECT_EQ(reducer.stop_wished(), step >= 1 && step <= 3) << step;
+    EXPECT_EQ(reducer.passes(), step + 1);
+    const NoSync scope(prepare.no_sync_depth);
+    a.net->loss(step, rank()).backward();
+    EXPECT_EQ(reducer.passes(), step + 1) << "nothing was averaged";
+  }
+}
+
+TEST(AWishToStop, RidesWithAPreparedOptimizersStep) {
+  for (const double norm : {0.0, 1.0}) {  // with a norm, gradients are gone through twice
+    test::Preparation prepare;
+    int step = 0;
+    prepare.shared.wishes_to_stop = [&] { return wishes(step, rank()); };
+    Prepared a(prepare);
+    optim::SGD own(a.net->parameters(), optim::SGDOptions(0.001));
+    auto how = make_optimizer_step(own, {a.model}, {.max_grad_norm = norm, .fuse = Fuse::always});
+    PreparedOptimizer<optim::SGD> optimizer(std::move(own), std::move(how));
+    for (; step < 5; ++step) {
+      optimizer.zero_grad();
+      a.net->loss(step, rank()).backward();
+      optimizer.step();
+      EXPECT_EQ(a.model->reducer()->stop_wished(), step >= 1 && step <= 3) << step;
+      EXPECT_EQ(a.model->reducer()->passes(), step + 1);
+    }
+  }
+}
+
+TEST(AWishToStop, RidesWithSparseGradients) {
+  for (const bool alone : {true, false}) {
+    test::Preparation prepare;
+    int step = 0;
+    prepare.shared.wishes_to_stop = [&] { return wishes(step, rank()); };
+    auto module = std::make_shared<nn::Module>();
+    auto words = module->register_module("words", nn::Embedding(nn::EmbeddingOptions(6, 2).sparse(true)));
+    auto out = nn::Linear(2, 2);
+    if (!alone) module->register_module("out", out);
+    const auto prepared = prepare(module);
+    for (; step < 5; ++step) {
+      const auto x = words->forward(at::full({2}, step, at::kLong));
+      (alone ? x : out->forward(x)).sum().backward();
+      EXPECT_EQ(prepared->reducer()->stop_wished(), step >= 1 && step <= 3) << step;
+    }
+  }
+}
+
+TEST(AWishToStop, RidesWithTheShardsOfVirtualWorkers) {
+  constexpr int shards = 2;
+  test::Preparation prepare;
+  prepare.shared.share = {.total = shards * size(), .first = shards * rank(), .count = shards, .fixed = true};
+  prepare.options.comm_hook = {};
+  auto& weight = *prepare.weight;
+  weight.local = 1;
+  weight.global = shards * size();
+  weight.shards = shards;
+  int step = 0;
+  prepare.shared.wishes_to_stop = [&] { return weight.shard == 0 && wishes(step, rank()); };
+  Prepared a(prepare);
+  for (; step < 5; ++step)
+    for (weight.shard = 0; weight.shard < shards; ++weight.shard) {
+      ++weight.batch;
+      EXPECT_EQ(a.model->reducer()->passes(), step);
+      a.net->loss(step, rank()).backward();
+      if (weight.completes_step()) {
+        EXPECT_EQ(a.model->reducer()->stop_wished(), step >= 1 && step <= 3) << step;
+      }
+    }
+}
+
 }  // namespace
 }  // namespace muster::model
