@@ -41,7 +41,9 @@ struct StepWeight;
 class State {
  public:
   /// Loads the newest checkpoint of this run, or the one the run was told to start from. False on a fresh start.
-  /// Everything is compared first: nothing is changed if a name, a shape or a type differs. Collective.
+  /// Everything is compared first: nothing is changed if a name, a shape or a type differs. From a checkpoint that no
+  /// run has made (Checkpoint::from_dict) it takes the entries that are there, with a warning that names the missing,
+  /// and gives false where none is. Collective.
   bool restore();
 
   const StateEntries& entries() const noexcept { return entries_; }
@@ -228,13 +230,15 @@ class Session {
 
   /// Reduces the metrics over the workers, writes them to the run's directory, and commits a checkpoint if there is
   /// something to save. A barrier; an error on one worker is the same error on all, and the checkpoints before it
-  /// stay. Collective.
+  /// stay. Where the best checkpoints are kept by a score, it is an error at the first one if no report has had that
+  /// metric; one whose report lacks it, or has it as NaN, counts as the worst. Collective.
   void report(const Metrics& metrics, const ReportOptions& options = {});
   /// With the state, saved by all workers together.
   void report(const Metrics& metrics, const State& state, const ReportOptions& options = {});
-  /// With files of the user's own; the directories of several workers are united.
+  /// With files of the user's own, or entries (Checkpoint::from_dict, or one that was saved before). Those of several
+  /// workers are united; what several give is the lowest worker's, with a warning if theirs differ.
   void report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options = {});
-  /// With both.
+  /// With both; an entry that both hold is the state's.
   void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
               const ReportOptions& options = {});
 

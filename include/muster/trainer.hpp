@@ -82,7 +82,8 @@ class DataParallelTrainer {
 
   const DataConfig& get_dataset_config() const noexcept { return options_.dataset_config; }
 
-  /// Whether `path` is a run's directory with at least one checkpoint that can be read.
+  /// Whether restore(path) finds a run: a directory with params.json and at least one whole checkpoint. An Error
+  /// (ExitCode::retry) if that cannot be read.
   static bool can_restore(const std::filesystem::path& path);
 
  protected:
@@ -114,8 +115,9 @@ class TorchTrainer : public DataParallelTrainer {
   TorchTrainer(Launch& launch, Function train_loop, TorchTrainerOptions options = {})
       : TorchTrainer(launch, wrap(std::move(train_loop)), std::move(options), 0) {}
 
-  /// A trainer that continues the run in `path` with the configuration saved there (train_loop_config, scaling, run and
-  /// metadata); what `options` sets wins. Datasets and functions cannot be saved and are given again.
+  /// A trainer that continues the run in `path` with the configuration saved there (train_loop_config, scaling, run,
+  /// torch and dataset configurations, metadata); what `options` sets to other than its default wins. Datasets,
+  /// preprocessors, callbacks and functions cannot be saved and are given again.
   template <class Function>
   static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, Function train_loop,
                               TorchTrainerOptions options = {}) {

@@ -214,6 +214,21 @@ void write_file(const std::filesystem::path& path, std::string_view content) {
   sync_directory(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
 }
 
+void remove_unfinished(const std::filesystem::path& path) noexcept {
+  try {
+    const auto prefix = path.filename().string() + ".tmp.";
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(path.parent_path(), error), end; !error && at != end;
+         at.increment(error)) {
+      const auto name = at->path().filename().string();
+      if (name.starts_with(prefix) && name.find_first_not_of("0123456789.", prefix.size()) == std::string::npos)
+        ::unlink(at->path().c_str());
+    }
+  } catch (...) {
+    // The next start tries again.
+  }
+}
+
 void sync_directory(const std::filesystem::path& path) {
   const int descriptor = open_checked(path, O_RDONLY | O_DIRECTORY, ExitCode::retry, "opening");
   const int status = ::fsync(descriptor);

@@ -63,6 +63,8 @@ std::filesystem::file_status status_of(const std::filesystem::path& path);
 std::string read_file(const std::filesystem::path& path, std::uint64_t most = std::uint64_t{1} << 40);
 /// Replaces `path` by `content`, durably: after a crash the old or the new file is there, whole.
 void write_file(const std::filesystem::path& path, std::string_view content);
+/// Removes what write_file() left beside `path` when its process was killed. Nobody is writing it now.
+void remove_unfinished(const std::filesystem::path& path) noexcept;
 /// The entries of the folder itself on the disk (after a create, rename or unlink in it).
 void sync_directory(const std::filesystem::path& path);
 /// Makes the folder and its parents, mode 0777 less the umask.

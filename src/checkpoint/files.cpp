@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/names.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -123,6 +124,10 @@ void sync_folders(const fs::path& directory) {
   for (const auto& entry : fs::recursive_directory_iterator(directory))
     if (entry.symlink_status().type() == fs::file_type::directory) sync_directory(entry.path());
   sync_directory(directory);
+}
+
+void remove_leftovers(const fs::path& run) {
+  for (const auto& leftover : find_checkpoints(run).leftovers) discard(leftover);
 }
 
 void discard(const fs::path& directory) noexcept {

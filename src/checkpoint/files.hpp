@@ -28,6 +28,8 @@ void verify(const std::filesystem::path& directory, const Manifest& manifest, Pa
 /// Syncs `directory` and every folder under it.
 void sync_folders(const std::filesystem::path& directory);
 
+/// Removes what interrupted saves and removals have left in a run's directory.
+void remove_leftovers(const std::filesystem::path& run);
 /// Removes the directory and everything in it; a failure is only a warning.
 void discard(const std::filesystem::path& directory) noexcept;
 

@@ -27,6 +27,15 @@ std::string saving_name(int index) { return "." + published_name(index) + ".savi
 
 std::string pruning_name(int index) { return "." + published_name(index) + ".pruning"; }
 
+std::optional<int> index_of(const std::string& name) {
+  int index = 0;
+  if (!name.starts_with(prefix)) return {};
+  const char* const begin = name.data() + prefix.size();
+  const auto problem = std::from_chars(begin, begin + std::min<std::size_t>(name.size() - prefix.size(), 9), index).ec;
+  if (problem != std::errc{} || index < 0 || name != published_name(index)) return {};
+  return index;
+}
+
 Found find_checkpoints(const fs::path& run) {
   Found found;
   std::error_code error;

@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ namespace muster::checkpoint {
 std::string published_name(int index);
 std::string saving_name(int index);
 std::string pruning_name(int index);
+
+/// The index in a published checkpoint's name; none if it is not such a name.
+std::optional<int> index_of(const std::string& name);
 
 /// What stands in a run's directory. Symbolic links and names of any other form are not ours and not here.
 struct Found {

@@ -3,10 +3,12 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files.hpp"
+#include "checkpoint/given.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/names.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/state_file.hpp"
+#include "checkpoint/steps_back.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
 
@@ -43,6 +45,9 @@ mode_t make_private(const fs::path& path) {
 std::vector<std::string> user_files(const Contents& contents) {
   if (!contents.directory) return {};
   auto names = list_files(*contents.directory);
+  // Those of a checkpoint are not files of the user's; the entries in it are in the state.
+  if (is_of_muster(*contents.directory))
+    std::erase_if(names, [](const auto& name) { return name == manifest_name || name == state_name; });
   for (const auto& name : names)
     if (name == manifest_name || name == state_name)
       throw Error(ExitCode::usage, "saving the files of " + contents.directory->string(),
@@ -174,9 +179,10 @@ Store::Store(Communicator communicator, fs::path run, CheckpointConfig config)
                 "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
                 "Give 1 or more, or leave it out to keep all");
   const auto next = on_root(communicator_, [&] {
-    const auto found = find_checkpoints(run_);
-    for (const auto& leftover : found.leftovers) discard(leftover);
-    return std::to_string(found.next_index);
+    // Before they go: their indices count.
+    const auto next_index = find_checkpoints(run_).next_index;
+    remove_leftovers(run_);
+    return std::to_string(next_index);
   });
   next_index_ = std::stoi(next);
 }
@@ -185,10 +191,12 @@ void Store::take_back_what_is_whole() {
   // Those after the newest: what the run has gone on without is not its past any more.
   const auto candidates = Config::parse(on_root(communicator_, [&] {
     const auto found = find_checkpoints(run_);
+    const auto steps = read_steps_back(run_);
+    const auto newest = newest_of(found, steps);
     auto list = Config::array();
-    const bool needed = found.published.empty();
     for (const auto& [index, path] : found.damaged)
-      if (needed || index > found.published.rbegin()->first) list.push_back({path.string(), index, needed});
+      if (!given_up(steps, index) && (!newest || index > newest->first))
+        list.push_back({path.string(), index, !newest});
     return list.dump();
   }));
   for (const auto& candidate : candidates) {
@@ -218,12 +226,18 @@ std::optional<Checkpoint> Store::newest() {
   for (;;) {
     const fs::path path = on_root(communicator_, [&] {
       const auto found = find_checkpoints(run_);
-      if (found.published.empty() && !found.damaged.empty())
+      const auto newest = newest_of(found, read_steps_back(run_));
+      if (newest) return newest->second.string();
+      if (!found.published.empty())
+        throw Error(ExitCode::data, "looking for a checkpoint in " + run_.string(),
+                    "the one to which it went back is gone, and those after it were given up",
+                    "Name the one to go on from: --resume " + found.published.rbegin()->second.string());
+      if (!found.damaged.empty())
         throw Error(ExitCode::data, "looking for a checkpoint in " + run_.string(),
                     "all that are there are damaged (" + std::to_string(found.damaged.size()) + ")",
                     "`muster checkpoint verify` says what is wrong with each; one that is mended is taken up again. "
                     "To start from the beginning, give the run another name");
-      return found.published.empty() ? std::string() : found.published.rbegin()->second.string();
+      return std::string();
     });
     if (path.empty()) return {};
     const auto problem = problem_of(path, communicator_);
@@ -234,6 +248,27 @@ std::optional<Checkpoint> Store::newest() {
       return std::string();
     });
   }
+}
+
+void Store::step_back(int index) {
+  const auto path = run_ / published_name(index);
+  const auto doing = "going back to " + path.string();
+  const auto done = on_root(communicator_, [&] {
+    const auto steps = read_steps_back(run_);
+    if (!steps.empty() && steps.back().to == index) {
+      log::info("this run has gone back to " + path.filename().string() +
+                " already and goes on from its newest; to go "
+                "back once more, remove its steps_back.json");
+      return std::string("done");
+    }
+    if (!find_checkpoints(run_).published.contains(index))
+      throw Error(ExitCode::data, doing, "there is no such checkpoint",
+                  "`muster checkpoint ls " + run_.string() + "` shows those that are there");
+    return std::string();
+  });
+  if (!done.empty()) return;
+  if (const auto problem = problem_of(path, communicator_); !problem.empty()) throw Error(ExitCode::data, problem);
+  on_root(communicator_, [&] { return add_step_back(run_, {index, next_index_ - 1}), std::string(); });
 }
 
 Checkpoint Store::commit(const Contents& contents) {
@@ -308,9 +343,11 @@ void Store::prune() const noexcept {
   if (!config_.num_to_keep) return;
   try {
     const auto found = find_checkpoints(run_);
+    const auto steps = read_steps_back(run_);
     std::vector<Scored> checkpoints;
     for (const auto& [index, path] : found.published) try {
-        checkpoints.push_back({index, score_of(read_manifest(path).metrics, config_.checkpoint_score_attribute)});
+        checkpoints.push_back(
+            {index, score_of(read_manifest(path).metrics, config_.checkpoint_score_attribute), given_up(steps, index)});
       } catch (const Error&) {
         // Damaged: it does not count, and whoever resumes next will look at it.
       }
@@ -326,7 +363,20 @@ void Store::prune() const noexcept {
 }
 
 Restored Store::read(const Checkpoint& checkpoint) const {
+  const auto kinds = on_all(communicator_, [&] {
+    const auto& path = checkpoint.path();
+    if (!is_of_muster(path) && !fs::exists(status_of(path / state_name))) return std::string("files");
+    return std::string(read_manifest(path).progress.empty() ? "entries" : "run");
+  });
+  if (std::ranges::any_of(kinds, [&](const auto& kind) { return kind != kinds.front(); }))
+    throw Error(ExitCode::usage, "reading " + checkpoint.path().string(),
+                "not all ranks give the same kind of checkpoint", "Give the same one on every rank");
   Restored restored;
+  if (kinds.front() == "files") return restored;
+  if (kinds.front() == "entries") {
+    restored.state = united_entries(communicator_, checkpoint);
+    return restored;
+  }
   const Part part{communicator_.rank(), communicator_.size()};
   on_all(communicator_, [&] {
     const auto manifest = read_manifest(checkpoint.path());

@@ -49,11 +49,17 @@ class Store {
   /// (ExitCode::retry), and nothing is renamed.
   std::optional<Checkpoint> newest();
 
+  /// Goes back to that checkpoint of the run: newest() then passes over those that are newer, until a newer one than
+  /// all of them is committed. Once: nothing if that was the last step back already. An Error (ExitCode::data) if it is
+  /// not there or not whole.
+  void step_back(int index);
+
   /// Writes, agrees, publishes, prunes. If any rank fails, all raise the same Error, nothing is published and what was
   /// there before stays.
   Checkpoint commit(const Contents& contents);
 
-  /// Verified and read.
+  /// Verified and read. One that no run has made may be each rank's own; its entries come as united_entries() gives
+  /// them. A directory that is not muster's gives nothing.
   Restored read(const Checkpoint& checkpoint) const;
 
   /// All on disk, oldest first.

@@ -1,6 +1,7 @@
 // A report: metrics over the workers, a checkpoint if there is something to save, a row in the run's files.
 #include "base/log.hpp"
 #include "checkpoint/components.hpp"
+#include "checkpoint/given.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
 #include "observe/reduction.hpp"
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 namespace muster::train {
 namespace {
@@ -82,8 +84,9 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
   Config row = make_row(observe::reduce(all_metrics, options.reduce));
   row = Config::parse(control.broadcast(row.dump(-1, ' ', false, Config::error_handler_t::replace)));
 
-  const bool saves = saves_state || any(parts, &Part::saves_files);
-  if (saves) row["checkpoint_dir_name"] = save(entries, files, row).path().filename().string();
+  const bool saves_files = any(parts, &Part::saves_files), saves = saves_state || saves_files;
+  check_score(row, saves);
+  if (saves) row["checkpoint_dir_name"] = save(entries, files, saves_files, row).path().filename().string();
 
   if (root()) {
     try {
@@ -102,7 +105,27 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
                 "Start it again with --name " + run.name() + " to go on");
 }
 
-Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, const Config& row) {
+void SessionState::check_score(const Config& row, bool saves) {
+  const auto& attribute = config.checkpoint_config.checkpoint_score_attribute;
+  if (attribute.empty()) return;
+  const auto at = row.find(attribute);
+  const bool there = at != row.end() && (at->is_number() || at->is_null());  // NaN is null
+  score_reported = score_reported || there;
+  if (!saves || there) return;
+  const std::string doing = "keeping the best checkpoints by \"" + attribute + "\"";
+  if (at != row.end()) throw Error(ExitCode::usage, doing, "it is reported and is not a number", "Report a number");
+  if (!score_reported) {
+    std::string names;
+    for (const auto& [name, value] : row.items()) names += (names.empty() ? "" : ", ") + name;
+    throw Error(ExitCode::usage, doing, "no such metric is reported",
+                "Choose one of " + names + ", or report it with every checkpoint, as NaN where it is not known");
+  }
+  if (!std::exchange(score_missed, true) && root())
+    log::warn(doing + ": it is not reported with this checkpoint, which counts as the worst");
+}
+
+Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
+                              const Config& row) {
   checkpoint::Contents contents{.state = {},
                                 .random_state = save_random_state(),
                                 .directory = {},
@@ -111,6 +134,18 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
                                 .metadata = metadata};
   if (entries != nullptr) contents.state = checkpoint::collect(*entries);
   if (files) contents.directory = files->path();
+  if (any_files) {
+    // What a checkpoint made by from_dict holds becomes part of this one.
+    for (auto given = checkpoint::united_entries(control, files); const auto& [name, value] : given.values.items()) {
+      if (contents.state.values.contains(name)) {
+        if (root())
+          log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");
+        continue;
+      }
+      contents.state.values[name] = value;
+      contents.state.tensors.merge(checkpoint::only(given, name).tensors);
+    }
+  }
   newest = store.commit(contents);
   return *newest;
 }

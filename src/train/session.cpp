@@ -27,6 +27,7 @@ bool State::restore() {
   session.beginning_told = true;
   if (!session.start) return false;
   const auto& saved = session.read_start();
+  if (!saved.where.of_a_run) return session.restore_what_is_there(entries_);
   checkpoint::restore(entries_, saved.state);
   session.restore_progress(saved.where);
   session.restore_random_state(saved);

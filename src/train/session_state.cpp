@@ -1,6 +1,7 @@
 #include "train/session_state.hpp"
 
 #include "base/log.hpp"
+#include "checkpoint/components.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -82,6 +83,27 @@ void SessionState::restore_random_state(const checkpoint::Restored& saved) {
     seed_generators(launch.flags().seed + static_cast<std::uint64_t>(training_iteration), workers.rank());
   if (generators && saved.random_states.size() == size * static_cast<std::size_t>(workers.size()))
     generators->restore(saved.random_states.substr(size * static_cast<std::size_t>(workers.rank()), size));
+}
+
+bool SessionState::restore_what_is_there(const StateEntries& entries) {
+  StateEntries there;
+  StateDict saved;
+  std::string missing;
+  for (const auto& [name, entry] : entries) {
+    if (!restored->state.values.contains(name)) {
+      missing += (missing.empty() ? "" : ", ") + name;
+      continue;
+    }
+    there.emplace_back(name, entry);
+    auto part = checkpoint::only(restored->state, name);
+    saved.tensors.merge(part.tensors);
+    saved.values.update(part.values);
+  }
+  checkpoint::restore(there, saved);
+  if (!missing.empty() && root())
+    log::warn(start->path().string() + " holds nothing for " + missing + ": left as it is" +
+              (restored->state.values.empty() ? "; files of your own are reached by get_checkpoint()" : ""));
+  return !there.empty();
 }
 
 Config SessionState::save_progress() const {

@@ -72,6 +72,8 @@ struct SessionState {
   bool checkpoint_taken = false;                   // by the training function, to load it by itself
   bool beginning_told = false;                     // whether there was need to say that something begins again
   bool epoch_set = false;                          // by a loop of the training function's own
+  bool score_reported = false;                     // the metric by which the best checkpoints are kept
+  bool score_missed = false;                       // and once it was not there
   std::optional<ShardGenerators> generators = {};  // with virtual workers
 
   // On the first worker.
@@ -96,13 +98,18 @@ struct SessionState {
   void report(const Metrics& metrics, const StateEntries* entries, const std::optional<Checkpoint>& files,
               const ReportOptions& options);
 
+  /// Loads what a checkpoint that no run has made holds for these entries; whether there was anything.
+  bool restore_what_is_there(const StateEntries& entries);
+
   /// Where training stands, for a checkpoint; and back.
   Config save_progress() const;
   void restore_progress(const checkpoint::Progress& progress);
 
  private:
   Config make_row(Config metrics) const;
-  Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, const Config& row);
+  Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
+                  const Config& row);
+  void check_score(const Config& row, bool saves);
 };
 
 }  // namespace muster::train

@@ -1,6 +1,11 @@
 #include "muster/trainer.hpp"
 
+#include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/files.hpp"
+#include "checkpoint/names.hpp"
+#include "checkpoint/newest.hpp"
+#include "checkpoint/steps_back.hpp"
 #include "comm/agreement.hpp"
 #include "comm/environment.hpp"
 #include "comm/together.hpp"
@@ -117,6 +122,12 @@ Config describe(const Launch& launch, const DataParallelTrainerOptions& options,
   return params;
 }
 
+/// The path from the root on, without a slash at its end, which would hide its last name.
+std::filesystem::path whole_path(const std::filesystem::path& path) {
+  const auto whole = std::filesystem::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
 /// Whether the run that left `previous` behind is finished and was asked for the same.
 bool already_finished(const Config& previous, const Config& params) {
   return previous.is_object() && previous.value("finished", false) &&
@@ -126,50 +137,75 @@ bool already_finished(const Config& previous, const Config& params) {
 /// The checkpoint that --resume PATH names: PATH itself, or the newest whole one of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& communicator) {
   return Checkpoint::from_directory(comm::on_root(communicator, [&] {
-    if (std::filesystem::exists(path / "manifest.json")) return path.string();
-    const auto all = list_checkpoints(path);
-    const auto newest =
-        std::find_if(all.rbegin(), all.rend(), [](const CheckpointInfo& info) { return info.problem.empty(); });
-    if (newest == all.rend())
+    if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
+    const auto newest = checkpoint::newest_readable(path);
+    if (!newest)
       throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
                   "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
-    return newest->path.string();
+    return newest->string();
   }));
+}
+
+/// Whether `path` lies right in the run's folder, by whatever name it is reached.
+bool is_in(const std::filesystem::path& path, const Run& run) {
+  std::error_code ignored;  // of a path that is not there
+  return path.parent_path() == run.path() || std::filesystem::equivalent(path.parent_path(), run.path(), ignored);
 }
 
 /// What the run goes on from: its own newest checkpoint, else --resume PATH, else resume_from_checkpoint.
 std::optional<Checkpoint> choose_start(SessionState& session, const std::optional<Checkpoint>& given) {
   const auto& flags = session.launch.flags();
   const bool named = flags.resume == Resume::path;
-  const auto path = named ? std::filesystem::absolute(flags.resume_path).lexically_normal() : std::filesystem::path();
+  const auto path = named ? whole_path(flags.resume_path) : std::filesystem::path();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
-  if (named && path.parent_path() == session.run.path()) return checkpoint_at(path, session.control);
+  if (named) {
+    const auto own = comm::on_root(session.control, [&] {
+      if (!is_in(path, session.run)) return std::string();
+      const auto index = checkpoint::index_of(path.filename());
+      if (!index)
+        throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
+                    "Name a checkpoint; `muster checkpoint ls` shows those that are there");
+      return std::to_string(*index);
+    });
+    if (!own.empty()) session.store.step_back(std::stoi(own));
+  }
   if (auto newest = session.store.newest()) return newest;
   if (named) return checkpoint_at(path, session.control);
   if (flags.resume == Resume::must && !given)
     throw Error(ExitCode::data, "resuming the run " + session.run.path().string(), "it has no checkpoint",
                 "Use --resume auto to start afresh");
+  const auto all = session.control.all_reduce(std::int64_t{given.has_value()});
+  if (all != 0 && all != session.control.size())
+    throw Error(ExitCode::usage, "starting the run " + session.run.path().string(),
+                "some ranks give resume_from_checkpoint and others do not", "Give it on every rank");
   return given;
 }
 
 /// Takes up the run's counters, history and preprocessor where `start` left them.
 void take_up(SessionState& session) {
   const bool first = session.root();
-  const auto open_history = [&](const Config& last) {
+  const auto open_history = [&](std::int64_t iteration, const Config& last) {
     comm::on_root(session.control, [&] {
-      session.history.emplace(session.run.path(), session.training_iteration, last);
+      session.history.emplace(session.run.path(), iteration, last);
       return std::string();
     });
   };
-  if (!session.start) return open_history(nullptr);
+  if (!session.start) return open_history(0, nullptr);
   const auto& saved = session.read_start();
   const auto& progress = saved.where;
   session.training_iteration = progress.training_iteration;
   session.time_before = progress.time_total_s;
   auto row = saved.metrics;
-  row["checkpoint_dir_name"] = session.start->path().filename().string();
-  open_history(row);
+  session.score_reported = row.contains(session.config.checkpoint_config.checkpoint_score_attribute);
+  // What another run has reported is not this run's history.
+  if (const auto& start = session.start->path(); start.parent_path() == session.run.path()) {
+    row["checkpoint_dir_name"] = start.filename().string();
+    open_history(progress.training_iteration, row);
+  } else {
+    open_history(0, nullptr);
+  }
   if (!first) return;
+  if (!progress.of_a_run) return log::info("starting from " + session.start->path().string());
   log::info("resuming from " + session.start->path().string() + " (report " +
             std::to_string(session.training_iteration) + ", epoch " + std::to_string(progress.epoch + 1) +
             (progress.epoch_complete ? " done)" : " in progress)"));
@@ -263,13 +299,26 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
   return all;
 }
 
+/// What the run in that folder was asked for; an Error (ExitCode::data) if it cannot be restored.
+train::Params saved_params(const std::filesystem::path& run) {
+  const std::string doing = "restoring the run " + run.string();
+  if (!std::filesystem::exists(status_of(run / "params.json")))
+    throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
+  auto params = train::read_params(run);
+  if (!checkpoint::newest_readable(run))
+    throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
+  return params;
+}
+
 /// What the run's directory holds now, the same on every rank.
 Result read_result(const Communicator& world, const Run& run, const CheckpointConfig& config) {
   const auto content = Config::parse(comm::on_root(world, [&] {
+    const auto steps = checkpoint::read_steps_back(run.path());
     Config checkpoints = Config::array();
     std::string newest;
     int newest_index = -1;
     for (const auto& info : ranked_checkpoints(run.path(), config)) {
+      if (checkpoint::given_up(steps, info.index)) continue;
       checkpoints.push_back({info.path.string(), info.metrics});
       if (info.index > newest_index) newest = info.path.string();
       newest_index = std::max(newest_index, info.index);
@@ -293,8 +342,13 @@ DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, D
     : launch_(launch), train_loop_(std::move(train_loop)), options_(std::move(options)) {}
 
 bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
-  const auto all = list_checkpoints(path);
-  return std::any_of(all.begin(), all.end(), [](const CheckpointInfo& info) { return info.problem.empty(); });
+  try {
+    saved_params(whole_path(path));
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::data) throw;
+    return false;
+  }
 }
 
 Result DataParallelTrainer::fit() {
@@ -319,6 +373,10 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   const auto& flags = launch_.flags();
   const auto limit = comm::time_limit(world);
   comm::on_root(world, [&] {
+    checkpoint::remove_leftovers(run.path());
+    for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
+                             ".owner", "logs/.owner"})
+      remove_unfinished(run.path() / name);
     if (flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                   "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
@@ -414,16 +472,20 @@ TorchTrainer::TorchTrainer(Launch& launch, TrainLoop train_loop, TorchTrainerOpt
                            .resume_from_checkpoint = std::move(options.resume_from_checkpoint)}) {}
 
 TorchTrainerOptions TorchTrainer::restored(const std::filesystem::path& path, TorchTrainerOptions options) {
-  const auto run = std::filesystem::absolute(path).lexically_normal();
-  const std::string doing = "restoring the run " + run.string();
-  if (!std::filesystem::exists(run / "params.json"))
-    throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
-  const auto saved = train::read_params(run);
+  const auto run = whole_path(path);
+  const auto saved = saved_params(run);
   if (options.train_loop_config.empty()) options.train_loop_config = saved.train_loop_config;
   if (options.metadata.empty()) options.metadata = saved.metadata;
   auto& scaling = options.scaling_config;
   if (!scaling.num_workers) scaling.num_workers = saved.scaling.num_workers;
+  scaling.use_gpu = scaling.use_gpu || saved.scaling.use_gpu;
+  if (!scaling.threads_per_worker) scaling.threads_per_worker = saved.scaling.threads_per_worker;
   if (!scaling.virtual_workers) scaling.virtual_workers = saved.scaling.virtual_workers;
+  if (auto& failures = options.run_config.failure_config.max_failures; failures == 0) failures = saved.max_failures;
+  if (options.torch_config.backend == TorchConfig{}.backend) options.torch_config.backend = saved.torch.backend;
+  if (!options.torch_config.timeout) options.torch_config.timeout = saved.torch.timeout;
+  auto& data = options.dataset_config;
+  if (!data.split_all && data.datasets_to_split == DataConfig{}.datasets_to_split) data = saved.data;
   auto& kept = options.run_config.checkpoint_config;
   if (!kept.num_to_keep) kept.num_to_keep = saved.checkpoint.num_to_keep;
   if (kept.checkpoint_score_attribute.empty()) {

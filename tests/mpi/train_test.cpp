@@ -10,6 +10,9 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -693,6 +696,190 @@ TEST(Train, WhatCannotBeInARunsFilesIsDamageOnAllRanks) {
   }
 }
 
+/// Trains, failing after `steps` if that is not 0; the index of the checkpoint that it began with, −1 for none.
+int continue_line(const std::filesystem::path& storage, const std::string& name, std::vector<std::string> flags,
+                  std::int64_t epochs, std::int64_t steps = 0, int max_failures = 0) {
+  int began_with = -2;
+  auto options = with_line(name);
+  options.run_config.failure_config.max_failures = max_failures;
+  Fit fit;
+  const auto [code, result] = run({storage, std::move(flags), options}, [&](Session& session, const Config&) {
+    const auto checkpoint = session.get_checkpoint();
+    began_with = checkpoint ? std::stoi(checkpoint->path().filename().string().substr(11)) : -1;
+    const auto first = session.global_step();
+    fit_line(session, epochs, fit, [&](std::int64_t at) {
+      if (steps > 0 && at - first >= steps) throw std::runtime_error("enough");
+    });
+  });
+  EXPECT_EQ(code, steps > 0 ? 1 : 0) << (result && result->error ? result->error->what() : "");
+  return began_with;
+}
+
+std::filesystem::path checkpoint_of(const std::filesystem::path& folder, int index) {
+  char name[32];
+  std::snprintf(name, sizeof name, "checkpoint_%06d", index);
+  return folder / name;
+}
+
+int newest_index(const std::filesystem::path& folder) {
+  world().barrier();
+  const int index = list_checkpoints(folder).back().index;
+  world().barrier();
+  return index;
+}
+
+TEST(Train, AStepBackIsTakenOnce) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "back";
+  continue_line(storage, "back", {}, 3);
+  const int last = newest_index(folder);
+  ASSERT_GE(last, 4);
+  const std::vector<std::string> back{"--resume", (folder / "checkpoint_000001/").string()};
+  // Nothing newer is saved: it starts from there again, with the flag and without.
+  const auto nothing = [&](const std::vector<std::string>& flags) {
+    int began_with = -2;
+    run({storage, flags, with_line("back")}, [&](Session& session, const Config&) {
+      began_with = std::stoi(session.get_checkpoint()->path().filename().string().substr(11));
+      throw std::runtime_error("before anything is saved");
+    });
+    return began_with;
+  };
+  EXPECT_EQ(nothing(back), 1);
+  EXPECT_EQ(nothing(back), 1);
+  EXPECT_EQ(nothing({}), 1);
+  EXPECT_EQ(newest_index(folder), last) << "what was given up stays on disk";
+  // A newer one is saved: from then on it starts from the newest.
+  const auto saved = run({storage, back, with_line("back")}, [&](Session& session, const Config&) {
+    double value = 1;
+    session.report({{"loss", 1}}, session.state({{"value", value}}));
+  });
+  EXPECT_EQ(saved.first, 0);
+  EXPECT_EQ(saved.second->checkpoint->path(), checkpoint_of(folder, last + 1));
+  EXPECT_EQ(nothing(back), last + 1);
+  // Also when the one that it went back to is gone, and never from one that was given up.
+  world().barrier();
+  if (world().rank() == 0) std::filesystem::remove_all(folder / "checkpoint_000001");
+  EXPECT_EQ(nothing(back), last + 1);
+  world().barrier();
+  if (world().rank() == 0) std::filesystem::remove(checkpoint_of(folder, last + 1) / "state.h5");
+  EXPECT_EQ(nothing(back), 0);
+}
+
+TEST(Train, AStepBackToNowhereIsRefused) {
+  const auto storage = test::shared_folder();
+  continue_line(storage, "back", {}, 1);
+  const auto to = [&](const std::string& name) {
+    return run({storage, {"--resume", (storage / "back" / name).string()}, with_line("back")},
+               [](Session&, const Config&) { FAIL(); })
+        .first;
+  };
+  EXPECT_EQ(to("checkpoint_000077"), 65);
+  EXPECT_EQ(to("checkpoint_1"), 65);
+  EXPECT_EQ(to("logs"), 65);
+  world().barrier();
+  if (world().rank() == 0) std::filesystem::resize_file(storage / "back/checkpoint_000000/state.h5", 100);
+  world().barrier();
+  EXPECT_EQ(to("checkpoint_000000"), 65);
+  EXPECT_TRUE(std::filesystem::exists(storage / "back/checkpoint_000000")) << "a wish condemns nothing";
+}
+
+TEST(Train, RetriesAfterAStepBackStartFromTheNewest) {
+  const auto storage = test::shared_folder();
+  continue_line(storage, "back", {}, 3);
+  const int last = newest_index(storage / "back");
+  std::vector<int> began_with;
+  auto options = with_line("back");
+  options.run_config.failure_config.max_failures = 2;
+  const auto [code, result] =
+      run({storage, {"--resume", (storage / "back/checkpoint_000000").string()}, options},
+          [&](Session& session, const Config&) {
+            began_with.push_back(std::stoi(session.get_checkpoint()->path().filename().string().substr(11)));
+            double value = 1;
+            if (began_with.size() == 2) session.report({{"loss", 1}}, session.state({{"value", value}}));
+            if (began_with.size() < 3) throw std::runtime_error("a passing trouble");
+          });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(began_with, (std::vector<int>{0, 0, last + 1}));
+}
+
+TEST(Train, AnotherRunsLastRowIsNotThisRuns) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  run({storage, {}, with_line("first")}, [&](Session& session, const Config&) { fit_line(session, 2, fit); });
+  auto options = with_line("second");
+  options.resume_from_checkpoint = Checkpoint::from_directory(list_checkpoints(storage / "first").back().path);
+  const auto [code, result] =
+      run({storage, {}, options}, [&](Session& session, const Config&) { fit_line(session, 3, fit); });
+  EXPECT_EQ(code, 0);
+  ASSERT_FALSE(result->metrics_history.empty());
+  for (const auto& row : result->metrics_history) EXPECT_EQ(row.at("epoch"), 2) << row;
+  const auto flagged = run({storage, {"--resume", (storage / "first/").string()}, with_line("third")},
+                           [](Session& session, const Config&) { EXPECT_TRUE(session.get_checkpoint()); });
+  EXPECT_EQ(flagged.first, 0);
+  EXPECT_TRUE(flagged.second->metrics_history.empty());
+}
+
+TEST(Train, LeftoversGoAtTheNextStart) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "left";
+  const auto litter = [&] {
+    world().barrier();
+    if (world().rank() == 0) {
+      make_directories(folder / ".checkpoint_000003.pruning/sub");
+      for (const char* name : {"progress.csv.tmp.77.0", "result.json.tmp.77.12", "params.json.tmp.1.2", "mine.tmp.1.2"})
+        write_file(folder / name, "half");
+    }
+    world().barrier();
+  };
+  const auto expect_clean = [&] {
+    world().barrier();
+    int left = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const auto name = entry.path().filename().string();
+      left += name.find(".tmp.") != std::string::npos || name.ends_with(".pruning");
+    }
+    EXPECT_EQ(left, 1) << "the user's own, mine.tmp.1.2";
+    world().barrier();
+  };
+  for (int start = 0; start < 2; ++start) {  // the second finds a finished run
+    litter();
+    EXPECT_EQ(run({storage, {}, with_line("left")}, [](Session&, const Config&) {}).first, 0);
+    expect_clean();
+  }
+}
+
+TEST(Train, AMisspeltScoreIsAnErrorAtTheFirstCheckpoint) {
+  auto options = with_line("score");
+  options.run_config.checkpoint_config = {.num_to_keep = 1, .checkpoint_score_attribute = "acuracy"};
+  const auto storage = test::shared_folder();
+  int reports = 0;
+  const auto loop = [&](Session& session, const Config&) {
+    double value = 1;
+    auto state = session.state({{"value", value}});
+    session.report({{"loss", 0.5}});  // saves nothing
+    ++reports;
+    session.report({{"accuracy", 0.5}}, state);
+    ++reports;
+  };
+  const auto [code, result] = run({storage, {}, options}, loop);
+  EXPECT_EQ(code, 64);
+  EXPECT_EQ(reports, 1);
+  EXPECT_NE(std::string(result->error->what()).find("accuracy"), std::string::npos) << result->error->what();
+  EXPECT_EQ(std::string(result->error->what()).find("rank "), std::string::npos) << "the same on all";
+  // One that is only sometimes there, or not known yet, is none.
+  options.run_config.checkpoint_config.checkpoint_score_attribute = "accuracy";
+  const auto sometimes = run({storage, {"--name", "sometimes"}, options}, [&](Session& session, const Config&) {
+    double value = 1;
+    auto state = session.state({{"value", value}});
+    session.report({{"accuracy", std::nan("")}}, state);
+    session.report({{"accuracy", 0.75}}, state);
+    session.report({{"loss", 0.5}}, state);
+    session.report({{"loss", 0.4}}, state);
+  });
+  EXPECT_EQ(sometimes.first, 0);
+  EXPECT_EQ(sometimes.second->best_checkpoints.front().second.at("accuracy"), 0.75);
+}
+
 TEST(Train, RestoreTakesUpTheSavedConfiguration) {
   const auto storage = test::shared_folder();
   auto options = with_line("saved");
@@ -718,6 +905,93 @@ TEST(Train, RestoreTakesUpTheSavedConfiguration) {
   });
   EXPECT_EQ(code, 0);
   EXPECT_EQ(list_checkpoints(storage / "saved").back().epoch, 1);
+}
+
+/// What a trainer was made with.
+struct Opened : TorchTrainer {
+  explicit Opened(TorchTrainer trainer) : TorchTrainer(std::move(trainer)) {}
+  const DataParallelTrainerOptions& options() const { return options_; }
+};
+
+TEST(Train, RestoreLosesNoOption) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("all");
+  options.datasets.emplace("more", line());
+  options.scaling_config.threads_per_worker = 2;
+  options.run_config.failure_config.max_failures = 3;
+  options.torch_config = {.backend = "mpi", .timeout = std::chrono::seconds(77)};
+  options.dataset_config = {.datasets_to_split = {"train", "more"}};
+  Fit fit;
+  run({storage, {}, options}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
+  world().barrier();
+  const auto file = storage / "all/params.json";
+  if (world().rank() == 0) {  // as a run on GPUs would have it
+    auto params = Config::parse(read_file(file));
+    params["scaling_config"]["use_gpu"] = true;
+    write_file(file, params.dump());
+  }
+  world().barrier();
+
+  std::string program = "job";
+  char* argv[] = {program.data()};
+  Launch launch(1, argv);
+  const int code = launch.run([&] {
+    const auto loop = [](Session&, const Config&) {};
+    const Opened trainer(TorchTrainer::restore(launch, (storage / "all/").string(), loop));
+    EXPECT_EQ(trainer.options().run_config.name, "all") << "with a slash at the end";
+    EXPECT_EQ(trainer.options().run_config.storage_path, storage);
+    EXPECT_TRUE(trainer.options().scaling_config.use_gpu);
+    EXPECT_EQ(trainer.options().scaling_config.threads_per_worker, 2);
+    EXPECT_EQ(trainer.options().run_config.failure_config.max_failures, 3);
+    EXPECT_EQ(trainer.get_dataset_config().datasets_to_split, (std::vector<std::string>{"train", "more"}));
+    const Opened other(TorchTrainer::restore(launch, storage / "all", loop,
+                                             {.scaling_config = {.threads_per_worker = 1},
+                                              .dataset_config = {.split_all = true},
+                                              .run_config = {.failure_config = {.max_failures = -1}}}));
+    EXPECT_EQ(other.options().scaling_config.threads_per_worker, 1) << "what is given wins";
+    EXPECT_EQ(other.options().run_config.failure_config.max_failures, -1);
+    EXPECT_TRUE(other.get_dataset_config().split_all);
+  });
+  EXPECT_EQ(code, 0);
+  const auto saved = Config::parse(read_file(file));
+  EXPECT_EQ(saved.at("torch_config").at("backend"), "mpi");
+  EXPECT_EQ(saved.at("torch_config").at("timeout_ms"), 77'000);
+  world().barrier();
+}
+
+TEST(Train, CanRestoreAndRestoreAgree) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  run({storage, {}, with_line("whole")}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
+  run({storage, {}, with_line("metrics only")}, [](Session& session, const Config&) { session.report({{"a", 1}}); });
+  if (world().rank() == 0) {
+    for (const char* name : {"no params", "params damaged", "checkpoints damaged"})
+      std::filesystem::copy(storage / "whole", storage / name, std::filesystem::copy_options::recursive);
+    std::filesystem::remove(storage / "no params/params.json");
+    write_file(storage / "params damaged/params.json", "{}");
+    for (const auto& info : list_checkpoints(storage / "checkpoints damaged"))
+      std::filesystem::remove(info.path / "state.h5");
+  }
+  world().barrier();
+  std::string program = "job";
+  char* argv[] = {program.data()};
+  Launch launch(1, argv);
+  launch.run([&] {
+    for (const char* name :
+         {"whole", "whole/", "metrics only", "no params", "params damaged", "checkpoints damaged", "nowhere"}) {
+      const bool can = TorchTrainer::can_restore(storage / name);
+      bool does = true;
+      try {
+        TorchTrainer::restore(launch, storage / name, [](Session&, const Config&) {});
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+        does = false;
+      }
+      EXPECT_EQ(can, does) << name;
+      EXPECT_EQ(can, std::string(name).starts_with("whole")) << name;
+    }
+  });
+  world().barrier();
 }
 
 }  // namespace

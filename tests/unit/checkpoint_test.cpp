@@ -8,6 +8,7 @@
 #include "checkpoint/progress.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/state_file.hpp"
+#include "checkpoint/steps_back.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 #include "support/forge.hpp"
@@ -481,6 +482,39 @@ TEST(Names, OnlyOursAreFound) {
   fs::create_directory(run / "checkpoint_000002.damaged");
   EXPECT_EQ(set_aside(run / "checkpoint_000002").filename(), "checkpoint_000002.damaged.1");
   EXPECT_EQ(find_checkpoints(run.path()).damaged.size(), 3u);
+}
+
+TEST(StepsBack, GiveUpWhatCameBetween) {
+  const Folder run;
+  const auto line = [&](int count) {
+    std::vector<int> kept;
+    const auto steps = read_steps_back(run.path());
+    for (int index = 0; index < count; ++index)
+      if (!given_up(steps, index)) kept.push_back(index);
+    return kept;
+  };
+  EXPECT_EQ(line(3), (std::vector<int>{0, 1, 2}));
+  add_step_back(run.path(), {.to = 2, .over = 4});
+  EXPECT_EQ(line(5), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(line(8), (std::vector<int>{0, 1, 2, 5, 6, 7}));
+  add_step_back(run.path(), {.to = 6, .over = 7});
+  EXPECT_EQ(line(9), (std::vector<int>{0, 1, 2, 5, 6, 8}));
+  add_step_back(run.path(), {.to = 4, .over = 8});
+  EXPECT_EQ(line(10), (std::vector<int>{0, 1, 2, 3, 4, 9})) << "one that was given up leads on again";
+  add_step_back(run.path(), {.to = 1, .over = 9});
+  EXPECT_EQ(line(11), (std::vector<int>{0, 1, 10}));
+  for (const char* text :
+       {"{}", "3", "[3]", R"([{"to": 1}])", R"([{"to": 3, "over": 2}])", R"([{"to": -1, "over": 2}])",
+        R"([{"to": 1, "over": 1e300}])", R"([{"to": "1", "over": 2}])", "["}) {
+    write_file(run / "steps_back.json", text);
+    EXPECT_SAYS(error_of([&] { read_steps_back(run.path()); }), "steps_back.json") << text;
+  }
+}
+
+TEST(Retention, WhatWasGivenUpGoesFirst) {
+  const std::vector<Scored> all{{0, {}}, {1, {}}, {.index = 2, .score = {}, .given_up = true}, {3, {}}};
+  EXPECT_EQ(surplus(all, {.num_to_keep = 2}), (std::vector<int>{0, 2}));
+  EXPECT_EQ(surplus(all, {.num_to_keep = 3}), (std::vector<int>{2}));
 }
 
 TEST(Retention, KeepsTheNewestOrTheBest) {

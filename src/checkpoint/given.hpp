@@ -1,0 +1,20 @@
+// What the user's own Checkpoint brings: to a report, or as what a run starts from.
+#pragma once
+
+#include "muster/checkpoint.hpp"
+#include "muster/communicator.hpp"
+
+#include <filesystem>
+#include <optional>
+
+namespace muster::checkpoint {
+
+/// Whether the directory holds a manifest of muster's, damaged or not; else it is any folder of files.
+bool is_of_muster(const std::filesystem::path& directory);
+
+/// The entries of the checkpoints that the ranks give, the same on all of them afterwards. Each rank may give its own,
+/// as Checkpoint::from_dict makes them; of an entry that several give, the lowest rank's is taken, with a warning if
+/// theirs differ. Collective.
+StateDict united_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
+
+}  // namespace muster::checkpoint
