@@ -68,9 +68,9 @@ struct RunConfig {
 };
 
 struct TorchConfig {
-  /// As ProcessGroupOptions::backend; "auto" adds nccl for use_gpu where this build has it. The flag --backend wins.
+  /// As ProcessGroupOptions::backend; with use_gpu "auto" is nccl where this build has it. The flag --backend wins.
   std::string backend = "auto";
-  /// The limit of every collective; the launch's --timeout unless given.
+  /// How long ranks wait for each other: gradients, reports, saves, process groups. The flag --timeout wins.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 

@@ -20,8 +20,8 @@ class ProcessGroup;
 namespace muster {
 
 struct ProcessGroupOptions {
-  /// What moves the tensors: "mpi" (muster's own) or "gloo" those on the CPU, "nccl" those on GPUs beside mpi, or by
-  /// device, as in "cpu:gloo,cuda:nccl". "auto" is mpi.
+  /// What moves the tensors: "mpi" (muster's own) or "gloo", those of GPUs by way of the CPU; "nccl" those of GPUs, and
+  /// mpi the others; or by device, as in "cpu:gloo,cuda:nccl". "auto" is mpi.
   std::string backend = "auto";
   /// The limit of every collective; the launch's unless given.
   std::optional<std::chrono::milliseconds> timeout = {};
@@ -34,7 +34,7 @@ struct ProcessGroupOptions {
 bool has_backend(std::string_view name);
 
 /// A process group over a duplicate of `communicator`, rank for rank. Collective. Its operations are started and waited
-/// for on one thread at a time, in the same order on all ranks. A CPU tensor of any dense type may be moved; reductions
+/// for on one thread at a time, in the same order on all ranks. A dense tensor of any type may be moved; reductions
 /// take booleans, integers, floating-point and complex numbers. Anything that cannot be done is an Error that says so.
 ///
 /// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be gone before the launch

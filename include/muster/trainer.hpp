@@ -8,6 +8,7 @@
 #include <muster/result.hpp>
 #include <muster/session.hpp>
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -37,6 +38,9 @@ class BackendConfig {
  public:
   virtual ~BackendConfig() = default;
   virtual std::unique_ptr<Backend> make_backend() const = 0;
+  /// How long ranks wait for each other in everything that a trainer does, unless --timeout is given; the default if
+  /// none. The same on all ranks.
+  virtual std::optional<std::chrono::milliseconds> timeout() const { return {}; }
 };
 
 /// Knows the backends of the process group.

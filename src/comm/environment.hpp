@@ -31,6 +31,22 @@ bool has_threads() noexcept;
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);
 std::chrono::milliseconds time_limit(const Communicator& communicator);
 
+/// Sets the limit while it lives.
+class TimeLimit {
+ public:
+  TimeLimit(const Communicator& communicator, std::chrono::milliseconds limit)
+      : communicator_(communicator), before_(time_limit(communicator)) {
+    set_time_limit(communicator_, limit);
+  }
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+  ~TimeLimit() { set_time_limit(communicator_, before_); }
+
+ private:
+  Communicator communicator_;
+  std::chrono::milliseconds before_;
+};
+
 /// Ends all processes of MPI_COMM_WORLD with that code: the last resort.
 [[noreturn]] void abort(int code) noexcept;
 

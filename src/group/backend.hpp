@@ -1,4 +1,4 @@
-// c10d's backend over MPI: every collective of c10d::Backend on CPU tensors, no port, no thread.
+// c10d's backend over MPI: every collective of c10d::Backend, no port, no thread.
 #pragma once
 
 #include "comm/collectives.hpp"
@@ -18,10 +18,10 @@ namespace muster::group {
 /// may be waited for in any order. One thread at a time starts operations and drives their Works. An operation only
 /// starts here: it proceeds inside the Work (see there), whose memory must not be touched before it has finished.
 ///
-/// Any dense tensor on the CPU will do: one that is not contiguous is copied in and back. Inputs are not written; the
-/// tensor of reduce() is written on the root alone. Tensors of a list may differ in size from rank to rank where c10d
-/// has a list of them (allgather, gather, scatter, reduce_scatter, alltoall). Half and bfloat16 are reduced in float.
-/// What cannot be done is an Error (ExitCode::usage), raised where it is started.
+/// Any dense tensor will do: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not written;
+/// the tensor of reduce() is written on the root alone. Tensors of a list may differ in size from rank to rank where
+/// c10d has a list of them (allgather, gather, scatter, reduce_scatter, alltoall). Half and bfloat16 are reduced in
+/// float. What cannot be done is an Error (ExitCode::usage), raised where it is started.
 class Backend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;

@@ -16,18 +16,21 @@ class Store;
 
 namespace muster::group {
 
-/// The names of backends by device; an empty one is none.
+/// The names of backends by device.
 struct Choice {
   std::string cpu = "mpi";
-  std::string cuda = {};
+  std::string cuda = "mpi";
 };
 
-/// Reads "auto", "mpi", "gloo", "nccl", or a list as "cpu:gloo,cuda:nccl". Devices that are not named keep the default.
-/// An Error (ExitCode::usage) for anything else.
+/// Reads "auto", "mpi" or "gloo" (for all devices), "nccl" (for GPUs), or a list as "cpu:gloo,cuda:nccl". Devices that
+/// are not named keep the default. An Error (ExitCode::usage) for anything else.
 Choice choose(std::string_view text);
 
-/// gloo, for tensors on the CPU. The ranks connect to each other by TCP: over loopback where all are on one node, else
-/// from the address of this host or of the interface GLOO_SOCKET_IFNAME. Collective.
+/// The same choice for a training on GPUs: where it says nothing of them, NCCL if this build has it.
+std::string on_gpus(std::string_view text, bool has_nccl);
+
+/// gloo, for tensors on the CPU, and on GPUs by way of it. The ranks connect to each other by TCP: over loopback where
+/// all are on one node, else from the address of this host or of the interface GLOO_SOCKET_IFNAME. Collective.
 ///
 /// An Error (ExitCode::usage) where gloo's headers were not there when muster was built.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator,

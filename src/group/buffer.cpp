@@ -24,7 +24,8 @@ void check(const at::Tensor& tensor, Access access, std::string_view doing) {
     layout << "the tensor's layout is " << tensor.layout();
     refuse(doing, layout.str(), "Only dense tensors are moved; use to_dense()");
   }
-  if (!tensor.is_cpu()) refuse(doing, "the tensor is on " + tensor.device().str(), "Move it to the CPU first");
+  if (!tensor.is_cpu() && !tensor.is_cuda())
+    refuse(doing, "the tensor is on " + tensor.device().str(), "Move it to the CPU first");
   if (access != Access::read && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
     refuse(doing, "elements of the tensor share memory, so that it cannot be written", "Use clone() or contiguous()");
 }
@@ -66,13 +67,14 @@ Buffer::Buffer(const at::Tensor& tensor, Access access, std::string_view doing) 
   check(tensor, access, doing);
   const at::NoGradGuard no_grad;
   // A conjugate or negative view holds other bits than its elements' values.
-  const bool plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  const bool plain = tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   if (plain) {
     memory_ = tensor.detach();
     return;
   }
   memory_ =
-      at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+      at::empty(tensor.sizes(),
+                tensor.options().device(at::kCPU).requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
   if (access != Access::write) memory_.copy_(tensor);
   if (access != Access::read) target_ = tensor;
 }

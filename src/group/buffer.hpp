@@ -19,8 +19,8 @@ std::optional<comm::Dtype> dtype_of(at::ScalarType type) noexcept;
 
 class Buffer {
  public:
-  /// Uses the tensor's own memory where it is contiguous, a copy where it is not. Throws an Error that begins with
-  /// `doing` for tensors that have no memory of that kind: sparse, quantised, nested, or on another device.
+  /// Uses the tensor's own memory where it is contiguous and on the CPU, else a copy there. Throws an Error that begins
+  /// with `doing` for tensors that have no such memory: sparse, quantised, nested, or on another device than a GPU.
   Buffer(const at::Tensor& tensor, Access access, std::string_view doing);
 
   std::size_t count() const { return static_cast<std::size_t>(memory_.numel()); }
@@ -39,7 +39,7 @@ class Buffer {
   /// What comes out is to be divided by this.
   void divide_by(int divisor) noexcept { divisor_ = divisor; }
 
-  /// The last step of the operation: divides, and copies back to a tensor that is not contiguous.
+  /// The last step of the operation: divides, and copies back to a tensor whose memory it is not.
   void finish();
 
  private:

@@ -10,14 +10,15 @@ namespace {
 }
 
 void choose_one(Choice& choice, std::string_view part) {
-  if (part == "mpi" || part == "cpu:mpi")
-    choice.cpu = "mpi";
-  else if (part == "gloo" || part == "cpu:gloo")
-    choice.cpu = "gloo";
-  else if (part == "nccl" || part == "cuda:nccl")
-    choice.cuda = "nccl";
-  else
+  const auto colon = part.find(':');
+  const bool all = colon == std::string_view::npos;
+  const auto device = all ? "" : part.substr(0, colon);
+  const auto name = all ? part : part.substr(colon + 1);
+  const bool everywhere = name == "mpi" || name == "gloo";
+  if ((!all && device != "cpu" && device != "cuda") || (!everywhere && (name != "nccl" || device == "cpu")))
     refuse(part);
+  if (everywhere && device != "cuda") choice.cpu = name;
+  if (device != "cpu") choice.cuda = name;
 }
 
 }  // namespace
@@ -31,6 +32,12 @@ Choice choose(std::string_view text) {
     if (comma == std::string_view::npos) return choice;
     text.remove_prefix(comma + 1);
   }
+}
+
+std::string on_gpus(std::string_view text, bool has_nccl) {
+  const bool open = text == "auto" || (text.starts_with("cpu:") && text.find(',') == std::string_view::npos);
+  if (!open || !has_nccl) return std::string(text);
+  return text == "auto" ? "nccl" : std::string(text) + ",cuda:nccl";
 }
 
 }  // namespace muster::group

@@ -18,7 +18,7 @@ using c10d::ProcessGroup;
 c10::intrusive_ptr<c10d::Store> make_store(const Communicator& communicator, const group::Choice& choice,
                                            std::chrono::milliseconds timeout) {
   // c10d wants a store to construct a group; where muster's own backend is alone nothing is ever asked of it.
-  if (choice.cpu == "mpi" && choice.cuda.empty()) return c10::make_intrusive<c10d::HashStore>();
+  if (choice.cpu == "mpi" && choice.cuda == "mpi") return c10::make_intrusive<c10d::HashStore>();
   return c10::make_intrusive<group::Store>(communicator.duplicate(), timeout);
 }
 
@@ -34,21 +34,24 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
   const auto timeout = options.timeout.value_or(comm::time_limit(communicator));
   const auto store = make_store(communicator, choice, timeout);
   auto made = c10::make_intrusive<ProcessGroup>(store, communicator.rank(), communicator.size());
-  if (choice.cpu == "gloo") {
-    made->setBackend(c10::DeviceType::CPU, ProcessGroup::BackendType::GLOO,
-                     group::make_gloo(communicator, c10::make_intrusive<PrefixStore>("cpu", store), timeout));
-    made->setDefaultBackend(ProcessGroup::BackendType::GLOO);
+  const auto give = [&](const char* name, ProcessGroup::BackendType type, c10::intrusive_ptr<c10d::Backend> backend) {
+    if (choice.cpu == name) made->setBackend(c10::DeviceType::CPU, type, backend);
+    if (choice.cuda == name) made->setBackend(c10::DeviceType::CUDA, type, backend);
+    if (choice.cpu == name) made->setDefaultBackend(type);
+  };
+  const auto wanted = [&](std::string_view name) { return choice.cpu == name || choice.cuda == name; };
+  if (wanted("gloo")) {
+    give("gloo", ProcessGroup::BackendType::GLOO,
+         group::make_gloo(communicator, c10::make_intrusive<PrefixStore>("cpu", store), timeout));
     // The others may still be asking for addresses, which rank 0 must not take away.
     communicator.barrier();
-  } else {
-    auto backend = c10::make_intrusive<group::Backend>(communicator.duplicate(), options);
-    made->setBackend(c10::DeviceType::CPU, ProcessGroup::BackendType::CUSTOM,
-                     c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
-    made->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
   }
-  if (choice.cuda == "nccl")
-    made->setBackend(c10::DeviceType::CUDA, ProcessGroup::BackendType::NCCL,
-                     group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));
+  if (wanted("mpi"))
+    give("mpi", ProcessGroup::BackendType::CUSTOM,
+         c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<group::Backend>(communicator.duplicate(), options)));
+  if (wanted("nccl"))
+    give("nccl", ProcessGroup::BackendType::NCCL,
+         group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));
   return made;
 }
 

@@ -1,3 +1,5 @@
+#include "base/log.hpp"
+#include "group/backends.hpp"
 #include "muster/process_group.hpp"
 #include "muster/trainer.hpp"
 #include "train/process_groups.hpp"
@@ -11,9 +13,10 @@ void TorchBackend::on_start(Session& session) {
   auto& state = *session.state_;
   const auto& flags = state.launch.flags();
   auto backend = flags.backend.value_or(config_.backend);
-  // What moves tensors on GPUs, whatever moves those on the CPU.
-  if (state.device.is_cuda()) backend = backend == "auto" ? "nccl" : backend + ",nccl";
-  const ProcessGroupOptions options{.backend = backend, .timeout = flags.timeout ? flags.timeout : config_.timeout};
+  if (state.device.is_cuda()) backend = group::on_gpus(backend, has_backend("nccl"));
+  if (state.device.is_cuda() && state.root() && backend == "auto")
+    log::warn("this muster has no NCCL backend, so that tensors go from GPU to GPU by way of the CPU and MPI");
+  const ProcessGroupOptions options{.backend = backend};
   state.groups = std::make_shared<train::ProcessGroups>();
   state.groups->make = [workers = state.workers, options] { return make_process_group(workers, options); };
   state.groups->own = state.groups->make();

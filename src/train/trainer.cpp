@@ -44,10 +44,21 @@ class TorchBackendConfig final : public BackendConfig {
   explicit TorchBackendConfig(TorchConfig config) : config_(std::move(config)) {}
   std::unique_ptr<Backend> make_backend() const override { return std::make_unique<TorchBackend>(config_); }
   const TorchConfig& config() const noexcept { return config_; }
+  std::optional<std::chrono::milliseconds> timeout() const override { return config_.timeout; }
 
  private:
   TorchConfig config_;
 };
+
+/// The one limit of all waits of a trainer.
+std::chrono::milliseconds choose_limit(const Launch& launch, const BackendConfig* backend) {
+  const auto own = backend == nullptr ? std::nullopt : backend->timeout();
+  if (own && own->count() <= 0)
+    throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
+                std::to_string(own->count()) + " ms is no time",
+                "Give TorchConfig::timeout more than 0, or leave it out");
+  return launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator())));
+}
 
 int count_workers(const Launch& launch, const ScalingConfig& scaling) {
   const auto& flags = launch.flags();
@@ -371,7 +382,8 @@ Result DataParallelTrainer::fit() {
 Result DataParallelTrainer::train(const Run& run, int workers) {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
-  const auto limit = comm::time_limit(world);
+  const auto limit = choose_limit(launch_, options_.backend_config.get());
+  const comm::TimeLimit everywhere(world, limit);
   comm::on_root(world, [&] {
     checkpoint::remove_leftovers(run.path());
     for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",

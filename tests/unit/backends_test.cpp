@@ -14,23 +14,40 @@ TEST(Choice, IsReadFromItsName) {
     const auto made = choose(text);
     return made.cpu + "," + made.cuda;
   };
-  EXPECT_EQ(choice("auto"), "mpi,");
-  EXPECT_EQ(choice("mpi"), "mpi,");
-  EXPECT_EQ(choice("gloo"), "gloo,");
+  EXPECT_EQ(choice("auto"), "mpi,mpi");
+  EXPECT_EQ(choice("mpi"), "mpi,mpi");
+  EXPECT_EQ(choice("gloo"), "gloo,gloo");
   EXPECT_EQ(choice("nccl"), "mpi,nccl");
-  EXPECT_EQ(choice("cpu:gloo"), "gloo,");
+  EXPECT_EQ(choice("cpu:gloo"), "gloo,mpi");
+  EXPECT_EQ(choice("cuda:gloo"), "mpi,gloo");
   EXPECT_EQ(choice("cuda:nccl"), "mpi,nccl");
+  EXPECT_EQ(choice("cpu:gloo,cuda:mpi"), "gloo,mpi");
   EXPECT_EQ(choice("cpu:gloo,cuda:nccl"), "gloo,nccl");
   EXPECT_EQ(choice("cuda:nccl,cpu:mpi"), "mpi,nccl");
 }
 
 TEST(Choice, RefusesWhatThereIsNot) {
-  for (const char* text : {"", "smoke", "cpu:nccl", "cuda:mpi", "mpi,", "cpu:mpi;cuda:nccl", "auto,nccl"}) try {
+  for (const char* text : {"", "smoke", "cpu:nccl", "tpu:mpi", "mpi,", "cpu:mpi;cuda:nccl", "auto,nccl"}) try {
       choose(text);
       ADD_FAILURE() << text;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::usage) << text;
     }
+}
+
+TEST(Choice, IsWhatWasChosenOnGpusToo) {
+  const auto moves_gpus = [](std::string_view text, bool has_nccl) { return choose(on_gpus(text, has_nccl)).cuda; };
+  for (const bool has_nccl : {false, true}) {
+    EXPECT_EQ(moves_gpus("mpi", has_nccl), "mpi");
+    EXPECT_EQ(moves_gpus("gloo", has_nccl), "gloo");
+    EXPECT_EQ(moves_gpus("cpu:gloo,cuda:mpi", has_nccl), "mpi");
+    EXPECT_EQ(moves_gpus("cuda:gloo", has_nccl), "gloo");
+    EXPECT_EQ(moves_gpus("nccl", has_nccl), "nccl") << "an error, where this build has none";
+    EXPECT_EQ(moves_gpus("auto", has_nccl), has_nccl ? "nccl" : "mpi");
+    EXPECT_EQ(moves_gpus("cpu:gloo", has_nccl), has_nccl ? "nccl" : "mpi");
+    EXPECT_EQ(choose(on_gpus("cpu:gloo", has_nccl)).cpu, "gloo");
+  }
+  EXPECT_THROW(choose(on_gpus("smoke", true)), Error);
 }
 
 TEST(Choice, KnowsWhatThisBuildHas) {
