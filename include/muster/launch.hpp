@@ -33,6 +33,10 @@ enum class Resume { automatic, never, must, path };
 
 /// The flags that every program has, as resolved: flag, then environment (MUSTER_NAME for --name, …), else empty, so
 /// that what the program sets holds.
+///
+/// They are the same on all ranks. What a rank was not given, by flag or environment, it takes from rank 0; another
+/// value than rank 0's is an error (ExitCode::usage), except of --threads and --log-level. So it is with options of the
+/// program's own that have a variable called MUSTER_…; other options may differ.
 struct LaunchFlags {
   std::optional<std::filesystem::path> storage;
   std::optional<std::string> name;

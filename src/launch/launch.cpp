@@ -3,6 +3,8 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/environment.hpp"
+#include "comm/together.hpp"
+#include "launch/given.hpp"
 #include "launch/settings.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/threads.hpp"
@@ -67,7 +69,10 @@ struct Launch::State {
       : argc(argc_), argv(argv_), version(std::move(version_)), program(std::filesystem::path(argv_[0]).filename()) {}
 
   void add_flags();
-  bool parse(int& status);
+  /// Parses this rank's words and environment; what was given, packed.
+  std::string read();
+  /// On all ranks alike. False if it was asked for help or the version, which it has shown.
+  bool parse();
   void resolve();
   void choose_threads();
 
@@ -76,6 +81,7 @@ struct Launch::State {
   std::string version;
   std::string program;
   CLI::App app;
+  std::optional<std::string> asked_for;  ///< the help or the version
   Parsing parsing;
   LaunchFlags flags;
   int threads = 1;
@@ -112,25 +118,35 @@ void Launch::State::add_flags() {
   option("--log-level", parsing.log_level, "trace, debug, info, warn, error or off [info]");
 }
 
-bool Launch::State::parse(int& status) {
-  const bool speaks = environment->world().rank() == 0;
+std::string Launch::State::read() {
   try {
     app.parse(argc, argv);
-    return true;
+    return launch::pack(launch::given_to(app));
   } catch (const CLI::ParseError& error) {
     std::ostringstream out, problem;
-    const bool asked = app.exit(error, out, problem) == 0;
-    status = asked ? 0 : static_cast<int>(ExitCode::usage);
-    if (!speaks) return false;
-    if (asked) {
-      std::cout << out.str() << std::flush;
-    } else {
-      std::string fact = error.what();
-      std::replace(fact.begin(), fact.end(), '\n', ' ');
-      log::error(Error(ExitCode::usage, "reading the command line", fact, program + " --help lists the flags").what());
+    asked_for.reset();
+    if (app.exit(error, out, problem) == 0) {
+      asked_for = out.str();
+      return {};
     }
+    std::string fact = error.what();
+    std::replace(fact.begin(), fact.end(), '\n', ' ');
+    throw Error(ExitCode::usage, "reading the command line", fact, program + " --help lists the flags");
+  }
+}
+
+bool Launch::State::parse() {
+  const auto& world = environment->world();
+  launch::carry(app, launch::unpack(world.broadcast(launch::pack(launch::environment_of(app)))));
+  std::vector<launch::Values> given;
+  for (const auto& packed : comm::on_all(world, [this] { return read(); })) given.push_back(launch::unpack(packed));
+  if (world.all_reduce(std::int64_t{asked_for.has_value()}, ReduceOp::max) != 0) {
+    if (world.rank() == 0 && asked_for) std::cout << *asked_for << std::flush;
     return false;
   }
+  launch::require_alike(given, world.topology().hosts);
+  launch::complete(app, given[0]);
+  return true;
 }
 
 void Launch::State::resolve() {
@@ -224,10 +240,9 @@ void Launch::give_up(const Error& error) {
 int Launch::run_body(const std::function<int()>& body) {
   using comm::Outcome;
   int status = 0;
-  if (!state_->parse(status)) return status;
-
   Outcome mine;
   try {
+    if (!state_->parse()) return 0;
     state_->resolve();
     state_->choose_threads();
     status = body();

@@ -1,0 +1,156 @@
+// What the ranks of a launch were given, by flag and by environment, which need not be the same on every host.
+#include "muster/launch.hpp"
+#include "muster/error.hpp"
+#include "support/world.hpp"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using test::world;
+
+/// A variable of this rank's environment, while it lives.
+struct Variable {
+  Variable(std::string variable, const std::string& value) : name(std::move(variable)) {
+    ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Variable() { ::unsetenv(name.c_str()); }
+  std::string name;
+};
+
+struct Ended {
+  int code = 0;
+  bool began = false;
+  std::string said;  // by rank 0
+};
+
+/// On all ranks.
+Ended start(const std::vector<std::string>& flags, const std::function<void(Launch&)>& body,
+            const std::function<void(CLI::App&)>& add_options = {}) {
+  std::vector<std::string> words{"program"};
+  words.insert(words.end(), flags.begin(), flags.end());
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  Launch launch(static_cast<int>(argv.size()), argv.data());
+  if (add_options) add_options(launch.app());
+  Ended ended;
+  testing::internal::CaptureStderr();
+  ended.code = launch.run([&] {
+    ended.began = true;
+    body(launch);
+  });
+  ended.said = world().broadcast(testing::internal::GetCapturedStderr());
+  for (const char* variable : {"MUSTER_SEED", "MUSTER_NAME", "MUSTER_WIDTH", "MUSTER_THREADS"}) ::unsetenv(variable);
+  return ended;
+}
+
+std::string place(int rank) {
+  return "rank " + std::to_string(rank) + " (" + world().topology().hosts[static_cast<std::size_t>(rank)] + ")";
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+TEST(Flags, WhatARankWasNotGivenItTakesFromRankZero) {
+  std::optional<Variable> seed, name, width, threads;
+  std::vector<std::string> flags{"--workers", "1"};
+  if (world().rank() == 0) {
+    seed.emplace("MUSTER_SEED", "3");
+    name.emplace("MUSTER_NAME", "of rank 0");
+    width.emplace("MUSTER_WIDTH", "7");
+    threads.emplace("MUSTER_THREADS", "5");
+    flags.insert(flags.end(), {"--set", "lr=0.1", "--set", "x=a b", "--resume", "never"});
+  }
+  int own = 0;
+  const auto ended = start(
+      flags,
+      [&](Launch& launch) {
+        EXPECT_EQ(launch.flags().seed, 3u);
+        EXPECT_EQ(launch.flags().name, "of rank 0");
+        EXPECT_EQ(launch.flags().threads, 5);
+        EXPECT_EQ(launch.flags().workers, 1);
+        EXPECT_EQ(launch.flags().resume, Resume::never);
+        EXPECT_EQ(launch.flags().set, (std::vector<std::string>{"lr=0.1", "x=a b"}));
+        EXPECT_EQ(own, 7);
+      },
+      [&](CLI::App& app) { app.add_option("--width", own)->required()->envname("MUSTER_WIDTH"); });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+}
+
+TEST(Flags, AnotherValueThanRankZerosIsAnErrorThatNamesBoth) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const int odd = world().size() - 1;
+  for (const bool first_was_given : {true, false}) {
+    std::optional<Variable> seed;
+    if (world().rank() == odd) seed.emplace("MUSTER_SEED", "4");
+    if (world().rank() != odd && first_was_given) seed.emplace("MUSTER_SEED", "3");
+    const auto ended = start({}, [](Launch&) {});
+    EXPECT_EQ(ended.code, 64);
+    EXPECT_FALSE(ended.began);
+    const std::string both =
+        "--seed is 4 on " + place(odd) + " and " + (first_was_given ? "3" : "not given") + " on " + place(0);
+    EXPECT_EQ(count(ended.said, both), 1) << ended.said;
+  }
+}
+
+TEST(Flags, TheCommandLineWinsOnAllRanks) {
+  const Variable seed("MUSTER_SEED", std::to_string(world().rank()));
+  const auto ended = start({"--seed", "9"}, [](Launch& launch) { EXPECT_EQ(launch.flags().seed, 9u); });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+}
+
+TEST(Flags, ThreadsLevelsAndOptionsOfNoConcernMayDiffer) {
+  const auto mine = std::to_string(world().rank() + 1);
+  const Variable threads("MUSTER_THREADS", mine), level("MUSTER_LOG_LEVEL", world().rank() == 0 ? "info" : "warn"),
+      place("SCRATCH_OF_THE_PROGRAM", mine);
+  std::string own;
+  const auto ended = start(
+      {},
+      [&](Launch& launch) {
+        EXPECT_EQ(launch.threads_per_rank(), world().rank() + 1);
+        EXPECT_EQ(own, mine);
+      },
+      [&](CLI::App& app) { app.add_option("--scratch", own)->envname("SCRATCH_OF_THE_PROGRAM"); });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+}
+
+TEST(Flags, AValueThatDoesNotParseOnOneHostEndsAll) {
+  const int odd = world().size() - 1;
+  for (const auto& [variable, value] :
+       std::vector<std::pair<std::string, std::string>>{{"MUSTER_SEED", "three"},
+                                                        {"MUSTER_WORKERS", "-1"},
+                                                        {"MUSTER_LOG_LEVEL", "loud"},
+                                                        {"MUSTER_TIME_LIMIT", "soon"}}) {
+    if (odd != 0 && variable == "MUSTER_TIME_LIMIT") continue;  // differs first
+    std::optional<Variable> set;
+    if (world().rank() == odd) set.emplace(variable, value);
+    const auto ended = start({}, [](Launch&) {});
+    EXPECT_EQ(ended.code, 64) << variable;
+    EXPECT_FALSE(ended.began);
+    EXPECT_EQ(count(ended.said, "error:"), 1) << ended.said;
+    EXPECT_NE(ended.said.find(value), std::string::npos) << ended.said;
+    EXPECT_EQ(ended.said.find(place(odd)) != std::string::npos, world().size() > 1) << ended.said;
+  }
+}
+
+TEST(Flags, WhatAllRanksHaveWrongIsSaidOnce) {
+  const auto ended = start({"--workers", "none"}, [](Launch&) {});
+  EXPECT_EQ(ended.code, 64);
+  EXPECT_EQ(count(ended.said, "error:"), 1) << ended.said;
+  EXPECT_EQ(ended.said.find("rank "), std::string::npos) << ended.said;
+}
+
+}  // namespace
+}  // namespace muster
