@@ -8,7 +8,7 @@
 namespace muster {
 
 /// A communicator over a duplicate of `comm`, which stays the caller's. MPI must be initialised and outlive it.
-/// Collective over `comm`.
+/// Collective over `comm`; an Error (ExitCode::retry) where ranks of it do not come within half an hour.
 Communicator from_mpi(MPI_Comm comm);
 
 }  // namespace muster

@@ -212,6 +212,9 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     raised[r] = unpack_raised(bytes);
   }
   shared.alarm.clear(raised);
+  ++shared.agreements;
+  if (std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.kind != Outcome::Kind::done; }))
+    renew(world);
   return outcomes;
 }
 

@@ -6,7 +6,7 @@
 //   auto outcomes = agree(world, mine, limit);         // collective over the world; the alarm is silent again
 //
 // After an attempt that failed, collectives may have been left half done: communicators that were used in it must not
-// be used again. The world itself serves only for agree() and to make fresh duplicates.
+// be used again, except the world itself, which agree() makes anew.
 #pragma once
 
 #include "muster/communicator.hpp"

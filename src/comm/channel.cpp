@@ -42,6 +42,15 @@ Communicator open(std::shared_ptr<Channel> channel) {
   return communicator;
 }
 
+void renew(const Communicator& world) {
+  auto& channel = *world.channel();
+  // The old ones stay as they are: MPI may still write to memory that the team knows.
+  static_cast<void>(channel.node.release());
+  channel.collective = duplicate(channel.world->agreement);
+  channel.point_to_point = duplicate(channel.world->agreement);
+  attach_node(world);
+}
+
 Communicator make_world(MPI_Comm comm) {
   const MPI_Comm collective = duplicate(comm);
   auto world = std::make_shared<World>(duplicate(comm), duplicate(comm));
@@ -62,6 +71,7 @@ Communicator make_world(MPI_Comm comm) {
   check(MPI_Allreduce(MPI_IN_PLACE, &cpus, sizeof cpus, MPI_BYTE, MPI_BOR, node), "MPI_Allreduce");
   set_cores_suffice(!known || CPU_COUNT(&cpus) >= ranks_of_node);
   check(MPI_Comm_free(&node), "MPI_Comm_free");
+  if (lowest == rank) node::SharedSegment::remove_leftovers();
 
   std::array<char, MPI_MAX_PROCESSOR_NAME> host{};
   int length = 0;
@@ -85,6 +95,20 @@ Communicator make_world(MPI_Comm comm) {
 
 namespace muster {
 
-Communicator from_mpi(MPI_Comm comm) { return comm::make_world(comm); }
+Communicator from_mpi(MPI_Comm comm) {
+  // Nothing wakes the calls that follow, so they begin when all ranks have come.
+  MPI_Request request = MPI_REQUEST_NULL;
+  comm::check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
+  const auto all_came = [&] {
+    int flag = 0;
+    comm::check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE), "MPI_Test");
+    return flag != 0;
+  };
+  if (!comm::wait_until(all_came, comm::default_limit))
+    throw Error(ExitCode::retry, "taking up an MPI communicator",
+                "not all of its ranks came within " + std::to_string(comm::default_limit.count() / 1000) + " s",
+                "A rank is stuck, lost or in another collective");
+  return comm::make_world(comm);
+}
 
 }  // namespace muster

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,14 +49,17 @@ class Alarm {
   std::string cause_;
 };
 
+constexpr std::chrono::milliseconds default_limit{1'800'000};
+
 struct World {
   World(MPI_Comm alarm_comm, MPI_Comm agreement_comm) : alarm(alarm_comm), agreement(agreement_comm) {}
 
   Alarm alarm;
   MPI_Comm agreement;              // used by agree() alone
+  std::int64_t agreements = 0;     // that there have been
   std::vector<std::string> hosts;  // [world rank]
   std::vector<int> node_of_rank;   // [world rank], numbered by lowest rank
-  std::atomic<std::int64_t> limit_ms{1'800'000};
+  std::atomic<std::int64_t> limit_ms{default_limit.count()};
 };
 
 /// What the ranks of a channel on one node have in common.
@@ -75,19 +79,28 @@ class Channel {
   /// Takes `collective` and `point_to_point`, duplicates that nobody else uses. Collective: learns who is where.
   Channel(MPI_Comm collective, MPI_Comm point_to_point, std::shared_ptr<World> world, std::vector<int> world_ranks);
 
-  const MPI_Comm collective;
-  const MPI_Comm point_to_point;
+  MPI_Comm collective;
+  MPI_Comm point_to_point;
   const std::shared_ptr<World> world;
   const std::vector<int> world_ranks;  // [rank]: rank in the world
   int rank = 0;
   int size = 1;
   Topology topology;
+  /// Since the last agreement; see meeting.hpp.
+  struct {
+    std::int64_t attempt = 0;
+    std::int64_t count = 0;
+  } meetings;
   /// Null where there is one rank, or where ranks of a node cannot share memory, and until attach_node().
   std::unique_ptr<Node> node;
 };
 
 /// A communicator over a channel, whose ranks share memory from here on. Collective.
 Communicator open(std::shared_ptr<Channel> channel);
+
+/// Gives the world's own channel fresh communicators and memory: what ranks have left half done in it is forgotten, and
+/// copies of it are in step again. For agree(), in which all ranks have come. Collective.
+void renew(const Communicator& world);
 
 /// A duplicate with MPI_ERRORS_RETURN. Collective.
 MPI_Comm duplicate(MPI_Comm comm);

@@ -32,6 +32,7 @@ struct Request::State {
   std::shared_ptr<Channel> channel;
   Doing doing;
   std::vector<MPI_Request> pending = {};
+  node::Team* team = nullptr;  ///< of the ticket
   node::Team::Ticket ticket = 0;
   std::shared_ptr<HierarchicalAllReduce> over_nodes = nullptr;
   std::vector<std::shared_ptr<void>> kept = {};
@@ -42,8 +43,8 @@ struct Request::State {
     if (finished) return true;
     if (over_nodes)
       finished = over_nodes->advance();
-    else if (ticket != 0)
-      finished = channel->node->team->done(ticket);
+    else if (team != nullptr)
+      finished = team->done(ticket);
     else
       finished = test_mpi();
     if (finished) {
@@ -66,9 +67,10 @@ struct Request::State {
   }
 
   ~State() {
-    if (finished || kept.empty()) return;
-    // MPI may still read or write there, so this memory is given up for good.
-    new std::vector<std::shared_ptr<void>>(std::move(kept));
+    if (finished) return;
+    if (team != nullptr && kept.empty()) team->leave(ticket);
+    // It may still be read or written, so this memory is given up for good.
+    if (!kept.empty()) new std::vector<std::shared_ptr<void>>(std::move(kept));
   }
 };
 
@@ -122,6 +124,12 @@ node::Team* team_of_all(const Communicator& communicator) {
   return channel.node && channel.topology.num_nodes == 1 ? channel.node->team.get() : nullptr;
 }
 
+Request on_team(std::unique_ptr<Request::State> state, node::Team& team, node::Team::Ticket ticket) {
+  state->team = &team;
+  state->ticket = ticket;
+  return Request(std::move(state));
+}
+
 std::byte* at(void* data, std::size_t element, Dtype type) {
   return static_cast<std::byte*>(data) + element * size_of(type);
 }
@@ -150,8 +158,7 @@ Request Collectives::barrier() {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a barrier"});
   if (auto* team = team_of_all(communicator_)) {
-    state->ticket = team->barrier();
-    return Request(std::move(state));
+    return on_team(std::move(state), *team, team->barrier());
   }
   state->pending.push_back(MPI_REQUEST_NULL);
   check(MPI_Ibarrier(state->channel->collective, &state->pending.back()), "MPI_Ibarrier");
@@ -162,8 +169,7 @@ Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int ro
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a broadcast", count});
   if (auto* team = team_of_all(communicator_)) {
-    state->ticket = team->broadcast(data, count * size_of(type), root);
-    return Request(std::move(state));
+    return on_team(std::move(state), *team, team->broadcast(data, count * size_of(type), root));
   }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);
@@ -179,8 +185,7 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"an all-reduce", count});
   if (auto* team = team_of_all(communicator_)) {
-    state->ticket = team->all_reduce(data, count, {type, op});
-    return Request(std::move(state));
+    return on_team(std::move(state), *team, team->all_reduce(data, count, {type, op}));
   }
   if (state->channel->node) {
     state->over_nodes = HierarchicalAllReduce::start(state->channel, data, count, {type, op});
@@ -200,8 +205,7 @@ Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp 
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a reduction", count});
   if (auto* team = team_of_all(communicator_)) {
-    state->ticket = team->reduce(data, count, {type, op}, root);
-    return Request(std::move(state));
+    return on_team(std::move(state), *team, team->reduce(data, count, {type, op}, root));
   }
   const bool here = state->channel->rank == root;
   each_chunk(count, chunk_, [&](std::size_t first, int part) {

@@ -26,8 +26,9 @@ using node::size_of;
 
 /// An operation under way. Move-only. It makes progress only inside done() and wait().
 ///
-/// Destroying one that has not finished leaves it to itself: what it holds by keep() is then never freed, since MPI
-/// may still write there.
+/// Destroying one that has not finished leaves it to itself: the other ranks may still need this one's part. What it
+/// holds by keep() is then never freed, since MPI may still write there; memory that it does not hold must outlive it,
+/// except in what the ranks of one node do among themselves, which goes on in memory of its own.
 class Request {
  public:
   struct State;

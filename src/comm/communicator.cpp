@@ -2,6 +2,7 @@
 
 #include "comm/channel.hpp"
 #include "comm/collectives.hpp"
+#include "comm/meeting.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/shared_memory.hpp"
 
@@ -21,6 +22,7 @@ int Communicator::size() const noexcept { return channel_->size; }
 const Topology& Communicator::topology() const noexcept { return channel_->topology; }
 
 Communicator Communicator::duplicate() const {
+  comm::meet(*this, "duplicating a communicator");
   return comm::open(std::make_shared<comm::Channel>(comm::duplicate(channel_->collective),
                                                     comm::duplicate(channel_->point_to_point), channel_->world,
                                                     channel_->world_ranks));
@@ -30,6 +32,7 @@ Communicator Communicator::split(int color, int key) const {
   if (color < 0)
     throw Error(ExitCode::usage, "splitting a communicator", "the colour " + std::to_string(color) + " is negative",
                 "Give every rank a colour of 0 or more");
+  comm::meet(*this, "splitting a communicator");
   MPI_Comm part = MPI_COMM_NULL;
   check(MPI_Comm_split(channel_->collective, color, key, &part), "MPI_Comm_split");
   check(MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");

@@ -104,12 +104,20 @@ std::shared_ptr<node::SharedSegment> map_together(const Talk& talk, int rank, co
   talk.from_first(node, name);
   try {
     if (!here && name.front() != 0) *segment = node::SharedSegment::open(name.data(), bytes);
-    if (segment->data() != nullptr) segment->reserve(part.first, part.bytes);
   } catch (const Error& error) {
     problem = error.what();
   }
-  const bool everywhere = talk.all(segment->data() != nullptr && problem.empty());
-  if (here && segment->data() != nullptr) segment->unlink();
+  // All have it open, so that it needs no name any more, before memory is taken, which takes its time.
+  bool everywhere = talk.all(segment->data() != nullptr);
+  segment->unlink();
+  if (everywhere) {
+    try {
+      segment->reserve(part.first, part.bytes);
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    everywhere = talk.all(problem.empty());
+  }
   if (everywhere) return segment;
 
   static std::atomic<bool> warned{false};

@@ -2,14 +2,19 @@
 
 #include "muster/error.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
+#include <string_view>
 #include <utility>
 
 namespace muster::node {
@@ -28,10 +33,13 @@ constexpr const char* sharing = "sharing memory among the ranks of this node";
               "Make /dev/shm larger (--shm-size of a container)");
 }
 
+constexpr std::string_view prefix = "muster.";
+constexpr std::size_t random_digits = 32;
+
 std::string random_name() {
-  std::array<unsigned char, 16> random{};
+  std::array<unsigned char, random_digits / 2> random{};
   if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) fail("getrandom", errno);
-  std::string name = "/muster.";
+  std::string name = "/" + std::string(prefix);
   for (const auto byte : random) {
     name += "0123456789abcdef"[byte >> 4];
     name += "0123456789abcdef"[byte & 15];
@@ -51,17 +59,10 @@ SharedSegment SharedSegment::create(std::size_t bytes) {
   segment.name_ = random_name();
   segment.file_ = ::shm_open(segment.name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (segment.file_ < 0) fail("shm_open", errno);
-  if (::ftruncate(segment.file_, static_cast<off_t>(bytes)) != 0) {
-    const int error = errno;
-    segment.unlink();
-    fail("ftruncate", error);
-  }
-  try {
-    segment.map(bytes);
-  } catch (...) {
-    segment.unlink();
-    throw;
-  }
+  segment.has_name_ = true;
+  segment.lock();
+  if (::ftruncate(segment.file_, static_cast<off_t>(bytes)) != 0) fail("ftruncate", errno);
+  segment.map(bytes);
   return segment;
 }
 
@@ -70,8 +71,35 @@ SharedSegment SharedSegment::open(const std::string& name, std::size_t bytes) {
   segment.name_ = name;
   segment.file_ = ::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600);
   if (segment.file_ < 0) fail("shm_open", errno);
+  segment.lock();
   segment.map(bytes);
   return segment;
+}
+
+void SharedSegment::lock() {
+  int result = 0;
+  do {
+    result = ::flock(file_, LOCK_SH);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) fail("flock", errno);
+}
+
+void SharedSegment::remove_leftovers() noexcept {
+  constexpr time_t old_enough = 60;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/dev/shm"), ::closedir);
+  if (!folder) return;
+  while (const auto* entry = ::readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    if (!name.starts_with(prefix) || name.size() != prefix.size() + random_digits) continue;
+    const int file = ::openat(::dirfd(folder.get()), entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) continue;
+    struct stat found {};
+    const bool candidate = ::fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == ::geteuid() &&
+                           ::time(nullptr) - found.st_mtime > old_enough;
+    // A name is never used twice, so whoever is in use is not met here in place of what was locked.
+    if (candidate && ::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlinkat(::dirfd(folder.get()), entry->d_name, 0);
+    ::close(file);
+  }
 }
 
 void SharedSegment::map(std::size_t bytes) {
@@ -112,16 +140,20 @@ void SharedSegment::drop_private_pages(std::byte* first, std::size_t bytes) {
   if (::madvise(first, bytes, MADV_DONTNEED) != 0) fail("madvise", errno);
 }
 
-void SharedSegment::unlink() noexcept { ::shm_unlink(name_.c_str()); }
+void SharedSegment::unlink() noexcept {
+  if (std::exchange(has_name_, false)) ::shm_unlink(name_.c_str());
+}
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept
     : name_(std::move(other.name_)),
+      has_name_(std::exchange(other.has_name_, false)),
       file_(std::exchange(other.file_, -1)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
 SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   std::swap(name_, other.name_);
+  std::swap(has_name_, other.has_name_);
   std::swap(file_, other.file_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
@@ -129,6 +161,7 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
 }
 
 SharedSegment::~SharedSegment() {
+  unlink();
   if (data_ != nullptr) ::munmap(data_, size_);
   if (file_ >= 0) ::close(file_);
 }

@@ -1,7 +1,8 @@
 // Memory that the processes of a node map together.
 //
 // One process creates it, the others open it by its name, and then the name is removed: from there on the memory lives
-// as long as somebody maps it, and nothing is left behind by a process that is killed.
+// as long as somebody maps it, and nothing is left behind by a process that is killed. All of them hold a lock on it,
+// by which a name whose process was killed before that is told from one that is still in use.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +14,16 @@ namespace muster::node {
 /// Bytes of a page of memory on this machine.
 std::size_t page_size() noexcept;
 
-/// Move-only. Unmapped by the destructor, which concerns this process alone.
+/// Move-only. Unmapped by the destructor, which concerns this process alone; who created it removes the name there,
+/// unless it has before.
 class SharedSegment {
  public:
   SharedSegment() noexcept = default;
   /// Address space for `bytes`, all zeroes, under a new name that nobody can guess; readable by this user alone.
   static SharedSegment create(std::size_t bytes);
   static SharedSegment open(const std::string& name, std::size_t bytes);
+  /// Removes the names that dead processes of this user have left: older than a minute, and no process holds the lock.
+  static void remove_leftovers() noexcept;
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
@@ -34,7 +38,7 @@ class SharedSegment {
   std::shared_ptr<std::byte> private_view(std::size_t first, std::size_t bytes) const;
   /// Drops this process's own pages of a view, whole ones: it shows the segment again.
   static void drop_private_pages(std::byte* first, std::size_t bytes);
-  /// Removes the name.
+  /// Removes the name, on the process that created it.
   void unlink() noexcept;
 
   std::byte* data() const noexcept { return data_; }
@@ -44,7 +48,10 @@ class SharedSegment {
  private:
   void map(std::size_t bytes);
 
+  void lock();
+
   std::string name_;
+  bool has_name_ = false;  ///< of this process's making
   int file_ = -1;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;

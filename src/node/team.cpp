@@ -63,9 +63,26 @@ Team::Slice piece_of(const Team::Slice& whole, std::size_t first, std::size_t co
 
 class Team::Operation {
  public:
+  Operation() = default;
+  Operation(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   virtual ~Operation() = default;
   /// Goes on as far as that is possible without waiting; true at the end.
   virtual bool advance(Team& team) = 0;
+
+  /// Goes on in memory of its own. Registered memory stays, as other ranks may write there.
+  void leave_data(const Team& team) {
+    if (bytes_ == 0 || own_ || team.registered(data_, bytes_)) return;
+    own_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);
+    std::memcpy(own_.get(), data_, bytes_);
+    data_ = own_.get();
+  }
+
+ protected:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+
+ private:
+  std::unique_ptr<std::byte[]> own_;
 };
 
 /// One step of a copying operation: a rank enters when everybody has left the step before the last, whose slot it
@@ -98,7 +115,7 @@ class Team::Barrier final : public Operation {
 
 class Team::Broadcast final : public Operation {
  public:
-  Broadcast(std::byte* data, std::size_t bytes, int root) : data_(data), bytes_(bytes), root_(root) {}
+  Broadcast(std::byte* data, std::size_t bytes, int root) : Operation(data, bytes), root_(root) {}
 
   bool advance(Team& team) override {
     while (first_ < bytes_) {
@@ -119,8 +136,6 @@ class Team::Broadcast final : public Operation {
   }
 
  private:
-  std::byte* data_;
-  std::size_t bytes_;
   int root_;
   std::size_t first_ = 0;
   Step step_;
@@ -129,7 +144,7 @@ class Team::Broadcast final : public Operation {
 class Team::Reduce final : public Operation {
  public:
   Reduce(std::byte* data, std::size_t count, const Reduction& reduction, int root)
-      : data_(data), count_(count), reduction_(reduction), root_(root) {}
+      : Operation(data, count * size_of(reduction.type)), count_(count), reduction_(reduction), root_(root) {}
 
   bool advance(Team& team) override {
     const auto element = size_of(reduction_.type);
@@ -155,7 +170,6 @@ class Team::Reduce final : public Operation {
   }
 
  private:
-  std::byte* data_;
   std::size_t count_;
   Reduction reduction_;
   int root_;
@@ -166,7 +180,7 @@ class Team::Reduce final : public Operation {
 class Team::AllReduce final : public Operation {
  public:
   AllReduce(Team& team, std::byte* data, std::size_t count, const Reduction& reduction)
-      : data_(data),
+      : Operation(data, count * size_of(reduction.type)),
         count_(count),
         reduction_(reduction),
         element_(size_of(reduction.type)),
@@ -290,7 +304,6 @@ class Team::AllReduce final : public Operation {
     reduce_arrays(targets, sources_, part.count, reduction_);
   }
 
-  std::byte* data_;
   std::size_t count_;
   Reduction reduction_;
   std::size_t element_;
@@ -305,7 +318,7 @@ class Team::AllReduce final : public Operation {
 class Team::ReduceScatter final : public Operation {
  public:
   ReduceScatter(Team& team, std::byte* data, std::size_t count, int owners, const Reduction& reduction)
-      : data_(data),
+      : Operation(data, count * size_of(reduction.type)),
         count_(count),
         owners_(owners),
         reduction_(reduction),
@@ -365,7 +378,6 @@ class Team::ReduceScatter final : public Operation {
   }
 
  private:
-  std::byte* data_;
   std::size_t count_;
   int owners_;
   Reduction reduction_;
@@ -381,7 +393,7 @@ class Team::ReduceScatter final : public Operation {
 class Team::AllGather final : public Operation {
  public:
   AllGather(std::byte* data, std::size_t count, int owners, Dtype type, std::function<bool()> open)
-      : data_(data),
+      : Operation(data, count * size_of(type)),
         count_(count),
         owners_(owners),
         type_(type),
@@ -441,7 +453,6 @@ class Team::AllGather final : public Operation {
   }
 
  private:
-  std::byte* data_;
   std::size_t count_;
   int owners_;
   Dtype type_;
@@ -481,6 +492,10 @@ void Team::advance() {
     queue_.pop_front();
     ++finished_;
   }
+}
+
+void Team::leave(Ticket ticket) {
+  if (finished_ < ticket) queue_[ticket - finished_ - 1]->leave_data(*this);
 }
 
 bool Team::done(Ticket ticket) {

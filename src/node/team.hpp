@@ -76,6 +76,8 @@ class Team {
   /// Each owner's slice to all, in place. It begins when open() is true, which is asked by the owners.
   Ticket all_gather(void* data, std::size_t count, int owners, Dtype type, std::function<bool()> open);
 
+  /// Nobody waits for it any more, and its data may go. The other ranks still have this one's part of it.
+  void leave(Ticket ticket);
   /// Whether it has finished. Makes progress.
   bool done(Ticket ticket);
   /// The same without making progress; may be asked inside open().

@@ -2,12 +2,20 @@
 #include "comm/collectives.hpp"
 #include "comm/environment.hpp"
 #include "comm/together.hpp"
+#include "comm/wait.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <iterator>
 #include <numeric>
+#include <set>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace muster::comm {
@@ -95,6 +103,45 @@ TEST(Collectives, WaitEndsAtItsLimit) {
     EXPECT_NE(std::string(error.what()).find("receive"), std::string::npos);
   }
   EXPECT_EQ(value, 0);
+}
+
+TEST(Collectives, WhatIsGivenUpIsNotWrittenLater) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  if (world().topology().num_nodes > 1) GTEST_SKIP() << "over nodes such memory is kept";
+  const auto channel = world().duplicate(), aside = world().duplicate();
+  Collectives collectives(channel);
+  const int last = world().size() - 1;
+  for (const std::size_t count : {1UL, 5'000UL, 400'000UL})
+    for (const int kind : {0, 1, 2}) {
+      const double own = world().rank() + 1;
+      std::vector<double> values(count, own);
+      const auto start = [&] {
+        if (kind == 0) return collectives.all_reduce(values.data(), count, Dtype::f64, ReduceOp::sum);
+        if (kind == 1) return collectives.broadcast(values.data(), count * sizeof(double), Dtype::u8, last);
+        return collectives.reduce(values.data(), count, Dtype::f64, ReduceOp::sum, 0);
+      };
+      if (world().rank() == 0) static_cast<void>(start());
+      aside.barrier();
+      if (world().rank() != 0) start().wait();
+      channel.barrier();
+      const double sum = world().size() * (world().size() + 1) / 2.0;
+      const double want = world().rank() == 0 || kind == 2 ? own : kind == 0 ? sum : last + 1;
+      EXPECT_EQ(values, std::vector<double>(count, want)) << count << " elements, operation " << kind;
+    }
+}
+
+TEST(Communicator, ASumThatTimesOutLeavesTheCallersMemory) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto channel = world().duplicate(), aside = world().duplicate();
+  std::vector<double> values(1000, 1.0);
+  if (world().rank() == 0) {
+    const TimeLimit brief(world(), 50ms);
+    EXPECT_THROW(channel.all_reduce(std::span(values)), Error);
+  }
+  aside.barrier();
+  if (world().rank() != 0) channel.all_reduce(std::span(values));
+  channel.barrier();
+  EXPECT_EQ(values[999], world().rank() == 0 ? 1.0 : world().size());
 }
 
 TEST(Together, EveryoneHearsTheValueOrTheError) {
@@ -223,6 +270,128 @@ TEST(Agreement, ARankThatHasRaisedStaysACause) {
   const auto cause = root_cause(outcomes, world().topology().hosts);
   ASSERT_TRUE(cause);
   EXPECT_NE(std::string(cause->what()).find("trouble of 0"), std::string::npos);
+}
+
+/// What makes communicators or memory, in which all ranks take part.
+const std::vector<std::function<void(const Communicator&)>> makers{
+    [](const Communicator& of) { of.duplicate(); },
+    [](const Communicator& of) { of.split(0); },
+    [](const Communicator& of) { of.shared_memory(100'000); },
+};
+
+TEST(Agreement, AFailureIsHeardWhereCommunicatorsAreMade) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  for (const auto& make : makers)
+    for (int bad = 0; bad < world().size(); ++bad) {
+      const auto channel = world().duplicate();
+      Outcome mine;
+      if (world().rank() == bad) {
+        mine = {Outcome::Kind::failed, ExitCode::data, false, "bad luck"};
+        raise_alarm(world(), mine);
+      } else {
+        try {
+          make(channel);
+          ADD_FAILURE() << "rank " << bad << " has not come";
+        } catch (const RemoteError& error) {
+          EXPECT_EQ(error.rank(), bad);
+          mine = caught();
+        }
+      }
+      agree(world(), mine, 30s);
+      for (const auto& again : makers) again(world());
+    }
+}
+
+TEST(Agreement, WhereCommunicatorsAreMadeNobodyWaitsForGood) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  for (const auto& make : makers)
+    for (int absent = 0; absent < world().size(); ++absent) {
+      const auto channel = world().duplicate();
+      Outcome mine;
+      if (world().rank() != absent) try {
+          const TimeLimit brief(world(), 100ms);
+          make(channel);
+          ADD_FAILURE() << "rank " << absent << " has not come";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ExitCode::retry);
+          mine = caught();
+          raise_alarm(world(), mine);
+        }
+      agree(world(), mine, 60s);
+      EXPECT_EQ(world().duplicate().all_reduce(std::int64_t{1}), world().size());
+    }
+}
+
+// A rank outside of the communicator fails just when its members meet: all of them come through, or none.
+TEST(Agreement, AFailureElsewhereDividesNobody) {
+  if (world().size() < 3) GTEST_SKIP() << "needs three ranks";
+  const int bad = world().size() - 1;
+  for (int round = 0; round < 50; ++round) {
+    const auto members = world().split(world().rank() == bad ? 1 : 0);
+    Outcome mine;
+    if (world().rank() == bad) {
+      std::this_thread::sleep_for(std::chrono::microseconds(40 * round));
+      mine = {Outcome::Kind::failed, ExitCode::data, false, "elsewhere"};
+      raise_alarm(world(), mine);
+    } else {
+      try {
+        for (;;) members.duplicate();
+      } catch (const RemoteError&) {
+        mine = caught();
+      }
+    }
+    agree(world(), mine, 30s);
+  }
+}
+
+TEST(Agreement, TheWorldIsInStepAgain) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const int bad = world().size() - 1;
+  Outcome mine;
+  if (world().rank() == bad) {
+    mine = {Outcome::Kind::failed, ExitCode::data, false, "bad luck"};
+    raise_alarm(world(), mine);
+  } else {
+    EXPECT_THROW(world().all_gather("stale"), RemoteError);
+    EXPECT_THROW(world().barrier(), RemoteError);
+    mine.kind = Outcome::Kind::left;
+  }
+  agree(world(), mine, 30s);
+  const auto values = world().all_gather(std::to_string(world().rank()));
+  for (int r = 0; r < world().size(); ++r) EXPECT_EQ(values[static_cast<std::size_t>(r)], std::to_string(r));
+  EXPECT_EQ(world().broadcast(std::to_string(world().rank()), bad), std::to_string(bad));
+  EXPECT_EQ(world().all_reduce(std::int64_t{1}), world().size());
+}
+
+std::set<std::string> segments() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+    if (const auto name = entry.path().filename().string(); name.starts_with("muster.")) names.insert(name);
+  return names;
+}
+
+TEST(Agreement, MemoryThatIsMadeWhenARankFailsGoesWithItsUsers) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto channel = world().duplicate();
+  const auto before = segments();
+  Outcome mine;
+  if (world().rank() == world().size() - 1) {
+    mine = {Outcome::Kind::failed, ExitCode::data, false, "bad luck"};
+    raise_alarm(world(), mine);
+  } else {
+    EXPECT_THROW(channel.shared_memory(1'000'000), RemoteError);
+    mine.kind = Outcome::Kind::left;
+  }
+  agree(world(), mine, 30s);
+  // Other programs on this machine make and unmake theirs at the same time.
+  std::set<std::string> left;
+  const auto all_gone = [&] {
+    left.clear();
+    const auto now = segments();
+    std::set_difference(now.begin(), now.end(), before.begin(), before.end(), std::inserter(left, left.end()));
+    return left.empty();
+  };
+  EXPECT_TRUE(wait_until(all_gone, 20s)) << *left.begin();
 }
 
 TEST(Agreement, RanksThatLeftWithoutACauseAreAnError) {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <cmath>
@@ -168,6 +169,84 @@ TEST(Train, RanksThatFailAtOnceDoNotExcuseEachOther) {
   EXPECT_EQ(code, 1);
   ASSERT_TRUE(result && result->error);
   EXPECT_NE(std::string(result->error->what()).find("trouble of rank "), std::string::npos);
+}
+
+TEST(Train, AFailureBeforeACallThatMakesChannelsIsTriedAgain) {
+  using Call = std::function<void(Session&)>;
+  const std::vector<std::pair<std::string, Call>> calls{
+      {"prepare_model", [](Session& session) { session.prepare_model(torch::nn::Linear(2, 2)); }},
+      {"grad_scaler", [](Session& session) { session.grad_scaler(); }},
+      {"duplicate", [](Session& session) { session.communicator().duplicate(); }},
+      {"split", [](Session& session) { session.communicator().split(0); }},
+      {"shared_memory", [](Session& session) { session.communicator().shared_memory(10'000); }},
+      {"make_process_group", [](Session& session) { make_process_group(session.communicator()); }},
+  };
+  const int bad = world().size() - 1;
+  const auto storage = test::shared_folder();
+  const auto survives = [&](const std::string& name, const Call& before, const Call& call) {
+    auto options = with_line(name);
+    options.run_config.failure_config.max_failures = 1;
+    int attempts = 0;
+    const auto [code, result] = run({storage, {"--timeout", "30"}, options}, [&](Session& session, const Config&) {
+      ++attempts;
+      if (before) before(session);
+      if (attempts == 1 && session.world_rank() == bad) throw std::runtime_error("a passing trouble");
+      call(session);
+    });
+    EXPECT_EQ(code, 0) << name << ": " << (result && result->error ? result->error->what() : "");
+    EXPECT_EQ(attempts, 2) << name;
+  };
+  for (const auto& [name, call] : calls) survives(name, {}, call);
+
+  std::shared_ptr<torch::nn::Linear> net;
+  const auto prepare = [&](Session& session) {
+    net = std::make_shared<torch::nn::Linear>(session.prepare_model(torch::nn::Linear(2, 2)));
+  };
+  survives("join", prepare, [&](Session& session) { auto join = session.join(); });
+  survives("prepare_optimizer", prepare, [&](Session& session) {
+    auto optimizer = session.prepare_optimizer(torch::optim::SGD((*net)->parameters(), 0.1), {.fuse = Fuse::always});
+    (*net)->forward(torch::ones({1, 2})).sum().backward();
+    optimizer.step();
+  });
+}
+
+TEST(Train, OneTimeOutIsThatOfEverything) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  using Call = std::function<void(Session&, torch::nn::Linear&)>;
+  const std::vector<std::pair<std::string, Call>> calls{
+      {"report",
+       [](Session& session, torch::nn::Linear&) {
+         session.report({{"a", 1}});
+       }},
+      {"save",
+       [](Session& session, torch::nn::Linear& net) {
+         session.report({{"a", 1}}, session.state({{"model", net}}));
+       }},
+      {"gradients",
+       [](Session&, torch::nn::Linear& net) {
+         net->forward(torch::ones({1, 2})).sum().backward();
+       }},
+      {"process_group", [](Session& session, torch::nn::Linear&) { session.mean(torch::ones({2})); }},
+  };
+  const auto storage = test::shared_folder();
+  const auto limit_of = [&](const std::string& name, const std::vector<std::string>& flags, const Call& call) {
+    auto options = with_line(name);
+    options.torch_config.timeout = std::chrono::milliseconds(300);
+    const auto [code, result] = run({storage, flags, options}, [&](Session& session, const Config&) {
+      auto net = session.prepare_model(torch::nn::Linear(2, 2));
+      const auto aside = session.communicator().duplicate();
+      if (session.world_rank() == 0) call(session, net);
+      aside.barrier();
+    });
+    EXPECT_EQ(code, 75) << name;
+    return result && result->error ? std::string(result->error->what()) : std::string();
+  };
+  for (const auto& [name, call] : calls) {
+    const auto text = limit_of(name, {}, call);
+    EXPECT_NE(text.find("within 0.3"), std::string::npos) << name << ": " << text;
+  }
+  const auto text = limit_of("flag", {"--timeout", "0.2"}, calls[0].second);
+  EXPECT_NE(text.find("within 0.2"), std::string::npos) << "the flag wins: " << text;
 }
 
 TEST(Train, TriesAgainFromTheNewestCheckpoint) {

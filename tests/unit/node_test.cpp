@@ -1,10 +1,16 @@
 // The engine of collectives inside a node, its ranks as threads.
 #include "node/block_reduction.hpp"
 #include "node/kernels.hpp"
+#include "node/shared_segment.hpp"
 #include "node/team.hpp"
 #include "unit/node_threads.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -13,6 +19,8 @@
 #include <complex>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
+#include <filesystem>
 #include <random>
 #include <span>
 #include <string>
@@ -487,6 +495,82 @@ TEST(BlockReduction, EveryPartIsWorkedOnOnce) {
     }
   });
   for (const auto& count : touched) ASSERT_EQ(count, 2);
+}
+
+using muster::node::SharedSegment;
+
+std::filesystem::path path_of(const std::string& name) { return "/dev/shm" + name; }
+
+TEST(SharedSegment, ItsNameGoesWithWhoCreatedIt) {
+  std::filesystem::path path;
+  {
+    auto segment = SharedSegment::create(4096);
+    path = path_of(segment.name());
+    {
+      const auto other = SharedSegment::open(segment.name(), 4096);
+      segment.reserve(0, 4096);
+      segment.data()[7] = std::byte{7};
+      EXPECT_EQ(other.data()[7], std::byte{7});
+    }
+    EXPECT_TRUE(std::filesystem::exists(path));
+    auto moved = std::move(segment);
+    EXPECT_TRUE(std::filesystem::exists(path));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+/// A process that has created a segment and not yet removed its name.
+struct Maker {
+  Maker() {
+    int ends[2];
+    if (::pipe(ends) != 0) return;
+    pid = ::fork();
+    if (pid == 0) {
+      const auto segment = SharedSegment::create(1 << 20);
+      if (::write(ends[1], segment.name().data(), segment.name().size()) > 0)
+        for (;;) ::pause();
+      ::_exit(1);
+    }
+    char text[64] = {};
+    if (::read(ends[0], text, sizeof text - 1) > 0) path = path_of(text);
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  ~Maker() {
+    kill();
+    std::filesystem::remove(path);
+  }
+  void kill() {
+    if (pid <= 0) return;
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    pid = 0;
+  }
+  void make_old() const {
+    const timespec times[] = {{std::time(nullptr) - 3600, 0}, {std::time(nullptr) - 3600, 0}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  }
+  pid_t pid = 0;
+  std::filesystem::path path;
+};
+
+TEST(SharedSegment, OnlyWhatADeadProcessHasLeftIsRemoved) {
+  Maker living, dead, recent, of_another;
+  for (const auto* maker : {&living, &dead, &of_another}) maker->make_old();
+  const bool root = ::geteuid() == 0;
+  if (root) {
+    ASSERT_EQ(::chown(of_another.path.c_str(), 65534, 65534), 0);
+  }
+  for (auto* maker : {&dead, &recent, &of_another}) maker->kill();
+
+  SharedSegment::remove_leftovers();
+  EXPECT_FALSE(std::filesystem::exists(dead.path));
+  EXPECT_TRUE(std::filesystem::exists(living.path)) << "its job is under way";
+  EXPECT_TRUE(std::filesystem::exists(recent.path)) << "it may be about to take the lock";
+  EXPECT_EQ(std::filesystem::exists(of_another.path), root);
+  living.kill();
+  SharedSegment::remove_leftovers();
+  EXPECT_FALSE(std::filesystem::exists(living.path));
 }
 
 }  // namespace
