@@ -22,8 +22,8 @@ enum class Parallel {
 
 struct ModelOptions {
   Parallel parallel = Parallel::data;
-  /// Gradients travel in buckets of at most this many bytes (a larger one alone), in the order in which the first
-  /// backward() has made them.
+  /// Gradients that do not lie in node-shared memory travel in buckets of at most this many bytes (a larger one alone),
+  /// in the order in which the first backward() has made them. Where a size has no effect, the log says so.
   std::size_t bucket_bytes = std::size_t{4} << 20;
   /// The first bucket, which is ready early.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;

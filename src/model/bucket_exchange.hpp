@@ -25,7 +25,7 @@ namespace muster::model {
 class BucketExchange final : public Exchange {
  public:
   /// With `progress_thread` a second thread makes the all-reduces advance while backward() computes, for a process
-  /// group that does not by itself. Collective.
+  /// group that does not by itself; its work must then bear several threads (of MPI, MPI_THREAD_MULTIPLE). Collective.
   BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
                  c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
   ~BucketExchange() override;

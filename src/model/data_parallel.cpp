@@ -1,5 +1,6 @@
 #include "model/data_parallel.hpp"
 
+#include "base/log.hpp"
 #include "comm/environment.hpp"
 #include "model/bucket_exchange.hpp"
 #include "model/fold.hpp"
@@ -160,12 +161,20 @@ bool waits_for_progress(c10d::ProcessGroup& group, const std::vector<at::Tensor>
          group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::has_threads();
 }
 
+/// Sizes of buckets that were asked for and have no effect are not passed over in silence.
+void say_no_buckets(const ModelOptions& options, const char* instead) {
+  const ModelOptions unasked;
+  if (options.bucket_bytes != unasked.bucket_bytes || options.first_bucket_bytes != unasked.first_bucket_bytes)
+    log::info(std::string("bucket_bytes and first_bucket_bytes have no effect: gradients ") + instead);
+}
+
 Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                      const ModelOptions& options) {
   if (shared.share.fixed) {
     if (options.comm_hook)
       throw Error(ExitCode::usage, preparing, "virtual workers sum gradients as they are",
                   "Choose no comm_hook with them");
+    say_no_buckets(options, "of virtual workers are summed whole, in the order of shards");
     return [group, shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
       return std::make_unique<FoldExchange>(parameters, group, shared.share, shared.weight);
     };
@@ -176,7 +185,10 @@ Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_
   return [shared, own, group, options,
           progress_thread](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
     if (own)
-      if (auto exchange = SharedExchange::make(parameters, *own, progress_thread)) return exchange;
+      if (auto exchange = SharedExchange::make(parameters, *own, progress_thread)) {
+        say_no_buckets(options, "are averaged where they lie, in node-shared memory");
+        return exchange;
+      }
     return std::make_unique<BucketExchange>(parameters, shared.communicator, group, options,
                                             progress_thread && waits_for_progress(*group, parameters));
   };

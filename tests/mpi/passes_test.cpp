@@ -1,5 +1,7 @@
 // Backward passes that do not go straight through: cut off by an exception, thrown away, over several models in an
 // order of each rank's own. In double precision, so that rounding hides nothing, against torch alone.
+#include "base/log.hpp"
+#include "comm/environment.hpp"
 #include "model/optimizer_step.hpp"
 #include "model/reducer.hpp"
 #include "muster/error.hpp"
@@ -13,6 +15,9 @@
 #include <torch/optim/sgd.h>
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -445,6 +450,52 @@ TEST(AWishToStop, RidesWithTheShardsOfVirtualWorkers) {
         EXPECT_EQ(a.model->reducer()->stop_wished(), step >= 1 && step <= 3) << step;
       }
     }
+}
+
+int progress_threads() {
+  int threads = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    threads += name == "muster-progress";
+  }
+  return threads;
+}
+
+TEST(ModelOptions, AThreadDrivesBucketsWhereMpiIsForSeveral) {
+  test::Preparation prepare;
+  prepare.shared.share_memory = false;
+  prepare.options.comm_hook = {};
+  prepare.options.progress_thread = true;
+  Prepared a(prepare);
+  EXPECT_EQ(progress_threads(), size() > 1 && comm::has_threads() ? 1 : 0);
+  const auto want = mean_of(a.net->loss(1, rank()), a.net->parameters());
+  a.net->loss(1, rank()).backward();
+  expect_gradients(a.net, want, "");
+}
+
+TEST(ModelOptions, SizesOfBucketsThatHaveNoEffectAreSaid) {
+  const auto folder = test::shared_folder();
+  const auto said = [&](const test::Preparation& prepare, const std::string& name) {
+    const auto file = folder / (name + std::to_string(rank()));
+    log::write_to(file);
+    const Prepared a(prepare);
+    log::write_to({});
+    std::ifstream in(file);
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    return text.find("bucket_bytes and first_bucket_bytes have no effect") != std::string::npos;
+  };
+  test::Preparation prepare;
+  const bool shared = size() > 1 && !test::by("buckets") && !test::by("hook");
+  EXPECT_EQ(said(prepare, "small"), shared);
+  const auto sizes = prepare.options;
+  prepare.options.bucket_bytes = ModelOptions().bucket_bytes;
+  prepare.options.first_bucket_bytes = ModelOptions().first_bucket_bytes;
+  EXPECT_FALSE(said(prepare, "default")) << "nobody has asked";
+  prepare.options = sizes;
+  prepare.options.comm_hook = {};
+  prepare.shared.share.fixed = true;
+  EXPECT_TRUE(said(prepare, "virtual"));
 }
 
 }  // namespace

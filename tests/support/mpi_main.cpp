@@ -2,11 +2,14 @@
 #include "support/world.hpp"
 
 #include "comm/environment.hpp"
+#include "muster/mpi.hpp"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -23,6 +26,15 @@ class FailuresOnly : public testing::EmptyTestEventListener {
       std::fprintf(stderr, "rank %d: %s:%d: %s\n", world().rank(), result.file_name(), result.line_number(),
                    result.message());
   }
+};
+
+/// As a program does that brings MPI along, for one thread.
+struct OwnMpi {
+  OwnMpi() {
+    int provided = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+  }
+  ~OwnMpi() { MPI_Finalize(); }
 };
 
 }  // namespace
@@ -42,6 +54,8 @@ std::filesystem::path shared_folder() {
 }  // namespace muster::test
 
 int main(int argc, char** argv) {
+  std::optional<muster::test::OwnMpi> own;
+  if (std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) own.emplace();
   const muster::comm::Environment environment;
   muster::test::environment = &environment;
   testing::InitGoogleTest(&argc, argv);

@@ -1,0 +1,97 @@
+// The progress threads inside ranks, with what they drive, for the thread sanitizer: ranks are threads too.
+#include "model/progress_thread.hpp"
+#include "node/block_reduction.hpp"
+#include "unit/node_threads.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using muster::model::ProgressThread;
+using muster::node::BlockReduction;
+using muster::node::Dtype;
+using muster::node::Region;
+using muster::node::Team;
+using muster::test::on_ranks;
+
+constexpr int rounds = 30;
+
+TEST(ProgressThread, AveragesBesideARankThatPublishes) {
+  const std::vector<BlockReduction::Block> blocks{{70'000, Dtype::f64}, {5, Dtype::f64}, {40'001, Dtype::f64}};
+  constexpr std::size_t elements = 110'016;
+  const auto value = [](int rank, std::size_t i, int round) {
+    return static_cast<double>(i % 13) * (rank + 1) + round;
+  };
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), 1));
+    on_ranks(ranks, elements * sizeof(double), [&](Team& team, const Region& region) {
+      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 1);
+      const auto average = muster::node::in_place_sum(blocks, 1.0 / ranks);
+      ProgressThread thread([&reduction, own = average] { return reduction.help(own); });
+      for (int round = 0; round < rounds; ++round) {
+        // As an exchange does in backward().
+        reduction.begin();
+        reduction.write_note(0, static_cast<std::uint32_t>(round + team.rank()));
+        thread.start();
+        auto* data = reinterpret_cast<double*>(region.of(team.rank()));
+        std::vector<double*> at;
+        for (const auto& block : blocks) {
+          for (std::size_t i = 0; i < block.count; ++i) data[i] = value(team.rank(), i, round);
+          at.push_back(data);
+          reduction.publish(data);
+          data += block.count;
+        }
+        thread.stop();
+        muster::test::wait_for([&] { return reduction.advance(average); });
+        for (int r = 0; r < ranks; ++r) ASSERT_EQ(reduction.note(r, 0), static_cast<std::uint32_t>(round + r));
+        for (std::size_t b = 0; b < blocks.size(); ++b)
+          for (std::size_t i = 0; i < blocks[b].count; i += b == 1 ? 1 : 997) {
+            double sum = 0;
+            for (int r = 0; r < ranks; ++r) sum += value(r, i, round);
+            ASSERT_EQ(at[b][i], sum * (1.0 / ranks)) << "block " << b << ", element " << i;
+          }
+      }
+    });
+  }
+}
+
+TEST(ProgressThread, AdvancesWhatItsOwnerAddsToUnderTheLock) {
+  // As buckets are started, and seen to have ended.
+  std::size_t issued = 0, ended = 0;  // no atomics: start, stop and the lock are to order all
+  const auto advance = [&] {
+    if (ended == issued) return false;
+    ++ended;
+    return true;
+  };
+  ProgressThread thread(advance);
+  for (int round = 0; round < rounds; ++round) {
+    issued = ended = 0;
+    thread.start();
+    for (int i = 0; i < 100; ++i) {
+      const auto lock = thread.hold();
+      ++issued;
+    }
+    thread.stop();
+    while (advance()) {
+    }
+    ASSERT_EQ(ended, 100U);
+  }
+}
+
+TEST(ProgressThread, IsLeftInTheMiddle) {
+  // A pass that an exception has cut off, and that nobody goes back to.
+  for (int round = 0; round < rounds; ++round) {
+    int calls = 0;
+    ProgressThread thread([&] { return ++calls % 2 == 0; });
+    thread.start();
+    const auto lock = thread.hold();
+  }
+}
+
+}  // namespace
