@@ -44,10 +44,12 @@ void FoldExchange::begin(Arrival, Note note) {
                 "Run one backward() for each batch of a split dataset");
   };
   if (weight_->global == 0) refuse("no batch of a split dataset is in hand");
-  if (weight_->batch == batch_) refuse("this batch has had its backward()");
+  const bool again = std::exchange(left_, false) && weight_->batch == batch_;
+  if (weight_->batch == batch_ && !again) refuse("this batch has had its backward()");
   shard_ = static_cast<std::size_t>(weight_->shard);
   // A step that was left before its end is forgotten with the first shard of the next.
-  if (shard_ != 0 && (shard_ != next_ || weight_->batch != batch_ + 1)) refuse("a batch of the step had no backward()");
+  if (shard_ != 0 && !again && (shard_ != next_ || weight_->batch != batch_ + 1))
+    refuse("a batch of the step had no backward()");
   batch_ = weight_->batch;
   next_ = shard_ + 1;
   auto* const bits = kinds_.back().shards[shard_].mutable_data_ptr<float>() + places_.size();
@@ -57,6 +59,7 @@ void FoldExchange::begin(Arrival, Note note) {
 void FoldExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
   const auto& place = places_[index];
+  left_ = left_ || use == Use::left;
   auto values = part(kinds_[place.kind].shards[shard_], place);
   if (gradient.defined())
     values.copy_(gradient);

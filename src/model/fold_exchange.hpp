@@ -56,6 +56,7 @@ class FoldExchange final : public Exchange {
   std::size_t shard_ = 0;      ///< of the pass under way
   std::size_t next_ = 0;       ///< that is missing in the step
   std::int64_t batch_ = 0;     ///< the last one that had a pass
+  bool left_ = false;          ///< that pass was cut off by an exception
   bool complete_ = true;
 };
 

@@ -145,6 +145,32 @@ TEST(CaughtException, OfTwoModelsThatComeInAnotherOrderNextTime) {
   expect_gradients(b.net, want_b, "b.");
 }
 
+TEST(CaughtException, OfVirtualWorkersLeavesTheNextStepsWhole) {
+  test::Preparation prepare;
+  prepare.shared.share = {.total = size(), .first = rank(), .count = 1, .fixed = true};
+  prepare.options.comm_hook = {};
+  auto& weight = *prepare.weight;
+  weight.local = 1;
+  weight.global = size();
+  Prepared a(prepare);
+  const auto throws = std::make_shared<bool>(false);
+  throw_at(a.net->in->weight, throws);
+  for (int step = 0; step < 4; ++step) {
+    const auto want = mean_of(a.net->loss(step, rank()), a.net->parameters());
+    for (int times = 0; times < step; ++times) {
+      ++weight.batch;
+      *throws = true;
+      EXPECT_THROW(a.net->loss(step + 7, rank()).backward(), std::domain_error);
+      *throws = false;
+      a.net->zero_grad();
+    }
+    ++weight.batch;
+    a.net->loss(step, rank()).backward();
+    expect_gradients(a.net, want, "step " + std::to_string(step) + ", ");
+    a.net->zero_grad();
+  }
+}
+
 TEST(CaughtException, AfterTheLastGradientIsAnErrorOnRanksThatHadNone) {
   const test::Preparation prepare;
   Prepared a(prepare);
