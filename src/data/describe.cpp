@@ -1,4 +1,5 @@
 // What a dataset file holds and how it is laid out, for `muster inspect`.
+#include "base/number.hpp"
 #include "data/hdf5.hpp"
 #include "muster/convert.hpp"
 
@@ -56,7 +57,7 @@ std::string compression_name(hid_t creation) {
 
 std::int64_t product(const std::vector<std::int64_t>& sizes) {
   std::int64_t all = 1;
-  for (const auto size : sizes) all *= size;
+  for (const auto size : sizes) all = checked_product(all, size, "describing a column", "its shape");
   return all;
 }
 
@@ -69,7 +70,7 @@ bool is_foreign(hid_t type) {
 void advise_on_chunks(const std::string& name, const std::vector<std::int64_t>& shape,
                       const std::vector<std::int64_t>& chunk, std::int64_t value_bytes,
                       std::vector<std::string>& advice) {
-  const auto bytes = product(chunk) * value_bytes;
+  const auto bytes = checked_product(product(chunk), value_bytes, "describing a column", "a chunk");
   if (bytes > large_chunk_bytes && chunk.front() > 1)
     advice.push_back(name + ": a chunk is " + std::to_string(bytes >> 20) +
                      " MiB and is read whole for one of its samples; convert with a smaller --chunk");
@@ -86,10 +87,10 @@ Config describe_column(hid_t dataset, const std::string& name, const std::string
   const hdf5::Handle type(hdf5::check(H5Dget_type(dataset), doing), H5Tclose);
   const hdf5::Handle creation(hdf5::check(H5Dget_create_plist(dataset), doing), H5Pclose);
   hdf5::scalar_type(type.get(), shown);
-  const auto shape = hdf5::shape(dataset);
-  const auto value_bytes = static_cast<std::int64_t>(H5Tget_size(type.get()));
+  const auto shape = hdf5::shape(dataset, shown);
+  const auto value_bytes = checked<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
   const auto layout = H5Pget_layout(creation.get());
-  const auto stored = static_cast<std::int64_t>(H5Dget_storage_size(dataset));
+  const auto stored = checked<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
 
   Config column{{"name", name}, {"dtype", number_name(type.get())}, {"shape", shape}, {"chunk", nullptr}};
   column["layout"] = layout == H5D_CHUNKED ? "chunked" : layout == H5D_COMPACT ? "compact" : "contiguous";
@@ -99,7 +100,9 @@ Config describe_column(hid_t dataset, const std::string& name, const std::string
     std::vector<hsize_t> sizes(shape.size());
     hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
     column["chunk"] = sizes;
-    advise_on_chunks(name, shape, {sizes.begin(), sizes.end()}, value_bytes, advice);
+    std::vector<std::int64_t> chunk;
+    for (const auto size : sizes) chunk.push_back(checked<std::int64_t>(size, doing, "a chunk"));
+    advise_on_chunks(name, shape, chunk, value_bytes, advice);
   }
   if (stored == 0) advice.push_back(name + ": nothing was ever written to it; it reads as one fill value");
   if (is_foreign(type.get()))
@@ -175,7 +178,8 @@ Config describe_dataset(const std::string& path) {
     }
     try {
       const auto dataset = hdf5::open_dataset(group.get(), name, shown);
-      if (!hdf5::shape(dataset.get()).empty()) columns.push_back(describe_column(dataset.get(), name, shown, advice));
+      if (!hdf5::shape(dataset.get(), shown).empty())
+        columns.push_back(describe_column(dataset.get(), name, shown, advice));
     } catch (const Error& error) {
       advice.push_back(error.what());
     }

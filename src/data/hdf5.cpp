@@ -1,5 +1,7 @@
 #include "data/hdf5.hpp"
 
+#include "base/number.hpp"
+
 #include <sys/stat.h>
 
 #include <array>
@@ -296,13 +298,16 @@ std::vector<std::string> list(hid_t group) {
   return names;
 }
 
-std::vector<std::int64_t> shape(hid_t dataset) {
+std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown) {
   const Lock lock;
-  const Handle space(check(H5Dget_space(dataset), "reading the shape of a dataset"), H5Sclose);
-  const auto rank = check(H5Sget_simple_extent_ndims(space.get()), "reading the shape of a dataset");
+  const std::string doing = "reading the shape of " + (shown.empty() ? "a dataset" : shown);
+  const Handle space(check(H5Dget_space(dataset), doing), H5Sclose);
+  const auto rank = check(H5Sget_simple_extent_ndims(space.get()), doing);
   std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
-  check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), "reading the shape of a dataset");
-  return {sizes.begin(), sizes.end()};
+  check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), doing);
+  std::vector<std::int64_t> shape;
+  for (const auto size : sizes) shape.push_back(checked<std::int64_t>(size, doing, "a dimension"));
+  return shape;
 }
 
 Handle type_of(at::ScalarType type) {

@@ -76,8 +76,8 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
 
 /// Names of the links of a group, in the order of names.
 std::vector<std::string> list(hid_t group);
-/// Dimensions of a dataset; empty for a scalar.
-std::vector<std::int64_t> shape(hid_t dataset);
+/// Dimensions of a dataset; empty for a scalar. An Error for one that no int64 holds. `shown` names it in errors.
+std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown = {});
 
 /// The type in memory that stands for a torch type: bfloat16 as a 16-bit float of 8 exponent bits, half as IEEE, bool
 /// as h5py's enumeration of FALSE and TRUE over int8, complex as h5py's compound of r and i.

@@ -1,5 +1,7 @@
 #include "data/hdf5_column.hpp"
 
+#include "base/number.hpp"
+
 #include <c10/core/ScalarType.h>
 #include <sys/uio.h>
 
@@ -51,7 +53,7 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
   const hdf5::Lock lock;
   const std::string doing = "reading " + shown_;
   dataset_ = hdf5::open_dataset(file, name, shown_);
-  shape_ = hdf5::shape(dataset_.get());
+  shape_ = hdf5::shape(dataset_.get(), shown_);
   if (shape_.empty())
     throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
   rows_ = shape_.front();
@@ -61,11 +63,8 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
   dtype_ = hdf5::scalar_type(stored.get(), shown_);
   memory_type_ = hdf5::type_of(dtype_);
   row_bytes_ = static_cast<std::int64_t>(c10::elementSize(dtype_));
-  std::int64_t total = 0;
-  bool too_large = false;
-  for (const auto size : shape_) too_large |= __builtin_mul_overflow(row_bytes_, size, &row_bytes_);
-  too_large |= __builtin_mul_overflow(row_bytes_, rows_, &total);
-  if (too_large) throw Error(ExitCode::data, doing, "its shape is larger than any memory", "Make the file anew");
+  for (const auto size : shape_) row_bytes_ = checked_product(row_bytes_, size, doing, "its shape");
+  static_cast<void>(checked_product(row_bytes_, rows_, doing, "its shape"));
   if (row_bytes_ == 0)
     throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
   require_filters();

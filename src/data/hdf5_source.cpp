@@ -41,7 +41,7 @@ bool is_column(hid_t group, const std::string& name, const std::string& shown) {
                 "Remove it, or choose other columns");
   if (object.type != H5O_TYPE_DATASET) return false;
   const auto dataset = hdf5::open_dataset(group, name, shown);
-  return !hdf5::shape(dataset.get()).empty();
+  return !hdf5::shape(dataset.get(), shown).empty();
 }
 
 std::vector<std::string> all_columns(const Part& part) {
@@ -76,12 +76,6 @@ void open(Part& part, std::vector<std::string> names) {
     part.file = {};
 }
 
-std::string describe(const Column& column) {
-  std::string text = std::string(c10::toString(column.dtype)) + " [";
-  for (std::size_t i = 0; i < column.shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(column.shape[i]);
-  return text + "]";
-}
-
 class Hdf5Source final : public Source {
  public:
   Hdf5Source(std::vector<std::string> paths, DatasetOptions options) : options_(std::move(options)) {
@@ -105,6 +99,13 @@ class Hdf5Source final : public Source {
     return parts_.front().path + (parts_.size() > 1 ? " and " + std::to_string(parts_.size() - 1) + " more" : "");
   }
   Batch read(std::span<const std::int64_t> samples) override;
+  Fingerprint fingerprint() override {
+    open();
+    Fingerprint print{.count = count_, .schema = described(schema_)};
+    for (const auto& part : parts_)
+      print.portions.push_back(look_at(*part.bytes, blocks_of_dataset / static_cast<int>(parts_.size())));
+    return print;
+  }
 
  private:
   void open() {
@@ -133,7 +134,9 @@ void Hdf5Source::open_all() {
     if (&part == &parts_.front()) schema_ = schema;
     require_same(schema, part);
     part.first = count_;
-    count_ += part.columns.front().rows();
+    if (__builtin_add_overflow(count_, part.columns.front().rows(), &count_))
+      throw Error(ExitCode::data, "opening " + part.path, "its files have more samples than can be counted",
+                  "Make them anew");
     for (auto& column : part.columns) {
       const auto bytes = column.rows() * column.row_bytes();
       if (column.direct() || bytes > budget) continue;

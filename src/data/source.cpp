@@ -40,6 +40,14 @@ class MemorySource final : public Source {
   const Schema& schema() override { return schema_; }
   std::string shown() const override { return "the dataset in memory"; }
 
+  Fingerprint fingerprint() override {
+    Fingerprint print{.count = count(), .schema = described(schema_)};
+    for (const auto& [name, tensor] : columns_)
+      print.portions.push_back(
+          look_at("column \"" + name + "\"", tensor, blocks_of_dataset / static_cast<int>(columns_.size())));
+    return print;
+  }
+
   Batch read(std::span<const std::int64_t> samples) override {
     const auto indices = at::from_blob(const_cast<std::int64_t*>(samples.data()),
                                        {static_cast<std::int64_t>(samples.size())}, at::kLong);
@@ -70,6 +78,7 @@ class TransformedSource final : public Source {
 
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
+  Fingerprint fingerprint() override { return source_->fingerprint(); }  // what is made of it follows from it
 
   const Schema& schema() override {
     // A preprocessor does not say what it makes of the columns, so one sample shows it.
@@ -103,6 +112,18 @@ std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns) {
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor) {
   return std::make_shared<TransformedSource>(std::move(source), std::move(preprocessor));
+}
+
+std::string describe(const Column& column) {
+  std::string text = std::string(c10::toString(column.dtype)) + "[";
+  for (std::size_t i = 0; i < column.shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(column.shape[i]);
+  return text + "]";
+}
+
+std::string described(const Schema& schema) {
+  std::string all;
+  for (const auto& column : schema) all += (all.empty() ? "" : ", ") + column.name + " " + describe(column);
+  return all;
 }
 
 std::string names_of(const Schema& schema) {

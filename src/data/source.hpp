@@ -1,6 +1,7 @@
 // Where a dataset's samples come from: memory, HDF5 files, another source through a preprocessor.
 #pragma once
 
+#include "data/fingerprint.hpp"
 #include "muster/dataset.hpp"
 
 #include <cstdint>
@@ -22,6 +23,8 @@ class Source {
   virtual const Schema& schema() = 0;
   /// The samples at those indices (0 ≤ i < count()), in that order, in tensors that own their memory.
   virtual Batch read(std::span<const std::int64_t> samples) = 0;
+  /// What must be the same on all ranks.
+  virtual Fingerprint fingerprint() = 0;
   /// What errors call it.
   virtual std::string shown() const = 0;
 };
@@ -34,6 +37,10 @@ std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptio
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor);
 
+/// "Float[3]", for errors.
+std::string describe(const Column& column);
+/// "x Float[3], y Long[]".
+std::string described(const Schema& schema);
 /// "x, y", for errors.
 std::string names_of(const Schema& schema);
 /// The column of that name; an Error that lists the columns if there is none.

@@ -82,9 +82,8 @@ void Track::remember(const Config& position) {
 
 Pass Track::plan(const BatchOptions& options, std::int64_t count) const {
   const auto mine = split ? share : StepShare{};
-  const auto per_worker = split || !options.global_batch_size
-                              ? options.batch_size
-                              : (*options.global_batch_size + share.total - 1) / share.total;
+  const auto per_worker =
+      split || !options.global_batch_size ? options.batch_size : (*options.global_batch_size - 1) / share.total + 1;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size : times(per_worker, mine.total);
   Pass pass{.order = Order(count, {}),
             .plan = {count, resumable ? batch : 0, options.drop_last},

@@ -157,6 +157,8 @@ void Launch::State::resolve() {
   if (!parsing.backend.empty()) flags.backend = parsing.backend;
   if (parsing.workers > 0) flags.workers = parsing.workers;
   if (parsing.threads > 0) flags.threads = parsing.threads;
+  if (parsing.timeout > 1e9)
+    throw Error(ExitCode::usage, "reading --timeout", "no wait is longer than 1000000000 seconds", "Give fewer");
   if (parsing.timeout > 0) {
     flags.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(parsing.timeout * 1000));
     comm::set_time_limit(environment->world(), *flags.timeout);

@@ -90,13 +90,25 @@ void apply_setting(Config& config, const std::string& setting, const Config& def
   lay_over(*target, parse_value(setting.substr(equals + 1), *target), ExitCode::usage, doing, key, defaults);
 }
 
+[[noreturn]] void refuse_duration(std::string_view whole) {
+  throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(whole) + "\" is not one",
+              "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
+}
+
+/// Seconds that can be added to any time: 30 years.
+constexpr std::int64_t most_seconds = 1'000'000'000;
+
 std::int64_t parse_number(std::string_view text, std::string_view whole) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0)
-    throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(whole) + "\" is not one",
-                "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
+  if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > most_seconds)
+    refuse_duration(whole);
   return value;
+}
+
+std::chrono::seconds bounded(std::int64_t seconds, std::string_view whole) {
+  if (seconds > most_seconds) refuse_duration(whole);
+  return std::chrono::seconds(seconds);
 }
 
 }  // namespace
@@ -125,19 +137,20 @@ std::chrono::seconds parse_duration(std::string_view text) {
     }
     for (bool more = true; more;) {
       const auto colon = rest.find(':');
-      seconds = seconds * 60 + parse_number(rest.substr(0, colon), text);
+      seconds = bounded(seconds * 60 + parse_number(rest.substr(0, colon), text), text).count();
       more = colon != std::string_view::npos;
       if (more) rest.remove_prefix(colon + 1);
     }
-    return std::chrono::seconds(seconds + days * 86400);
+    return bounded(seconds + days * 86400, text);
   }
   auto rest = text;
   while (!rest.empty()) {
     const auto unit = rest.find_first_not_of("0123456789");
     const auto value = parse_number(rest.substr(0, unit), text);
-    if (unit == std::string_view::npos) return std::chrono::seconds(seconds + value);
+    if (unit == std::string_view::npos) return bounded(seconds + value, text);
     const char letter = rest[unit];
     seconds += value * (letter == 'h' ? 3600 : letter == 'm' ? 60 : letter == 's' ? 1 : parse_number("?", text));
+    static_cast<void>(bounded(seconds, text));
     rest.remove_prefix(unit + 1);
   }
   return text.empty() ? std::chrono::seconds(parse_number(text, text)) : std::chrono::seconds(seconds);

@@ -9,12 +9,14 @@
 #include "comm/agreement.hpp"
 #include "comm/environment.hpp"
 #include "comm/together.hpp"
+#include "data/source.hpp"
 #include "launch/settings.hpp"
 #include "muster/version.hpp"
 #include "train/attempt.hpp"
 #include "train/params.hpp"
 #include "train/random.hpp"
 #include "train/run.hpp"
+#include "train/same_data.hpp"
 #include "train/session_state.hpp"
 
 #include <ATen/Parallel.h>
@@ -398,11 +400,16 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   // neither a GPU nor the data.
   const bool works = world.rank() < workers;
   at::Device device = at::kCPU;
+  std::map<std::string, data::Fingerprint> prints;
   train::check_together(world, {.done = limit, .failed = last_grace}, [&] {
     if (!works) return;
     device = choose_device(options_.scaling_config, world);
-    for (const auto& [name, dataset] : options_.datasets) static_cast<void>(dataset.count());
+    for (const auto& [name, dataset] : options_.datasets) prints[name] = dataset.source()->fingerprint();
   });
+  train::require_same_data(world, workers, prints);
+  for (const auto& name : options_.dataset_config.datasets_to_split)
+    if (name != "train" && !options_.datasets.contains(name))  // the default names "train" whether there is one or not
+      log::warn("datasets_to_split names \"" + name + "\", and the trainer was given no such dataset");
 
   Config params = describe(launch_, options_, run, workers);
   if (flags.resume == Resume::automatic && already_finished(run.previous_params(), params)) {

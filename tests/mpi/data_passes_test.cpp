@@ -309,5 +309,54 @@ TEST(Passes, AnotherNumberOfWorkersIsSaidBetweenEpochsToo) {
   world().barrier();
 }
 
+/// The text of the error with which a run over that dataset ends before training; `code` if there is none.
+std::string refused(const std::filesystem::path& storage, const std::string& name, const Dataset& dataset, int code) {
+  const auto storage_code = run({storage, {}, with(name, {{"train", dataset}})}, [](Session&, const Config&) {}).first;
+  EXPECT_EQ(storage_code, code) << name;
+  const auto path = storage / name / "logs" / "rank_00000.log";
+  world().barrier();
+  return read_file(path);
+}
+
+TEST(Data, ThatDiffersByRankIsRefusedBeforeTraining) {
+  if (world().size() == 1) GTEST_SKIP() << "needs two ranks";
+  const auto storage = test::shared_folder();
+  const int bad = world().size() - 1;
+  const bool mine = world().rank() == bad;
+  const auto refuse = [&](const std::string& name, const Dataset& dataset, const std::vector<std::string>& parts) {
+    const auto text = refused(storage, name, dataset, 65);
+    for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << "\nin: " << text;
+    EXPECT_NE(text.find("\"train\""), std::string::npos) << text;
+    EXPECT_NE(text.find("rank " + std::to_string(bad) + " ("), std::string::npos) << text;
+  };
+  refuse("count", numbers(mine ? 30 : 26), {"26 samples", "30"});
+  refuse("values", Dataset::from_tensors({{"i", at::arange(100) + (mine ? 1 : 0)}}), {"column \"i\"", "differ"});
+  refuse("type", Dataset::from_tensors({{"i", at::arange(10, mine ? at::kInt : at::kLong)}}), {"i Int[]", "i Long[]"});
+  const auto turned = at::arange(60).view({2, 30}).t();
+  refuse("strided", Dataset::from_tensors({{"i", mine ? turned + 1 : turned}}), {"differ"});
+  EXPECT_EQ(refused(storage, "same", Dataset::from_tensors({{"i", mine ? turned.clone() : turned}}), 0), "");
+}
+
+TEST(Data, OfCopiesOnNodesIsTheSameAndAStaleOneIsRefused) {
+  if (world().size() == 1) GTEST_SKIP() << "needs two ranks";
+  const auto storage = test::shared_folder();
+  const auto copy = storage / ("copy_" + std::to_string(world().rank()) + ".h5");
+  const auto write = [&](bool stale, std::size_t rows) {
+    std::filesystem::remove(copy);
+    std::string text = "x,y\n";
+    for (std::size_t row = 0; row < rows; ++row) text += "1," + std::to_string(stale ? row + 1 : row) + "\n";
+    write_file(storage / (copy.stem().string() + ".csv"), text);
+    convert_csv({storage / (copy.stem().string() + ".csv")}, copy);
+  };
+  const int bad = world().size() - 1;
+  const bool mine = world().rank() == bad;
+  write(false, 500);
+  EXPECT_EQ(refused(storage, "copies", copy, 0), "");
+  if (mine) write(true, 500);
+  EXPECT_NE(refused(storage, "stale", copy, 65).find("values of copy_0.h5"), std::string::npos);
+  if (mine) write(false, 600);
+  EXPECT_NE(refused(storage, "longer", copy, 65).find("600 on rank"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace muster

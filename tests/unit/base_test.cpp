@@ -1,5 +1,6 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/number.hpp"
 #include "muster/error.hpp"
 
 #include <gtest/gtest.h>
@@ -141,6 +142,26 @@ TEST_F(FileTest, AppendGoesToTheEnd) {
 TEST(File, FullDiskIsARetryableError) {
   File full("/dev/full", File::Mode::write);
   EXPECT_NE(message([&] { full.append("x"); }, ExitCode::retry).find("No space left"), std::string::npos);
+}
+
+TEST(Number, FitsOrIsRefused) {
+  EXPECT_EQ(checked<std::int64_t>(std::uint64_t{7}, "reading", "a size"), 7);
+  EXPECT_EQ(checked_product(std::int64_t{1} << 31, std::int64_t{1} << 31, "reading", "it"), std::int64_t{1} << 62);
+  const auto refused = [](auto action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::data);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(
+      refused([] { checked<std::int64_t>(std::uint64_t{1} << 63, "reading x", "a dimension"); }),
+      "reading x: a dimension is 9223372036854775808, more than 9223372036854775807. Give another, or make the file "
+      "anew");
+  EXPECT_NE(refused([] { checked<std::uint32_t>(-1, "reading x", "a size"); }).find("less than 0"), std::string::npos);
+  EXPECT_NE(refused([] { checked_product(std::int64_t{1} << 32, std::int64_t{1} << 31, "reading x", "it"); }), "");
 }
 
 }  // namespace

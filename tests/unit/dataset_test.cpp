@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 namespace muster {
@@ -241,6 +242,22 @@ TEST(BadFiles, AreToldApart) {
   H5File(file("huge.h5"))
       .dataset("x", {hsize_t{1} << 40, hsize_t{1} << 40}, H5T_NATIVE_FLOAT, 0, nullptr, {.chunk = 0});
   expect_refused(file("huge.h5"), {"huge.h5:/x", "larger than any memory"});
+  // HDF5 makes no dimension of 2^63 and more, so one is forged.
+  H5File(file("beyond.h5")).dataset("x", {0x123456789aULL}, H5T_NATIVE_UINT8, 0, nullptr);
+  {
+    std::fstream bytes(file("beyond.h5"), std::ios::in | std::ios::out | std::ios::binary);
+    std::string content((std::istreambuf_iterator<char>(bytes)), {});
+    const std::string size("\x9a\x78\x56\x34\x12\0\0\0", 8), forged("\0\0\0\0\0\0\0\x80", 8);
+    ASSERT_NE(content.find(size), std::string::npos);
+    for (auto at = content.find(size); at != std::string::npos; at = content.find(size)) content.replace(at, 8, forged);
+    bytes.clear();
+    bytes.seekp(0);
+    bytes << content;
+  }
+  error_of([&] { Dataset(file("beyond.h5")).count(); });
+  H5File(file("many.h5")).dataset("x", {hsize_t{1} << 62}, H5T_NATIVE_UINT8, 0, nullptr);
+  expect_refused(Dataset::from_hdf5({file("many.h5"), file("many.h5")}),
+                 {"many.h5", "more samples than can be counted"});
   expect_parts(error_of([] { Dataset::from_hdf5({}); }), {"no files"});
   expect_parts(error_of([] { Dataset::from_hdf5({"a"}, {.columns = {"x", "x"}}); }), {"\"x\"", "twice"});
 }

@@ -69,7 +69,9 @@ TEST(Duration, ReadsOursAndSlurms) {
   EXPECT_EQ(parse_duration("45s").count(), 45);
   EXPECT_EQ(parse_duration("02:00:01").count(), 7201);
   EXPECT_EQ(parse_duration("1-00:00:00").count(), 86400);
-  for (const char* bad : {"", "soon", "1x", "-5", "1:b"}) message([=] { parse_duration(bad); }, ExitCode::usage);
+  for (const char* bad :
+       {"", "soon", "1x", "-5", "1:b", "9223372036854775807h", "99999999-00", "1000000000:00:00:00:00"})
+    message([=] { parse_duration(bad); }, ExitCode::usage);
 }
 
 TEST(Threads, AreTheShareOfTheMask) {

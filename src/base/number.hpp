@@ -1,0 +1,33 @@
+// Numbers from files and flags, which may be larger than what they are to become.
+#pragma once
+
+#include "muster/error.hpp"
+
+#include <concepts>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace muster {
+
+/// `value` as a To. An Error if it does not fit: "DOING: WHAT is 9223372036854775808, more than 9223372036854775807".
+template <std::integral To, std::integral From>
+To checked(From value, std::string_view doing, std::string_view what, ExitCode code = ExitCode::data) {
+  if (std::in_range<To>(value)) return static_cast<To>(value);
+  const bool below = std::cmp_less(value, std::numeric_limits<To>::min());
+  throw Error(code, doing,
+              std::string(what) + " is " + std::to_string(value) + ", " + (below ? "less than " : "more than ") +
+                  std::to_string(below ? std::numeric_limits<To>::min() : std::numeric_limits<To>::max()),
+              "Give another, or make the file anew");
+}
+
+/// a × b, of which neither is negative; an Error if nothing can be that large.
+template <std::integral T>
+T checked_product(T a, T b, std::string_view doing, std::string_view what, ExitCode code = ExitCode::data) {
+  T product{};
+  if (!__builtin_mul_overflow(a, b, &product)) return product;
+  throw Error(code, doing, std::string(what) + " is larger than any memory", "Give another, or make the file anew");
+}
+
+}  // namespace muster
