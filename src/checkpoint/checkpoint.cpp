@@ -57,6 +57,7 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
 Checkpoint::Checkpoint(fs::path path, std::shared_ptr<void> owner) : path_(std::move(path)), owner_(std::move(owner)) {}
 
 Checkpoint Checkpoint::from_directory(fs::path path) {
+  if (!path.has_filename()) path = path.parent_path();  // a slash at the end would hide its name
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::none)

@@ -121,8 +121,10 @@ void verify(const fs::path& directory, const Manifest& manifest, Part part) {
 }
 
 void sync_folders(const fs::path& directory) {
-  for (const auto& entry : fs::recursive_directory_iterator(directory))
-    if (entry.symlink_status().type() == fs::file_type::directory) sync_directory(entry.path());
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
+    if (status_of(at->path()).type() == fs::file_type::directory) sync_directory(at->path());
+  if (error) throw Error(ExitCode::retry, "syncing " + directory.string(), error.message());
   sync_directory(directory);
 }
 

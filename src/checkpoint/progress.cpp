@@ -47,6 +47,17 @@ void check_position(const std::string& name, const Config& position) {
 
 }  // namespace
 
+Config to_json(const Progress& progress) {
+  return {{"training_iteration", progress.training_iteration},
+          {"epoch", progress.epoch},
+          {"epoch_complete", progress.epoch_complete},
+          {"global_step", progress.global_step},
+          {"time_total_s", progress.time_total_s},
+          {"seed", progress.seed},
+          {"positions", progress.positions},
+          {"preprocessor", progress.preprocessor}};
+}
+
 Progress progress_from_json(const Config& json) {
   if (!json.is_object()) refuse("it", "is not an object");
   Progress progress{.of_a_run = !json.empty()};

@@ -21,6 +21,7 @@ struct Progress {
   Config preprocessor = {};
 };
 
+Config to_json(const Progress& progress);
 /// Keys that are missing have their default, others than these are left alone. An Error (ExitCode::data) says what
 /// cannot be: a type, a range, or two values beside each other.
 Progress progress_from_json(const Config& json);

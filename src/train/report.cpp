@@ -92,7 +92,7 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
     try {
       if (history) history->append(row);
     } catch (const Error& error) {
-      log::warn(std::string("a row of the metrics is lost: ") + error.what());
+      log::warn(std::string("a row of the metrics is not written: ") + error.what());
     }
     if (progress) progress->report(row, epochs);
   }

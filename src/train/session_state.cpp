@@ -107,14 +107,16 @@ bool SessionState::restore_what_is_there(const StateEntries& entries) {
 }
 
 Config SessionState::save_progress() const {
-  return {{"training_iteration", training_iteration},
-          {"epoch", epoch},
-          {"epoch_complete", passes->epoch_complete()},
-          {"global_step", global_step},
-          {"time_total_s", time_before + std::chrono::duration<double>(Clock::now() - begin).count()},
-          {"seed", launch.flags().seed},
-          {"positions", passes->positions()},
-          {"preprocessor", preprocessor ? preprocessor->state() : Config(nullptr)}};
+  return to_json(
+      checkpoint::Progress{.of_a_run = true,
+                           .training_iteration = training_iteration,
+                           .epoch = epoch,
+                           .epoch_complete = passes->epoch_complete(),
+                           .global_step = global_step,
+                           .time_total_s = time_before + std::chrono::duration<double>(Clock::now() - begin).count(),
+                           .seed = launch.flags().seed,
+                           .positions = passes->positions().get<std::map<std::string, Config>>(),
+                           .preprocessor = preprocessor ? preprocessor->state() : Config(nullptr)});
 }
 
 void SessionState::restore_progress(const checkpoint::Progress& progress) {

@@ -387,7 +387,6 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   const auto limit = choose_limit(launch_, options_.backend_config.get());
   const comm::TimeLimit everywhere(world, limit);
   comm::on_root(world, [&] {
-    checkpoint::remove_leftovers(run.path());
     for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
                              ".owner", "logs/.owner"})
       remove_unfinished(run.path() / name);
@@ -414,6 +413,7 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   Config params = describe(launch_, options_, run, workers);
   if (flags.resume == Resume::automatic && already_finished(run.previous_params(), params)) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
+    comm::on_root(world, [&] { return checkpoint::remove_leftovers(run.path()), std::string(); });
     return read_result(world, run, options_.run_config.checkpoint_config);
   }
   comm::on_root(world, [&] { return run.write_params(params), std::string(); });

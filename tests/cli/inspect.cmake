@@ -30,6 +30,14 @@ muster(0 checkpoint ls run --json)
 expect_match("${out}" "^\\[\\]\n$")
 muster(65 checkpoint verify run)
 
+# JSON of any depth ends nothing.
+string(REPEAT "[" 140000 deep)
+string(REPEAT "]" 140000 back)
+file(WRITE "${FOLDER}/deep/params.json" "{\"seed\": 7, \"deep\": ${deep}${back}}")
+file(WRITE "${FOLDER}/deep/result.json" "{\"loss\": 0.5, \"deep\": ${deep}${back}}\n")
+muster(0 inspect deep)
+expect_match("${out}" "\nseed +7\n")
+
 # A checkpoint of which only the name is left.
 file(WRITE "${FOLDER}/run/checkpoint_000000/manifest.json" "{")
 muster(0 checkpoint ls run)

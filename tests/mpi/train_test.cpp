@@ -4,6 +4,7 @@
 #include "base/file.hpp"
 #include "muster/muster.hpp"
 #include "support/forge.hpp"
+#include "support/io_errors.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -957,6 +959,27 @@ TEST(Train, AMisspeltScoreIsAnErrorAtTheFirstCheckpoint) {
   });
   EXPECT_EQ(sometimes.first, 0);
   EXPECT_EQ(sometimes.second->best_checkpoints.front().second.at("accuracy"), 0.75);
+}
+
+TEST(Train, ASickDiskEndsAStartWith75AndCostsNothing) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  run({storage, {}, with_line("sick")}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
+  const auto all = list_checkpoints(storage / "sick");
+  const auto newest = all.back().path;
+  world().barrier();
+  for (const char* name : {"manifest.json", "state.h5"}) {
+    std::optional<test::IoError> sick;
+    if (world().rank() == world().size() - 1) sick.emplace("pread", name, EIO);
+    const auto [code, result] =
+        run({storage, {"--resume", "must"}, with_line("sick")}, [](Session&, const Config&) { FAIL(); });
+    EXPECT_EQ(code, 75) << name;
+  }
+  EXPECT_EQ(list_checkpoints(storage / "sick").size(), all.size());
+  const auto [code, result] =
+      run({storage, {"--resume", "must"}, with_line("sick")},
+          [&](Session& session, const Config&) { EXPECT_EQ(session.get_checkpoint()->path(), newest); });
+  EXPECT_EQ(code, 0);
 }
 
 TEST(Train, RestoreTakesUpTheSavedConfiguration) {

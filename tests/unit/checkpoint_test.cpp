@@ -237,6 +237,9 @@ TEST(Progress, IsReadIntoAStruct) {
   EXPECT_EQ(read.time_total_s, 1.5);
   EXPECT_EQ(read.seed, ~std::uint64_t{0});
   EXPECT_EQ(read.positions.at("train").at("consumed"), 8);
+  auto known = progress();
+  known.erase("something new");
+  EXPECT_EQ(to_json(read), known);
   const auto none = progress_from_json(Config::object());
   EXPECT_FALSE(none.of_a_run);
   EXPECT_EQ(none.epoch, 0);
