@@ -31,8 +31,11 @@ void train(muster::Session& session, const muster::Config& config) {
   const auto epochs = config.at("epochs").get<std::int64_t>();
   torch::optim::StepLR scheduler(optimizer, static_cast<unsigned>(std::max<std::int64_t>(1, epochs * 2 / 3)), 0.1);
 
-  // 2. What is saved and comes back; with it come epoch, position in the data and random state.
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}});
+  // 2. What is saved and comes back; with it come epoch, position in the data and random state. The means too, since
+  //    a run may be stopped in the middle of an epoch.
+  muster::Mean loss, accuracy;
+  auto state = session.state(
+      {{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"loss", loss}, {"accuracy", accuracy}});
   state.restore();
 
   // 3. The data: each rank has its share of every step.
@@ -42,7 +45,6 @@ void train(muster::Session& session, const muster::Config& config) {
 
   for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
     // 4. One pass over the training set.
-    muster::Mean loss, accuracy;
     for (auto& batch : train_shard.iter_torch_batches(batches)) {
       const auto labels = batch["y"].to(torch::kLong);
       optimizer.zero_grad();
@@ -72,9 +74,12 @@ void train(muster::Session& session, const muster::Config& config) {
       }
     }
 
-    // 6. Metrics over all ranks, and a checkpoint that all ranks write together.
-    session.report({{"loss", loss}, {"accuracy", accuracy}, {"val_loss", val_loss}, {"val_accuracy", val_accuracy}},
-                   state);
+    // 6. Metrics over all ranks, and a checkpoint that all ranks write together, from which the next epoch begins.
+    const muster::Metrics metrics{
+        {"loss", loss}, {"accuracy", accuracy}, {"val_loss", val_loss}, {"val_accuracy", val_accuracy}};
+    loss.reset();
+    accuracy.reset();
+    session.report(metrics, state);
   }
 }
 

@@ -30,10 +30,12 @@ class Checkpoint {
   const std::filesystem::path& as_directory() const noexcept { return path_; }
   /// A copy of everything under `path`, which is made.
   void to_directory(const std::filesystem::path& path) const;
-  /// Everything in state.h5 as tensors on the CPU, and the JSON values. Verifies checksums.
+  /// Everything in state.h5 as tensors on the CPU, and the JSON values. Verifies checksums. What each rank had of its
+  /// own (per_rank) is there of all ranks: tensors as [world, …], values as a list.
   StateDict to_dict() const;
   /// Loads the entry of that name ("model") into `entry`; names, shapes and types are compared first, and nothing is
-  /// changed if they differ.
+  /// changed if they differ. Through per_rank this rank's part is loaded, from a checkpoint that from_dict() or the
+  /// session gave; a directory's own handle does not know which rank this is, and refuses.
   void load(const std::string& name, const StateEntry& entry) const;
 
   /// JSON that travels with the checkpoint; an empty object where there is none. Reported, a checkpoint's metadata is
@@ -46,6 +48,7 @@ class Checkpoint {
   explicit Checkpoint(std::filesystem::path path, std::shared_ptr<void> owner = {});
   std::filesystem::path path_;
   std::shared_ptr<void> owner_;
+  int rank_ = 0, ranks_ = 0;  // to whom it was handed out; of no ranks where that is not known
 };
 
 /// What `muster checkpoint ls` shows of one.

@@ -15,7 +15,20 @@ class Tensor;
 
 namespace muster {
 
+class StateEntry;
+
 /// A mean over samples. The mean over ranks is weighted by the samples too, so uneven shards do not falsify it.
+///
+/// One that is reported in the middle of an epoch belongs into the state, else that of the resumed epoch covers only
+/// the rest of it. Then reset it before the report that ends the epoch, not after: what that report saves begins the
+/// next.
+///
+///   muster::Mean loss;
+///   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
+///   …
+///     const muster::Metrics metrics{{"loss", loss}};   // a copy
+///     loss.reset();
+///     session.report(metrics, state);
 class Mean {
  public:
   /// `value` is itself a mean over `samples` samples; with 0 samples it is ignored.
@@ -31,6 +44,10 @@ class Mean {
   double value() const noexcept { return samples_ > 0 ? sum_ / static_cast<double>(samples_) : std::nan(""); }
   std::int64_t samples() const noexcept { return samples_; }
   void reset() noexcept { *this = {}; }
+
+  /// Each rank's own in a checkpoint; at another number of ranks the first gets what all had, so that it counts once.
+  /// Refers to this.
+  operator StateEntry();
 
  private:
   double sum_ = 0;

@@ -3,6 +3,16 @@
 //   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"best", best}});   // best: double or Config
 //
 // A StateEntry refers to the object, so the object must outlive it; a module is held by its shared_ptr.
+//
+// All ranks save one state, so its parts must be the same on all of them. At each save, before anything is written,
+// they are compared by a checksum that every rank takes of every tensor (XXH3; on a GPU by the GPU). That costs a
+// twentieth of the save: of 100 MB on two ranks 13 of 250 ms, of 1 MB 0.1 of 15 ms; on four ranks with two cores 35 of
+// 240 ms.
+//
+// What is your own (tensors, JSON, numbers, strings, functions) and differs in a single bit is an Error
+// (ExitCode::user_error) that names it and the ranks; nothing is written then, and the checkpoint before stays.
+// per_rank says that each rank has its own. A model, an optimizer or a scheduler may drift apart (after join(), or on
+// machines of two kinds): that is a warning with the ranks and the largest difference, and rank 0's are saved.
 #pragma once
 
 #include <muster/config.hpp>
@@ -62,11 +72,21 @@ class StateEntry {
   StateEntry(std::function<StateDict()> save, std::function<void(const StateDict&)> load);
 
   struct Object;
+  explicit StateEntry(std::shared_ptr<Object> object) : object_(std::move(object)) {}
   const std::shared_ptr<Object>& object() const noexcept { return object_; }
 
  private:
   std::shared_ptr<Object> object_;
 };
+
+/// An entry of which each rank has its own, such as what its environment or its sampler stands at:
+///
+///   auto state = session.state({{"model", net}, {"seen", muster::per_rank(seen)}});   // seen: a tensor, a number, …
+///
+/// Tensors have the same shape and type on every rank, else an Error (ExitCode::user_error). A checkpoint holds them as
+/// [world, …], and values as a list. Restored, each rank gets its own back; at another number of ranks it is refused
+/// (ExitCode::data) before anything is changed. A save brings all ranks' to every rank, so it is for what is small.
+StateEntry per_rank(const StateEntry& entry);
 
 using StateEntries = std::vector<std::pair<std::string, StateEntry>>;
 

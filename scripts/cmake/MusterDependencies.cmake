@@ -9,6 +9,13 @@ find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
+# xxHash brings no package of CMake's. Its code is taken from the header, so nothing is linked and no user needs it.
+find_path(muster_xxhash_include xxhash.h REQUIRED)
+mark_as_advanced(muster_xxhash_include)
+add_library(muster_xxhash INTERFACE)
+target_include_directories(muster_xxhash SYSTEM INTERFACE "${muster_xxhash_include}")
+target_compile_definitions(muster_xxhash INTERFACE XXH_INLINE_ALL)
+
 # Where a libtorch is when the user named none: the wheel of a virtual environment.
 file(GLOB muster_torch_hints
   "$ENV{VIRTUAL_ENV}/lib*/python3*/site-packages/torch/share/cmake/Torch"

@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "checkpoint/components.hpp"
+#include "checkpoint/copies.hpp"
 #include "checkpoint/files.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/names.hpp"
@@ -69,7 +70,7 @@ Checkpoint Checkpoint::from_directory(fs::path path) {
 }
 
 Checkpoint Checkpoint::from_dict(const StateEntries& entries) {
-  const auto state = collect(entries);
+  const auto state = put_together(nullptr, collect(entries), copies_of(entries));
   check_storable(state.tensors);
   auto name = (fs::temp_directory_path() / "muster-checkpoint-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr)
@@ -77,11 +78,12 @@ Checkpoint Checkpoint::from_dict(const StateEntries& entries) {
                 "Set TMPDIR to a folder with space");
   const fs::path path = name;
   Checkpoint made(path, std::shared_ptr<void>(nullptr, [path](void*) { discard(path); }));
+  made.ranks_ = 1;
   const auto layout = lay_out(path / state_name, state.tensors);
   FileEntry file{.name = state_name,
                  .bytes = layout.bytes,
                  .piece_bytes = piece_bytes_for(layout.bytes),
-                 .crc32 = write_part(path / state_name, layout, state.tensors, Part{})};
+                 .crc32 = write_pieces(path / state_name, layout, state.tensors, piece_writers(layout, 1), 0)};
   write_manifest(path, {.time = time_now(), .values = state.values, .tensors = layout.tensors, .files = {file}});
   return made;
 }
@@ -101,7 +103,7 @@ StateDict Checkpoint::to_dict() const {
 }
 
 void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
-  restore({{name, entry}}, only(to_dict(), name));
+  restore({{name, entry}}, only(to_dict(), name), Part{rank_, ranks_});
 }
 
 Config Checkpoint::get_metadata() const {

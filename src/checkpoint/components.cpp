@@ -13,8 +13,6 @@ namespace {
 
 std::string join(const std::string& name, const std::string& path) { return path.empty() ? name : name + "/" + path; }
 
-std::string first_part(const std::string& path) { return path.substr(0, path.find('/')); }
-
 void check_names(const StateEntries& entries) {
   std::set<std::string> seen;
   for (const auto& [name, entry] : entries) {
@@ -54,6 +52,43 @@ std::optional<StateDict> part_of(const StateDict& state, const std::string& name
     found = true;
   }
   if (!found) return {};
+  return part;
+}
+
+/// As many ranks as have put this together; 0 if none have.
+std::size_t ranks_in(const StateDict& all) {
+  const auto ranks = all.values.is_array() ? all.values.size() : 0;
+  for (const auto& [path, tensor] : all.tensors)
+    if (tensor.dim() == 0 || static_cast<std::size_t>(tensor.size(0)) != ranks) return 0;
+  return ranks;
+}
+
+std::string count_ranks(std::size_t count) { return std::to_string(count) + (count == 1 ? " rank" : " ranks"); }
+
+/// This rank's part of an entry of which each rank had its own; nothing, with a word, where there is none.
+std::optional<StateDict> own_part(const StateDict& all, const StateEntry::Object& object, Part here,
+                                  Differences& differences) {
+  const auto ranks = ranks_in(all);
+  if (ranks == 0) {
+    differences.push_back({"", "each rank's own here, one for all in the checkpoint"});
+    return {};
+  }
+  if (here.count == 0) {
+    differences.push_back(
+        {"", "each of " + count_ranks(ranks) +
+                 " had its own, and a checkpoint that is opened by its path does not know which rank "
+                 "this is: use State::restore(), Session::get_checkpoint(), or the rows of to_dict()"});
+    return {};
+  }
+  if (ranks != static_cast<std::size_t>(here.count)) {
+    auto part = object.regroup(all, here);
+    if (!part)
+      differences.push_back({"", "each of " + count_ranks(ranks) + " had its own, and here it is " +
+                                     count_ranks(static_cast<std::size_t>(here.count))});
+    return part;
+  }
+  StateDict part{.values = all.values.at(static_cast<std::size_t>(here.index))};
+  for (const auto& [path, tensor] : all.tensors) part.tensors.emplace(path, tensor.select(0, here.index));
   return part;
 }
 
@@ -112,12 +147,12 @@ StateDict collect(const StateEntries& entries) {
   return state;
 }
 
-void restore(const StateEntries& entries, const StateDict& saved) {
+void restore(const StateEntries& entries, const StateDict& saved, Part here) {
   check_names(entries);
   const auto parameters = parameter_paths(entries);
   std::vector<std::string> lines;
   std::set<std::string> left_over;
-  for (const auto& [path, tensor] : saved.tensors) left_over.insert(first_part(path));
+  for (const auto& [path, tensor] : saved.tensors) left_over.insert(entry_of(path));
   for (const auto& [name, value] : saved.values.items()) left_over.insert(name);
 
   std::vector<std::pair<StateEntry::Object*, StateDict>> parts;
@@ -129,9 +164,10 @@ void restore(const StateEntries& entries, const StateDict& saved) {
       continue;
     }
     Differences differences;
-    entry.object()->compare(*part, parameters, differences);
+    if (entry.object()->copies() == Copies::own) part = own_part(*part, *entry.object(), here, differences);
+    if (part) entry.object()->compare(*part, parameters, differences);
     for (const auto& [path, text] : differences) lines.push_back(join(name, path) + ": " + text);
-    parts.emplace_back(entry.object().get(), std::move(*part));
+    if (part) parts.emplace_back(entry.object().get(), std::move(*part));
   }
   for (const auto& name : left_over) lines.push_back(name + ": in the checkpoint, not here");
   if (!lines.empty())
@@ -142,11 +178,13 @@ void restore(const StateEntries& entries, const StateDict& saved) {
   for (const auto& [object, part] : parts) object->load(part, parameters);
 }
 
+std::string entry_of(const std::string& path) { return path.substr(0, path.find('/')); }
+
 StateDict only(const StateDict& state, const std::string& name) {
   StateDict part;
   if (state.values.contains(name)) part.values[name] = state.values.at(name);
   for (const auto& [path, tensor] : state.tensors)
-    if (first_part(path) == name) part.tensors.emplace(path, tensor);
+    if (entry_of(path) == name) part.tensors.emplace(path, tensor);
   return part;
 }
 

@@ -1,6 +1,7 @@
 // Objects to state and back.
 #pragma once
 
+#include "checkpoint/pieces.hpp"
 #include "muster/state.hpp"
 
 #include <string>
@@ -20,7 +21,13 @@ StateDict collect(const StateEntries& entries);
 /// changed. The user's own load functions come first, so that nothing else has been changed when one of them throws.
 ///
 /// An optimizer without its parameters among the entries is matched by the order of its parameters.
-void restore(const StateEntries& entries, const StateDict& saved);
+///
+/// Of what each rank had of its own (Copies::own), this rank takes the part of rank `here`; it is refused at another
+/// number of ranks, and where that is not known (a count of 0).
+void restore(const StateEntries& entries, const StateDict& saved, Part here = {});
+
+/// The entry that a tensor belongs to: the first part of its path.
+std::string entry_of(const std::string& path);
 
 /// What of `state` belongs to the entry of that name, as the state of a checkpoint that holds nothing else.
 StateDict only(const StateDict& state, const std::string& name);

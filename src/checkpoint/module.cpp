@@ -42,6 +42,8 @@ class ModuleObject : public StateEntry::Object {
     for (auto& [path, tensor] : tensors()) tensor.copy_(saved.tensors.at(path));
   }
 
+  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
+
   std::map<std::string, at::Tensor> parameters() const override {
     std::map<std::string, at::Tensor> named;
     for (const auto& item : module_->named_parameters())

@@ -1,6 +1,7 @@
 // What stands behind a StateEntry: one object that can be saved, compared with what was saved, and loaded.
 #pragma once
 
+#include "checkpoint/pieces.hpp"
 #include "muster/state.hpp"
 
 #include <c10/core/ScalarType.h>
@@ -17,6 +18,13 @@ namespace muster::checkpoint {
 
 /// Where in the state each parameter stands: what optimizers name their own state after.
 using ParameterPaths = std::map<const c10::TensorImpl*, std::string>;
+
+/// How the ranks' copies of an entry stand to each other.
+enum class Copies {
+  equal,     ///< the user's own: the same on every rank, or it is not saved
+  averaged,  ///< kept alike by averaging, but for drift: rank 0's is saved
+  own,       ///< each rank has its own: saved as [world, …], values as a list
+};
 
 /// Something that keeps a saved state from being loaded.
 struct Difference {
@@ -50,6 +58,10 @@ struct StateEntry::Object {
 
   /// The tensors that an optimizer may own the state of, by path.
   virtual std::map<std::string, at::Tensor> parameters() const { return {}; }
+  virtual checkpoint::Copies copies() const { return checkpoint::Copies::equal; }
+  /// For Copies::own: what rank `here` takes of what another number of ranks had; nothing where there is no such thing.
+  virtual std::optional<StateDict> regroup(const StateDict&, checkpoint::Part) const { return {}; }
+
   /// Whether load() is the user's own code, which may refuse what compare() cannot see.
   virtual bool may_refuse() const { return false; }
 };

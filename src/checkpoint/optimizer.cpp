@@ -218,6 +218,8 @@ class OptimizerObject : public StateEntry::Object {
     });
   }
 
+  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
+
  private:
   /// [group][parameter]
   using Paths = std::vector<std::vector<std::string>>;

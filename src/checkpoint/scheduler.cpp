@@ -61,6 +61,8 @@ class SchedulerObject : public StateEntry::Object {
     scheduler_->*StepCount::of = saved.values.at("step_count").get<unsigned>();
   }
 
+  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
+
  private:
   LRScheduler* scheduler_;
 };
@@ -88,6 +90,8 @@ class PlateauObject : public StateEntry::Object {
     scheduler_->*reveal(CooldownCounter{}) = saved.values.at("cooldown_counter").get<int>();
     scheduler_->*reveal(LastEpoch{}) = saved.values.at("last_epoch").get<int>();
   }
+
+  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
 
  private:
   ReduceLROnPlateauScheduler* scheduler_;

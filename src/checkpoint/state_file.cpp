@@ -1,6 +1,7 @@
 #include "checkpoint/state_file.hpp"
 
 #include "base/file.hpp"
+#include "checkpoint/bytes.hpp"
 #include "data/hdf5.hpp"
 
 #include <ATen/ops/empty.h>
@@ -101,18 +102,6 @@ void each_segment(const std::vector<const TensorEntry*>& sorted, Range range, au
   }
 }
 
-/// The bytes of a tensor in memory, row by row.
-class Bytes {
- public:
-  explicit Bytes(const at::Tensor& tensor) : tensor_(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()) {}
-  std::span<const std::byte> part(std::uint64_t begin, std::uint64_t end) const {
-    return {static_cast<const std::byte*>(tensor_.const_data_ptr()) + begin, end - begin};
-  }
-
- private:
-  at::Tensor tensor_;
-};
-
 void check_layout(const Layout& layout, const Tensors& tensors) {
   const auto fail = [](const std::string& name, const std::string& fact) {
     throw Error(ExitCode::usage, "saving " + name, fact, "All ranks must save the same names, shapes and types");
@@ -181,18 +170,39 @@ Layout lay_out(const std::filesystem::path& path, const Tensors& tensors) {
   return layout;
 }
 
-std::vector<std::uint32_t> write_part(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
-                                      Part part) {
+std::vector<int> piece_writers(const Layout& layout, int ranks, const std::set<std::string>& rank_0s) {
+  const auto piece_bytes = piece_bytes_for(layout.bytes);
+  std::vector<int> writers(piece_count(layout.bytes, piece_bytes), -1);
+  std::map<std::string, const TensorEntry*> stored;
+  for (const auto& entry : layout.tensors) {
+    const auto* place = entry.same_as.empty() ? &entry : stored.at(entry.same_as);
+    stored.emplace(entry.name, place);
+    if (!rank_0s.contains(entry.name) || place->bytes == 0) continue;
+    const auto last = (place->offset + place->bytes - 1) / piece_bytes;
+    for (auto piece = place->offset / piece_bytes; piece <= last; ++piece) writers[piece] = 0;
+  }
+  std::vector<std::uint64_t> shared;
+  for (std::uint64_t piece = 0; piece < writers.size(); ++piece)
+    if (writers[piece] < 0) shared.push_back(piece);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto mine = share(shared.size(), {rank, ranks});
+    for (auto i = mine.begin; i < mine.end; ++i) writers[shared[i]] = rank;
+  }
+  return writers;
+}
+
+std::vector<std::uint32_t> write_pieces(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
+                                        const std::vector<int>& writers, int rank) {
   check_layout(layout, tensors);
   const auto sorted = by_offset(layout.tensors);
   const auto piece_bytes = piece_bytes_for(layout.bytes);
-  const auto pieces = share(piece_count(layout.bytes, piece_bytes), part);
   File file(path, File::Mode::write);
   std::vector<std::uint32_t> checksums;
   std::vector<std::byte> gap;
   const TensorEntry* current = nullptr;
   std::unique_ptr<const Bytes> bytes;
-  for (auto piece = pieces.begin; piece < pieces.end; ++piece) {
+  for (std::uint64_t piece = 0; piece < writers.size(); ++piece) {
+    if (writers[piece] != rank) continue;
     std::uint32_t checksum = 0;
     each_segment(sorted, piece_range(layout.bytes, piece_bytes, piece), [&](Range range, const TensorEntry* tensor) {
       if (tensor == nullptr) {

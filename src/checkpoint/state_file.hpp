@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,10 +35,14 @@ void check_storable(const Tensors& tensors);
 /// that share their memory become one dataset with several names. Durable but for its folder.
 Layout lay_out(const std::filesystem::path& path, const Tensors& tensors);
 
-/// Writes this part's pieces, durably; gives their checksums. An Error (ExitCode::usage) if the tensors are not those
-/// that the file was laid out for.
-std::vector<std::uint32_t> write_part(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
-                                      Part part);
+/// Which of so many ranks writes each piece of the file: rank 0 those that hold a byte of a tensor in `rank_0s`, so
+/// that no such tensor is a mixture of several ranks'; all of them an even share of the others.
+std::vector<int> piece_writers(const Layout& layout, int ranks, const std::set<std::string>& rank_0s = {});
+
+/// Writes the pieces whose writer is `rank`, durably; gives their checksums. An Error (ExitCode::usage) if the tensors
+/// are not those that the file was laid out for.
+std::vector<std::uint32_t> write_pieces(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
+                                        const std::vector<int>& writers, int rank);
 
 /// Reads all tensors, onto the CPU; the checksums of this part's pieces are verified on the way. Those that shared
 /// memory share it again.

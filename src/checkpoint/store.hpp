@@ -1,6 +1,7 @@
 // The checkpoints of a run: committed by all ranks together, found again, pruned.
 #pragma once
 
+#include "checkpoint/copies.hpp"
 #include "checkpoint/progress.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/communicator.hpp"
@@ -17,7 +18,8 @@ namespace muster::checkpoint {
 
 /// What one checkpoint is made of.
 struct Contents {
-  StateDict state = {};                                 ///< the same names and shapes on all ranks, equal values
+  StateDict state = {};                                 ///< the same names and shapes on all ranks
+  EntryCopies copies = {};                              ///< which entries need not have equal values
   std::string random_state = {};                        ///< this rank's, bytes; as long on every rank
   std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
   Config progress = Config::object();  ///< training_iteration, epoch, position, seed … as the session wants
@@ -54,9 +56,12 @@ class Store {
   /// not there or not whole.
   void step_back(int index);
 
-  /// Writes, agrees, publishes, prunes. If any rank fails, all raise the same Error, nothing is published and what was
-  /// there before stays.
+  /// Compares the ranks' copies, then writes, agrees, publishes, prunes. If any rank fails, all raise the same Error,
+  /// nothing is published and what was there before stays.
   Checkpoint commit(const Contents& contents);
+
+  /// The same handle as this rank's: what it loads through per_rank is this rank's part.
+  Checkpoint handed_out(Checkpoint checkpoint) const;
 
   /// Verified and read. One that no run has made may be each rank's own; its entries come as united_entries() gives
   /// them. A directory that is not muster's gives nothing.

@@ -132,7 +132,10 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
                                 .progress = save_progress(),
                                 .metrics = row,
                                 .metadata = metadata};
-  if (entries != nullptr) contents.state = checkpoint::collect(*entries);
+  if (entries != nullptr) {
+    contents.state = checkpoint::collect(*entries);
+    contents.copies = checkpoint::copies_of(*entries);
+  }
   if (files) contents.directory = files->path();
   if (any_files) {
     // What a checkpoint made by from_dict holds becomes part of this one.

@@ -28,7 +28,7 @@ bool State::restore() {
   if (!session.start) return false;
   const auto& saved = session.read_start();
   if (!saved.where.of_a_run) return session.restore_what_is_there(entries_);
-  checkpoint::restore(entries_, saved.state);
+  checkpoint::restore(entries_, saved.state, {session.workers.rank(), session.workers.size()});
   session.restore_progress(saved.where);
   session.restore_random_state(saved);
   return true;
@@ -161,7 +161,8 @@ State Session::state(StateEntries entries) const { return State(*state_, std::mo
 Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count); }
 std::optional<Checkpoint> Session::get_checkpoint() const {
   state_->checkpoint_taken = true;
-  return state_->newest;
+  if (!state_->newest) return {};
+  return state_->store.handed_out(*state_->newest);
 }
 
 bool Session::failed() const noexcept { return state_->failed; }

@@ -99,7 +99,7 @@ bool SessionState::restore_what_is_there(const StateEntries& entries) {
     saved.tensors.merge(part.tensors);
     saved.values.update(part.values);
   }
-  checkpoint::restore(there, saved);
+  checkpoint::restore(there, saved, {workers.rank(), workers.size()});
   if (!missing.empty() && root())
     log::warn(start->path().string() + " holds nothing for " + missing + ": left as it is" +
               (restored->state.values.empty() ? "; files of your own are reached by get_checkpoint()" : ""));

@@ -10,6 +10,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -146,6 +147,125 @@ TEST(Store, EmptyStateAndNoRandomState) {
   const auto restored = store.read(store.commit({}));
   EXPECT_TRUE(restored.state.tensors.empty());
   EXPECT_FALSE(restored.random_state);
+}
+
+/// The state in which each rank has its own.
+Contents own_contents(int value) {
+  const int rank = world().rank();
+  auto contents = contents_of(value);
+  contents.state.tensors["seen"] = at::full({2, 3}, 10 * value + rank, at::kFloat);
+  contents.state.tensors["mark"] = at::full({}, rank, at::kLong);
+  contents.state.values["seen"] = contents.state.values["mark"] = Config::object();
+  contents.state.values["where"] = {{"rank", rank}};
+  contents.copies = {{"seen", Copies::own}, {"mark", Copies::own}, {"where", Copies::own}};
+  return contents;
+}
+
+TEST(Store, EachRankGetsItsOwnBack) {
+  const auto run = test::shared_folder();
+  const int rank = world().rank(), ranks = world().size();
+  Store store(world(), run, {});
+  const auto checkpoint = store.commit(own_contents(4));
+  EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
+  const auto all = checkpoint.to_dict();
+  for (int r = 0; r < ranks; ++r) {
+    EXPECT_TRUE(all.tensors.at("seen").select(0, r).eq(40 + r).all().item<bool>()) << r;
+    EXPECT_EQ(all.values.at("where").at(static_cast<std::size_t>(r)).at("rank"), r);
+  }
+  EXPECT_EQ(all.tensors.at("seen").sizes().vec(), (std::vector<std::int64_t>{ranks, 2, 3}));
+  EXPECT_EQ(all.tensors.at("mark").sizes().vec(), (std::vector<std::int64_t>{ranks}));
+  EXPECT_EQ(all.values.at("best"), 4) << "of all";
+
+  auto seen = at::zeros({2, 3});
+  auto mark = at::zeros({}, at::kLong);
+  Config where;
+  for (const auto& handle : {checkpoint, *store.newest()}) {
+    handle.load("seen", per_rank(seen.zero_()));
+    EXPECT_TRUE(seen.eq(40 + rank).all().item<bool>());
+  }
+  const auto saved = store.read(checkpoint).state;
+  restore({{"mark", per_rank(mark)}}, only(saved, "mark"), {rank, ranks});
+  restore({{"where", per_rank(where)}}, only(saved, "where"), {rank, ranks});
+  EXPECT_EQ(mark.item<std::int64_t>(), rank);
+  EXPECT_EQ(where.at("rank"), rank);
+
+  // Another number of ranks is refused, and changes nothing.
+  seen.fill_(-1);
+  const auto alone = world().split(rank, 0);
+  Store other(alone, run, {});
+  if (ranks > 1) {
+    EXPECT_THROW(other.newest()->load("seen", per_rank(seen)), Error);
+    EXPECT_TRUE(seen.eq(-1).all().item<bool>());
+  }
+}
+
+TEST(Store, WhatIsEachRanksOwnHasOneShape) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  const bool last = world().rank() == world().size() - 1;
+  auto contents = own_contents(1);
+  if (last) contents.state.tensors["seen"] = at::zeros({5, 3});
+  auto what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
+  EXPECT_NE(what.find("saving seen: it is Float [2, 3] on rank 0 and Float [5, 3] on rank"), std::string::npos) << what;
+  contents = own_contents(1);
+  if (last) contents.state.tensors.erase("mark");
+  what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
+  EXPECT_NE(what.find("saving mark"), std::string::npos) << what;
+  contents = own_contents(1);
+  if (last) contents.copies.erase("where");
+  what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
+  EXPECT_NE(what.find("saving where"), std::string::npos) << what;
+  EXPECT_TRUE(names_in(run).empty());
+  store.commit(own_contents(2));
+}
+
+TEST(Store, WhatIsTheUsersOwnAndDiffersIsNotWritten) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  store.commit(contents_of(1));
+  const int last = world().size() - 1;
+  const auto refused = [&](const std::function<void(Contents&)>& change, const std::string& named) {
+    auto contents = contents_of(2);
+    if (world().rank() == last) change(contents);
+    const auto what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
+    for (const auto& part : {named, "rank " + std::to_string(last) + " has other values", std::string("per_rank")})
+      EXPECT_NE(what.find(part), std::string::npos) << what;
+    EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+  };
+  refused([](Contents& c) { c.state.tensors["model/w"][59'999].add_(1e-9); }, "saving model/w:");
+  refused([](Contents& c) { c.state.tensors["optimizer/model/w/step"].add_(1); }, "saving optimizer/model/w/step:");
+  refused([](Contents& c) { c.state.values["best"] = 2.0; }, "saving best (2 on rank 0, 2.0 on rank");
+  refused([](Contents& c) { c.state.values["model"] = {{"deep", {1, 2}}}; }, "saving model/deep (nothing on rank 0");
+  if (last >= 2) {
+    auto contents = contents_of(2);
+    if (world().rank() > 0) contents.state.tensors["model/b.bias"].fill_(world().rank());
+    const auto what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
+    // Rank 2 has by chance what rank 0 has.
+    EXPECT_NE(what.find(last == 2 ? "rank 1 has other values" : "ranks 1 and 3 have other values"), std::string::npos)
+        << what;
+  }
+  expect_state(store.read(*store.newest()).state, 1);
+  EXPECT_EQ(store.commit(contents_of(5)).path(), run / "checkpoint_000001") << "and it goes on";
+}
+
+TEST(Store, WhatHasDriftedIsRank0sWhole) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  auto contents = contents_of(3);
+  contents.copies = {{"model", Copies::averaged}, {"optimizer", Copies::averaged}};
+  contents.state.tensors["large"] = at::arange(100'000, at::kDouble);  // it is shared out as ever
+  if (world().rank() != 0) {
+    contents.state.tensors["model/w"].add_(world().rank());
+    contents.state.tensors["optimizer/model/w/step"].add_(world().rank());
+  }
+  const auto checkpoint = store.commit(contents);
+  auto state = checkpoint.to_dict();
+  EXPECT_TRUE(at::equal(state.tensors.at("large"), contents.state.tensors.at("large")));
+  state.tensors.erase("large");
+  expect_state(state, 3);
+  EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
 }
 
 TEST(Store, UnitesTheUsersFiles) {

@@ -485,6 +485,177 @@ TEST(Train, AReservedMetricIsRefusedEverywhere) {
   EXPECT_NE(std::string(result->error->what()).find("global_step"), std::string::npos);
 }
 
+/// What rank 0 wrote to its standard error meanwhile.
+template <class Call>
+std::string warnings_of(const Call& call) {
+  if (world().rank() == 0) testing::internal::CaptureStderr();
+  call();
+  return world().broadcast(world().rank() == 0 ? testing::internal::GetCapturedStderr() : "");
+}
+
+TEST(Train, WhatIsTheUsersAndDiffersByRankIsNotSaved) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto storage = test::shared_folder();
+  const int last = world().size() - 1;
+  const auto report = [&](const std::string& name, const auto& make) {
+    const auto [code, result] = run({storage, {}, with_line(name)}, [&](Session& session, const Config&) {
+      double best = 0.5;
+      Config own = {{"seen", {1, 2}}};
+      auto table = torch::zeros({300, 400});
+      auto state = session.state({{"best", best}, {"own", own}, {"table", table}});
+      session.report({{"a", 1}}, state);
+      make(session.world_rank(), best, own, table);
+      session.report({{"a", 2}}, state);
+    });
+    EXPECT_EQ(code, 1) << name;
+    EXPECT_EQ(list_checkpoints(storage / name).size(), 1u) << "the one before stays, alone";
+    EXPECT_EQ(list_checkpoints(storage / name).back().problem, "");
+    const std::string text = result->error ? result->error->what() : "no error";
+    for (const auto& theirs : world().all_gather(text)) EXPECT_EQ(theirs, text);
+    EXPECT_NE(text.find("rank " + std::to_string(last) + " has other values"), std::string::npos) << text;
+    EXPECT_NE(text.find("per_rank"), std::string::npos) << text;
+    return text;
+  };
+  auto text = report("tensor", [&](int rank, double&, Config&, torch::Tensor& table) {
+    if (rank == last) table.fill_(1);
+  });
+  EXPECT_NE(text.find("saving table"), std::string::npos) << text;
+  text = report("number", [&](int rank, double& best, Config&, torch::Tensor&) { best = rank == last ? 0.75 : 0.5; });
+  EXPECT_NE(text.find("best (0.5 on rank 0, 0.75 on rank " + std::to_string(last)), std::string::npos) << text;
+  text = report("json", [&](int rank, double&, Config& own, torch::Tensor&) { own["seen"][1] = rank == last ? 3 : 2; });
+  EXPECT_NE(text.find("own/seen/1"), std::string::npos) << text;
+}
+
+TEST(Train, AModelThatHasDriftedIsRank0sWholeWithAWarning) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto storage = test::shared_folder();
+  std::optional<Result> result;
+  const auto warnings = warnings_of([&] {
+    result = run({storage, {"--log-level", "warn"}, with_line("drift")}, [&](Session& session, const Config&) {
+               auto net = session.prepare_model(torch::nn::Linear(300, 400));
+               torch::optim::SGD optimizer(net->parameters(), 0.1);
+               {
+                 const torch::NoGradGuard no_grad;
+                 net->weight.fill_(session.world_rank() == 0 ? 1.0 : 1.25);
+               }
+               if (session.world_rank() == session.world_size() - 1)
+                 static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options()).lr(0.2);
+               session.report({{"a", 1}}, session.state({{"model", net}, {"optimizer", optimizer}}));
+             }).second;
+  });
+  ASSERT_TRUE(result->checkpoint);
+  const auto saved = result->checkpoint->to_dict();
+  EXPECT_TRUE(saved.tensors.at("model/weight").eq(1).all().item<bool>()) << "a mixture";
+  EXPECT_EQ(saved.values.at("optimizer").at("param_groups").at(0).at("lr"), 0.1);
+  for (const char* part : {"model/weight", "by up to 0.25", "optimizer/param_groups/0/lr (0.1 on rank 0, 0.2 on rank"})
+    EXPECT_NE(warnings.find(part), std::string::npos) << warnings;
+  EXPECT_EQ(warnings.find("model/bias"), std::string::npos) << warnings;
+}
+
+TEST(Train, EachRankGoesOnWithItsOwn) {
+  const auto storage = test::shared_folder();
+  const auto train = [&](Session& session, bool resumes) {
+    const int rank = session.world_rank();
+    auto mine = torch::full({2}, double(rank));
+    Config notes = {{"rank", rank}};
+    if (resumes) {
+      mine.zero_();
+      session.get_checkpoint()->load("mine", per_rank(mine));
+      EXPECT_EQ(mine[1].item<double>(), rank);
+      mine.zero_();
+      notes = nullptr;
+    }
+    auto state = session.state({{"mine", per_rank(mine)}, {"notes", per_rank(notes)}});
+    EXPECT_EQ(state.restore(), resumes);
+    EXPECT_EQ(mine[1].item<double>(), rank);
+    EXPECT_EQ(notes.at("rank"), rank);
+    session.report({{"a", 1}}, state);
+    if (!resumes) throw std::runtime_error("stopped here");
+  };
+  EXPECT_EQ(run({storage, {}, with_line("own")}, [&](Session& s, const Config&) { train(s, false); }).first, 1);
+  if (world().size() > 1) {
+    const auto [code, result] =
+        run({storage, {"--workers", "1"}, with_line("own")}, [](Session& session, const Config&) {
+          auto mine = torch::full({2}, -1.0);
+          Config notes = "as before";
+          auto state = session.state({{"mine", per_rank(mine)}, {"notes", per_rank(notes)}});
+          EXPECT_THROW(state.restore(), Error);
+          EXPECT_EQ(mine[1].item<double>(), -1);
+          EXPECT_EQ(notes, "as before");
+          state.restore();
+        });
+    EXPECT_EQ(code, 65);
+    const auto text = "mine: each of " + std::to_string(world().size()) + " ranks had its own, and here it is 1 rank";
+    ASSERT_TRUE(result && result->error);
+    EXPECT_NE(std::string(result->error->what()).find(text), std::string::npos) << result->error->what();
+  }
+  EXPECT_EQ(run({storage, {}, with_line("own")}, [&](Session& s, const Config&) { train(s, true); }).first, 0);
+}
+
+/// Rows of reports without what is of the clock.
+std::vector<Config> timeless(std::vector<Config> rows) {
+  for (auto& row : rows)
+    for (const char* key : {"timestamp", "time_this_iter_s", "time_total_s", "samples_per_s"}) row.erase(key);
+  return rows;
+}
+
+TEST(Train, AMeanInTheStateCoversTheWholeOfAResumedEpoch) {
+  const auto storage = test::shared_folder();
+  const auto train = [](Session& session, std::int64_t stop_at) {
+    Mean mean;
+    double steps = 0;
+    auto state = session.state({{"mean", mean}, {"steps", steps}});
+    state.restore();
+    auto shard = session.get_dataset_shard("train");
+    for ([[maybe_unused]] auto epoch : session.epochs(3)) {
+      for (auto& batch : shard.iter_torch_batches({.batch_size = 4, .shuffle = true})) {
+        mean.add(batch["y"].sum() / 3, batch.size());
+        ++steps;
+        if (session.global_step() % 2 == 0) session.report({{"mean", mean}}, state);
+        if (session.global_step() == stop_at) throw std::runtime_error("stopped here");
+      }
+      const Metrics metrics{{"mean", mean}};
+      mean.reset();
+      session.report(metrics, state);
+    }
+  };
+  const auto straight = run({storage, {}, with_line("straight")}, [&](Session& s, const Config&) { train(s, -1); });
+  ASSERT_EQ(straight.first, 0);
+  const auto broken = [&](std::int64_t stop_at, const std::vector<std::string>& flags = {}) {
+    return run({storage, flags, with_line("broken")}, [&](Session& s, const Config&) { train(s, stop_at); });
+  };
+  // In the middle of the first epoch, after its last batch, and in the middle of a later one.
+  const std::int64_t last = (46 + 4 * world().size() - 1) / (4 * world().size());
+  for (const std::int64_t at : {std::int64_t{3}, last, last + 3}) EXPECT_EQ(broken(at).first, 1) << at;
+  const auto resumed = broken(-1);
+  EXPECT_EQ(resumed.first, 0);
+  EXPECT_EQ(timeless(resumed.second->metrics_history), timeless(straight.second->metrics_history));
+
+  // At another number of ranks each sample counts once, still.
+  if (world().size() == 1) return;
+  const auto fewer = [&](const std::string& name, std::int64_t stop_at, const std::vector<std::string>& flags) {
+    return run({storage, flags, with_line(name)}, [&](Session& session, const Config&) {
+      Mean mean;
+      auto state = session.state({{"mean", mean}});
+      state.restore();
+      auto shard = session.get_dataset_shard("train");
+      for ([[maybe_unused]] auto epoch : session.epochs(1)) {
+        for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
+          mean.add(batch["y"].mean(), batch.size());
+          session.report({{"mean", mean}}, state);
+          if (session.global_step() == stop_at) throw std::runtime_error("stopped here");
+        }
+        session.report({{"mean", mean}, {"samples", mean.samples()}}, state);
+      }
+    });
+  };
+  EXPECT_EQ(fewer("fewer", 2, {}).first, 1);
+  const auto [code, result] = fewer("fewer", -1, {"--workers", "1"});
+  ASSERT_EQ(code, 0);
+  EXPECT_EQ(result->metrics.at("samples"), 46);
+  EXPECT_NEAR(result->metrics.at("mean").get<double>(), 3 * 45.0 / 2 / 46 - 1, 1e-6);
+}
+
 TEST(Train, UsersFilesAreUnited) {
   const auto storage = test::shared_folder();
   const auto [code, result] = run({storage, {}, with_line("files")}, [&](Session& session, const Config&) {

@@ -1,6 +1,8 @@
+#include "checkpoint/checksum.hpp"
 #include "checkpoint/components.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
+#include "muster/metrics.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -22,6 +24,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -343,6 +346,106 @@ TEST(Components, AUsersRefusalLeavesTheRestAlone) {
   const StateEntry refusing([] { return StateDict{}; }, [](const StateDict&) { throw std::runtime_error("no"); });
   EXPECT_THROW(restore({{"best", best}, {"own", refusing}}, state), std::runtime_error);
   EXPECT_EQ(best, 2);
+}
+
+TEST(Components, WhatIsEachRanksOwnIsTakenByRank) {
+  auto row = at::arange(3, at::kFloat);
+  double number = 0;
+  Config json;
+  const StateEntries entries{{"row", per_rank(row)}, {"number", per_rank(number)}, {"json", per_rank(json)}};
+  const auto taken = [&] { return Config{row[0].item<float>(), number, json}; };
+  // What a save of three ranks holds.
+  const StateDict saved{.tensors = {{"row", at::arange(9, at::kFloat).reshape({3, 3})}},
+                        .values = {{"row", {Config::object(), Config::object(), Config::object()}},
+                                   {"number", {0.5, "nan", 1.5}},
+                                   {"json", {{{"a", 1}}, nullptr, {1, 2}}}}};
+  restore(entries, saved, {0, 3});
+  EXPECT_EQ(taken(), (Config{0, 0.5, {{"a", 1}}}));
+  restore(entries, saved, {2, 3});
+  EXPECT_EQ(taken(), (Config{6, 1.5, {1, 2}}));
+  for (const Part here : {Part{0, 1}, Part{1, 2}, Part{3, 4}, Part{0, 0}}) {
+    const auto what = error_of([&] { restore(entries, saved, here); });
+    for (const char* entry : {"row: each of 3 ranks had its own", "number: each of 3 ranks", "json: each of 3 ranks"})
+      EXPECT_SAYS(what, entry);
+  }
+  EXPECT_EQ(taken(), (Config{6, 1.5, {1, 2}})) << "nothing was changed";
+
+  auto wide = at::zeros({2, 3}, at::kFloat);
+  EXPECT_SAYS(error_of([&] {
+                restore({{"row", per_rank(wide)}}, only(saved, "row"), {0, 3});
+              }),
+              "row: shape [3] in the checkpoint, [2, 3] here");
+  auto one = at::zeros({3}, at::kFloat);
+  const auto for_all = collect({{"one", one}});
+  EXPECT_SAYS(error_of([&] { restore({{"one", per_rank(one)}}, for_all, {0, 1}); }), "one: each rank's own here");
+  EXPECT_SAYS(error_of([&] { restore({{"row", one}}, only(saved, "row"), {0, 3}); }), "row: shape [3, 3]");
+}
+
+TEST(Components, WhatIsEachRanksOwnGoesThroughACheckpointOfOne) {
+  auto row = at::arange(3, at::kFloat);
+  double number = 0.25;
+  const StateEntries entries{{"row", per_rank(row)}, {"number", per_rank(number)}};
+  const auto checkpoint = Checkpoint::from_dict(entries);
+  EXPECT_EQ(checkpoint.to_dict().tensors.at("row").sizes().vec(), (std::vector<std::int64_t>{1, 3}));
+  row.zero_();
+  number = 1;
+  checkpoint.load("row", per_rank(row));
+  checkpoint.load("number", per_rank(number));
+  EXPECT_EQ(row[2].item<float>(), 2);
+  EXPECT_EQ(number, 0.25);
+  EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(checkpoint.path()).load("row", per_rank(row)); }),
+              "does not know which rank this is");
+}
+
+TEST(Components, AMeanCountsOnceAtAnyNumberOfRanks) {
+  Mean mean;
+  const StateDict saved{.values = {{"loss", {{{"sum", 0.1}, {"samples", 1}}, {{"sum", 6}, {"samples", 3}}}}}};
+  restore({{"loss", mean}}, saved, {1, 2});
+  EXPECT_EQ(mean.value(), 2);
+  EXPECT_EQ(mean.samples(), 3);
+  restore({{"loss", mean}}, saved, {0, 3});
+  EXPECT_EQ(mean.samples(), 4);
+  EXPECT_DOUBLE_EQ(mean.value(), 6.1 / 4);
+  for (const int rank : {1, 2}) {
+    restore({{"loss", mean}}, saved, {rank, 3});
+    EXPECT_EQ(mean.samples(), 0);
+    EXPECT_TRUE(std::isnan(mean.value()));
+  }
+  mean.add(5, 2);
+  for (const Config& nonsense : {Config(3), Config{{"sum", "x"}, {"samples", 1}}, Config{{"sum", 1}, {"samples", -1}}})
+    for (const int count : {1, 2})
+      EXPECT_SAYS(error_of([&] {
+                    restore({{"loss", mean}}, {.values = {{"loss", Config::array({nonsense})}}}, {0, count});
+                  }),
+                  "loss: a mean here, something else");
+  EXPECT_EQ(mean.value(), 5);
+}
+
+TEST(Checksums, OfADeviceSeeEveryBitAndEveryPlace) {
+  for (const auto type : {at::kByte, at::kBool, at::kShort, at::kBFloat16, at::kHalf, at::kInt, at::kFloat, at::kLong,
+                          at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
+    const auto values = at::arange(1, 1001, at::kInt).remainder(97).to(type);
+    const auto sum = [](const Tensor& tensor) { return mixed_sum(tensor).item<std::int64_t>(); };
+    const auto before = sum(values);
+    EXPECT_EQ(sum(values.clone().reshape({40, 25})), before) << type;
+    EXPECT_EQ(sum(values.reshape({40, 25}).t().contiguous().t()), before) << "by values, not by strides";
+    std::set<std::int64_t> seen{before};
+    auto bytes = values.clone();
+    auto* const first = static_cast<unsigned char*>(bytes.mutable_data_ptr());
+    for (const std::size_t at : {std::size_t{0}, bytes.nbytes() / 2, bytes.nbytes() - 1})
+      for (const unsigned char bit : {1, 128}) {
+        if (type == at::kBool && bit != 1) continue;
+        first[at] ^= bit;
+        EXPECT_TRUE(seen.insert(sum(bytes)).second) << type << " byte " << at;
+        first[at] ^= bit;
+      }
+    auto swapped = values.clone();
+    swapped[3].copy_(values[4]);
+    swapped[4].copy_(values[3]);
+    EXPECT_EQ(seen.insert(sum(swapped)).second, type != at::kBool) << type;
+  }
+  EXPECT_EQ(mixed_sum(at::ones({0, 3})).item<std::int64_t>(), 0);
+  EXPECT_NE(mixed_sum(at::ones({})).item<std::int64_t>(), 0);
 }
 
 TEST(Components, NamesAreChecked) {

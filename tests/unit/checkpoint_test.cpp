@@ -18,12 +18,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cmath>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,7 +69,7 @@ fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts
   const auto layout = lay_out(path / state_name, tensors);
   FileEntry state{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
   for (int part = 0; part < parts; ++part)
-    for (const auto checksum : write_part(path / state_name, layout, tensors, {part, parts}))
+    for (const auto checksum : write_pieces(path / state_name, layout, tensors, piece_writers(layout, parts), part))
       state.crc32.push_back(checksum);
   const Folder user;
   write_file(user / "notes.txt", "the user's own");
@@ -81,6 +83,30 @@ fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts
                         .tensors = layout.tensors,
                         .files = {state, notes}});
   return path;
+}
+
+TEST(StateFile, PiecesOfRank0sTensorsAreRank0s) {
+  const Folder folder;
+  Tensors tensors{{"a", at::zeros({50'000}, at::kDouble)}, {"b", at::zeros({50'000}, at::kDouble)}};
+  tensors["c"] = tensors["b"];  // the same memory
+  const auto layout = lay_out(folder / "state.h5", tensors);
+  const auto piece_bytes = piece_bytes_for(layout.bytes);
+  for (int ranks = 1; ranks <= 5; ++ranks)
+    for (const char* name : {"a", "b", "c"}) {
+      const auto writers = piece_writers(layout, ranks, {name});
+      ASSERT_EQ(writers.size(), piece_count(layout.bytes, piece_bytes));
+      const auto& place = layout.tensors[*name == 'a' ? 0 : 1];
+      std::set<int> others;
+      for (std::uint64_t piece = 0; piece < writers.size(); ++piece) {
+        const auto range = piece_range(layout.bytes, piece_bytes, piece);
+        const bool holds = range.begin < place.offset + place.bytes && place.offset < range.end;
+        if (holds)
+          EXPECT_EQ(writers[piece], 0) << name << " " << piece;
+        else
+          others.insert(writers[piece]);
+      }
+      EXPECT_EQ(others.size(), static_cast<std::size_t>(ranks)) << "the rest is shared out";
+    }
 }
 
 TEST(Share, DividesAnyCountAmongAnyParts) {
@@ -152,7 +178,7 @@ TEST(StateFile, RanksMustSaveTheSame) {
   const Tensors mine{{"a", at::full({2}, 1.0)}, {"b", at::full({2}, 1.0)}};
   const auto layout = layout_from_json(Config::parse(to_json(lay_out(folder / "state.h5", mine)).dump()));
   const auto writing = [&](const Tensors& other) {
-    return error_of([&] { write_part(folder / "state.h5", layout, other, {}); });
+    return error_of([&] { write_pieces(folder / "state.h5", layout, other, piece_writers(layout, 1), 0); });
   };
   EXPECT_EQ(writing(mine), "no error");
   EXPECT_SAYS(writing({{"a", at::full({2}, 1.0)}}), "saving b: this rank does not have it");
