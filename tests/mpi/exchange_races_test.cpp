@@ -1,0 +1,63 @@
+// The exchanges that a progress thread drives, compiled for the thread sanitizer: it sees the threads of each rank.
+#include "model/bucket_exchange.hpp"
+#include "model/shared_exchange.hpp"
+#include "muster/process_group.hpp"
+#include "support/world.hpp"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstddef>
+#include <vector>
+
+namespace muster::model {
+namespace {
+
+using test::world;
+
+std::vector<at::Tensor> make_parameters() {
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < 12; ++i) parameters.push_back(at::zeros({i % 3 == 0 ? 7 : 5000 + i}, at::kDouble));
+  return parameters;
+}
+
+/// As a reducer does it, with passes that end early in between.
+void average(Exchange& exchange, const std::vector<at::Tensor>& parameters) {
+  for (int round = 0; round < 30; ++round) {
+    const bool noted = round % 5 == 1, cut_off = round % 7 == 3;
+    const auto value = [&](double rank, std::size_t i) { return rank + round + 0.5 * static_cast<double>(i); };
+    exchange.begin(Arrival::in_backward, noted && world().rank() == 0 ? 2 : 0);
+    for (std::size_t i = parameters.size(); i-- > 0;)
+      if (cut_off && i < 4)
+        exchange.add(i, {}, Use::left);
+      else
+        exchange.add(i, at::full_like(parameters[i], value(world().rank(), i)), Use::used);
+    exchange.finish();
+    EXPECT_EQ(exchange.noted(), noted ? 2U : 0U);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_EQ(exchange.users(i), cut_off && i < 4 ? -1 : world().size());
+      if (cut_off) continue;
+      at::Tensor have;
+      exchange.fetch(i, have);
+      EXPECT_TRUE(at::allclose(have, at::full_like(parameters[i], value(0.5 * (world().size() - 1), i)), 1e-12, 1e-12));
+    }
+  }
+}
+
+TEST(ProgressThread, DrivesBuckets) {
+  const auto parameters = make_parameters();
+  BucketExchange exchange(parameters, world(), make_process_group(world()),
+                          {.bucket_bytes = 50'000, .first_bucket_bytes = 1000}, /*progress_thread=*/true);
+  average(exchange, parameters);
+}
+
+TEST(ProgressThread, DrivesAveragesInSharedMemory) {
+  const auto parameters = make_parameters();
+  const auto exchange = SharedExchange::make(parameters, world().duplicate(), /*progress_thread=*/true);
+  ASSERT_EQ(exchange != nullptr, world().size() > 1);
+  if (exchange) average(*exchange, parameters);
+}
+
+}  // namespace
+}  // namespace muster::model
