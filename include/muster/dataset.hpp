@@ -90,8 +90,8 @@ struct DatasetOptions {
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// A handle to a dataset; copies are cheap and share it. HDF5 files are opened when they are first asked for something,
-/// and checked whole then: errors are muster::Error with ExitCode::data.
+/// A handle to a dataset; copies are cheap and share it. Files are opened at first use and checked whole then (an Error
+/// with ExitCode::data). The same on all ranks: count, columns, sizes and some blocks are compared before training.
 class Dataset {
  public:
   /// "FILE.h5" or "FILE.h5:/group".

@@ -148,6 +148,7 @@ std::string Passes::conflict(const Hand& a, const Hand& b) {
     return text + " (" + std::to_string(hand.plan.samples) + " samples, " + std::to_string(hand.plan.global_batch) +
            " a step" + (hand.plan.drop_last ? ", the last dropped)" : ")");
   };
+  if (a.plan.global_batch == 0 && b.plan.global_batch == 0) return {};  // every rank counts the same in both
   const bool plans = a.plan != b.plan;
   if (!plans && a.position == b.position && a.step->shard == b.step->shard) return {};
   return "batches of " + shown(a, plans) + " and of " + shown(b, plans) +

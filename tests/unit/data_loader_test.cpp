@@ -177,6 +177,14 @@ TEST(DataLoader, KeepsADistributedSampler) {
   for (const DataLoaderOptions& options : {DataLoaderOptions{.global_batch_size = 4}, {.shuffle = true}})
     EXPECT_THROW(prepare_data_loader(self, numbers(10), options, DistributedSequentialSampler(10, 2, 1)), Error)
         << "the sampler decides that";
+  {
+    const auto other = prepare_data_loader(self, numbers(6), {.name = "other", .batch_size = 2},
+                                           DistributedSequentialSampler(6, 2, 1));
+    const auto first = loader->begin(), second = other->begin();
+    EXPECT_EQ(self.passes->weight->relative(2), 1.0) << "of two such loaders too";
+    EXPECT_NE(self.passes->without_position(), nullptr);
+  }
+  EXPECT_EQ(self.passes->without_position(), nullptr);
   const auto even = prepare_data_loader(self, numbers(10), {.batch_size = 2, .drop_last = true},
                                         DistributedSequentialSampler(10, 2, 1));
   EXPECT_EQ(pass(*even).size(), 4u);
