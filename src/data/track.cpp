@@ -66,6 +66,8 @@ void Track::restore(const Config& position) {
   } catch (const Config::exception& error) {
     refuse_position(name, error.what());
   }
+  if (finished < 0 || finished > passes || consumed < 0 || consumed > samples)
+    refuse_position(name, "its numbers do not go together");
   remember(position);
 }
 

@@ -329,6 +329,12 @@ TEST(Position, IsRefusedForOtherData) {
   const World later(11, 1);
   later.states[0]->restore(position);
   EXPECT_THROW(later.shard().iter_batches().begin(), Error);
+  for (const auto& [key, absurd] :
+       {std::pair<const char*, int>{"finished", 7}, {"finished", -1}, {"consumed", 11}, {"consumed", -1}}) {
+    auto forged = position;
+    forged[key] = absurd;
+    EXPECT_THROW(World(10, 1).states[0]->restore(forged), Error) << key << " " << absurd;
+  }
   try {
     later.states[0]->restore({{"epoch", 1}});
     FAIL() << "a position lacks fields";
