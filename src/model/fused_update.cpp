@@ -182,15 +182,25 @@ void FusedUpdate::prepare(torch::optim::Optimizer& optimizer) {
 double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
   const at::NoGradGuard no_grad;
   const double whole = max_norm > 0 ? norm() : 0;
+  // Who has left the pass takes part in its first round alone.
+  if (max_norm > 0 && left()) return whole;
   const double ranks = exchange_->communicator().size();
   const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;
   exchange_->update([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
     update_part(part, gradients, scale);
   });
+  // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
+  if (left()) return whole;
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (exchange_->users(i) > 0) commit(optimizer, parameters_[i], targets_[i].rule, targets_[i].state_views);
   show();
   return whole;
+}
+
+bool FusedUpdate::left() const {
+  for (std::size_t i = 0; i < targets_.size(); ++i)
+    if (exchange_->users(i) < 0) return true;
+  return false;
 }
 
 void FusedUpdate::release(torch::optim::Optimizer& optimizer) const {

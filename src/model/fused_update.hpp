@@ -57,6 +57,8 @@ class FusedUpdate {
   FusedUpdate(SharedExchange& exchange, std::vector<at::Tensor> parameters, int states, comm::SharedRegion region,
               std::size_t bytes);
   double norm();
+  /// Whether another rank has left the pass by an exception.
+  bool left() const;
   void find_changes();
   void update_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
   template <class T>
