@@ -73,6 +73,8 @@ class Dealer {
   virtual std::optional<std::vector<std::size_t>> deal(std::size_t batch_size) = 0;
   /// The next of the batches that were dealt is in hand; gives how many of its samples count.
   virtual std::int64_t take() = 0;
+  /// The batch in hand, if there is one, is done with.
+  virtual void leave() = 0;
   /// What the batch in hand is of its step.
   virtual const std::shared_ptr<const StepWeight>& step() const noexcept = 0;
   /// Ends that pass, if it is not over.
@@ -184,6 +186,7 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
 
  private:
   void advance() {
+    if (batch_) dealer_->leave();
     batch_.reset();
     samples_ = 0;
     batch_ = this->next();

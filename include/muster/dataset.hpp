@@ -127,8 +127,9 @@ struct BatchOptions {
   /// divided as evenly as they go.
   std::optional<std::int64_t> global_batch_size = {};
   /// Whether a pass over a split dataset trains: its batches weigh gradients, count as steps and samples, and it is
-  /// part of the epoch that a stopped run goes on with. A pass that begins while no gradients are recorded
-  /// (torch::NoGradGuard, session.evaluation) never does.
+  /// part of the epoch that a stopped run goes on with. All workers take them alike, batch by batch, and may stop
+  /// between two (see Session). A pass that begins while no gradients are recorded (torch::NoGradGuard,
+  /// session.evaluation) never does.
   bool training = true;
   /// A permutation of the whole dataset, another one in each pass of each epoch, drawn from the run's seed.
   bool shuffle = false;

@@ -96,7 +96,8 @@ class Launch {
   /// This rank's share of the CPUs that it may run on: each divided by the ranks of the node that may.
   int cpus_per_rank() const noexcept;
   /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), or since
-  /// --time-limit is over. The ranks agree at the next report that saves, and end with ExitCode::stopped.
+  /// --time-limit is over. A session's workers hear of it from each other, stop at the same place, and the run ends
+  /// with ExitCode::stopped or, where nothing could be saved, ExitCode::retry; see Session.
   ///
   /// The signals count from the moment that libmuster is loaded, where they had their default. A program that makes no
   /// Launch has that default back after five minutes, and may set handlers of its own at any time.

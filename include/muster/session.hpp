@@ -37,7 +37,8 @@ struct StepWeight;
 }  // namespace data
 
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
-/// state. Refers to the session: does not outlive it.
+/// state. Refers to the session: does not outlive it. Copies are one State: it lives until the last of them is gone,
+/// and while it lives, the one that was last restored or reported is what is saved when the run is asked to stop.
 class State {
  public:
   /// Loads the newest checkpoint of this run, or the one the run was told to start from. False on a fresh start.
@@ -46,13 +47,13 @@ class State {
   /// and gives false where none is. Collective.
   bool restore();
 
-  const StateEntries& entries() const noexcept { return entries_; }
+  const StateEntries& entries() const noexcept { return *entries_; }
 
  private:
   friend class Session;
   State(train::SessionState& session, StateEntries entries);
   train::SessionState* session_;
-  StateEntries entries_;
+  std::shared_ptr<const StateEntries> entries_;
 };
 
 struct ReportOptions {
@@ -115,6 +116,13 @@ class StepScope {
 
 /// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
 /// all workers alike.
+///
+/// Asked to stop (--time-limit, SIGUSR1, SIGUSR2, any worker), all workers stop at the same place: the next batch of a
+/// training pass, the next epoch or report, where no gradients are added up for a later step, outside of join(). The
+/// living State that was last restored or reported is saved, without a report, and an Error with ExitCode::stopped is
+/// thrown there; it passes through the training function like any other. Where there is no such State nothing is saved
+/// and the code is ExitCode::retry; if a report has saved files of the user's own, the next report is waited for. While
+/// batches of two training passes are in hand, the place is the next epoch or report.
 class Session {
  public:
   explicit Session(train::SessionState& state) : state_(&state) {}
@@ -241,6 +249,10 @@ class Session {
   /// With both; an entry that both hold is the state's.
   void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
               const ReportOptions& options = {});
+
+  /// For a loop of one's own: whether any worker has been asked to stop. Report a State then, which saves it and ends
+  /// training, or return. A run whose function returns after this has said so is not finished. Collective.
+  bool should_stop();
 
   /// The newest committed one, or the one the run was told to start from. Whoever loads it by himself begins again with
   /// epoch, global_step, position in the data and random state, of which a warning reminds; State::restore() takes up

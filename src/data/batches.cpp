@@ -84,6 +84,7 @@ void BatchStream::start() {
 }
 
 void BatchStream::advance() {
+  if (current_.step()) shard_->leave(*pass_);
   current_ = {};  // its memory may serve the next
   auto next = batches_->next();
   if (!next) return end();

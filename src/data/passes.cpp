@@ -115,6 +115,11 @@ void Passes::take(const Track& track, const Pass& pass, const std::shared_ptr<co
   if (const auto heard = watch.lock()) heard->on_batch(track, *step, samples);
 }
 
+void Passes::leave() {
+  if (hands_.size() > 1 || !complete_steps()) return;
+  if (const auto heard = watch.lock()) heard->on_next();
+}
+
 void Passes::end(std::int64_t pass) {
   if (std::erase_if(hands_, [&](const Hand& hand) { return hand.pass == pass; }) > 0) refresh();
 }

@@ -24,6 +24,8 @@ class Passes : public std::enable_shared_from_this<Passes> {
     std::function<void(const Track&, const StepWeight& step, std::int64_t samples)> on_batch;
     /// The batch that counts is of that shard of the rank's; −1: none is.
     std::function<void(int shard)> on_shard;
+    /// A batch is done with, and the next one asked for; of no other training pass is there one in hand.
+    std::function<void()> on_next;
     /// The training function has set the epoch of a track.
     std::function<void(std::int64_t epoch)> on_epoch;
   };
@@ -55,6 +57,7 @@ class Passes : public std::enable_shared_from_this<Passes> {
   /// A training pass begins; gives the others in hand.
   std::vector<Place> begin(const Track& track, const Pass& pass);
   void take(const Track& track, const Pass& pass, const std::shared_ptr<const StepWeight>& step, std::int64_t samples);
+  void leave();
   void end(std::int64_t pass);
   /// Whether that pass is still in hand, and at the same batch.
   bool is_at(const Place& place) const;

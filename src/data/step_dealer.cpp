@@ -54,6 +54,10 @@ class CountedDealer : public Dealer {
     return pass_.number;
   }
 
+  void leave() override {
+    if (step_) track_->leave(pass_);
+  }
+
   void end_pass(std::int64_t pass) noexcept override {
     if (pass != pass_.number || pass == 0) return;
     track_->end_pass(pass_);

@@ -163,6 +163,11 @@ void Track::take(const Pass& pass, const std::shared_ptr<const StepWeight>& step
   if (const auto all = owner.lock()) all->take(*this, pass, step, samples_of_step);
 }
 
+void Track::leave(const Pass& pass) {
+  if (!pass.training || !resumable || !under_way || pass.number != ticket) return;
+  if (const auto all = owner.lock()) all->leave();
+}
+
 void Track::end_pass(const Pass& pass) {
   if (!pass.training) return;
   if (under_way && pass.number == ticket) finish();

@@ -77,6 +77,8 @@ struct Track {
   Pass begin_pass(const BatchOptions& options, std::int64_t count);
   /// The batch of the pass that is this `step` is in hand; `samples` of its step count over all ranks.
   void take(const Pass& pass, const std::shared_ptr<const StepWeight>& step, std::int64_t samples);
+  /// The batch of the pass that is in hand is done with, and the next one is asked for.
+  void leave(const Pass& pass);
   void end_pass(const Pass& pass);
 
   std::int64_t epoch = 0;

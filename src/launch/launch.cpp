@@ -112,7 +112,7 @@ void Launch::State::add_flags() {
   option("--threads", parsing.threads, "Threads of torch per rank [its share of the CPUs]")->check(CLI::PositiveNumber);
   option("--backend", parsing.backend, "auto, mpi, gloo, nccl, or by device: cpu:mpi,cuda:nccl [auto]");
   option("--timeout", parsing.timeout, "Seconds that ranks wait for each other [1800]")->check(CLI::PositiveNumber);
-  option("--time-limit", parsing.time_limit, "Stop at the first report after that time, as in 1h30m");
+  option("--time-limit", parsing.time_limit, "Save and stop after that time, as in 1h30m");
   option("--progress", parsing.progress, "auto, bar, plain or none [auto]")
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));
   option("--log-level", parsing.log_level, "trace, debug, info, warn, error or off [info]");

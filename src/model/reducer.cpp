@@ -271,6 +271,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
     p.use = Use::none;
   }
 
+  before_ = sample();
   const auto pass = std::make_shared<Pass>();
   pass->reducer = weak_from_this();
   pass->averages = *no_sync_depth_ == 0;
@@ -443,6 +444,25 @@ void Reducer::cut_off() {
   if (!open_ || waiting_) return;
   open_ = false;
   if (owed_++ == 0 && begun_) leave();
+}
+
+void Reducer::recover() {
+  cut_off();
+  drain();
+}
+
+Sample Reducer::sample() const {
+  std::vector<at::Tensor> trained;
+  for (auto p = parameters_.rbegin(); p != parameters_.rend() && trained.size() < Sample::most_tensors; ++p)
+    if (p->tensor.requires_grad()) trained.push_back(p->tensor);
+  return Sample(trained);
+}
+
+bool Reducer::spent() const {
+  const bool none = std::none_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) {
+    return p.tensor.grad().defined() && has_values(p.tensor.grad());
+  });
+  return none || !before_ || (!waiting_ && !(sample() == *before_));
 }
 
 void Reducer::leave() {

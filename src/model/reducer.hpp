@@ -18,6 +18,7 @@
 
 #include "data/step_weight.hpp"
 #include "model/exchange.hpp"
+#include "model/sample.hpp"
 #include "muster/communicator.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -92,6 +93,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The next backward() raises it.
   void fail(std::exception_ptr failure) noexcept { failure_ = std::move(failure); }
 
+  // For a session that is to be saved between two passes.
+  /// Finishes what exceptions have cut off, for which other ranks may wait. Collective where there is any.
+  void recover();
+  /// Whether an optimizer has stepped since the last backward(), or .grad is empty: whether nothing would be lost with
+  /// the gradients. An optimizer that has changed next to nothing is not seen.
+  bool spent() const;
+
   // Called by the hooks, on the thread that runs backward().
   /// What is to be added to the parameter's .grad in place of `gradient`.
   at::Tensor weigh(std::size_t parameter, const at::Tensor& gradient);
@@ -132,6 +140,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void put_aside(Parameter& parameter);
   void take_own_memory() noexcept;
   void cut_off();
+  Sample sample() const;
   void leave();
   void drain();
 
@@ -153,6 +162,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   std::optional<Joined> joined_;
   std::exception_ptr failure_;
+
+  std::optional<Sample> before_;  ///< the parameters when the last backward() began
 
   // The pass under way.
   std::weak_ptr<Pass> pass_;  ///< autograd owns it; it is gone when backward() has returned or thrown

@@ -72,6 +72,7 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
          return Part{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}.pack();
        }))
     parts.push_back(Part::unpack(bytes));
+  stop.hear(any(parts, &Part::stop));
   const bool saves_state = any(parts, &Part::saves_state);
   if (!std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return part.saves_state == saves_state; }))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
@@ -99,10 +100,8 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
   for (const auto& callback : config.callbacks) callback->on_report(row);
   samples_since_report = 0;
   last_report = Clock::now();
-  if (saves && any(parts, &Part::stop))
-    throw Error(ExitCode::stopped, "training",
-                "stopped on request, state saved in " + newest->path().filename().string(),
-                "Start it again with --name " + run.name() + " to go on");
+  files_reported = files_reported || saves_files;
+  if (stop.known()) saves ? throw_stopped(true) : try_to_stop(true);
 }
 
 void SessionState::check_score(const Config& row, bool saves) {

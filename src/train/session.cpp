@@ -20,15 +20,17 @@ namespace muster {
 
 using train::SessionState;
 
-State::State(SessionState& session, StateEntries entries) : session_(&session), entries_(std::move(entries)) {}
+State::State(SessionState& session, StateEntries entries)
+    : session_(&session), entries_(std::make_shared<const StateEntries>(std::move(entries))) {}
 
 bool State::restore() {
   auto& session = *session_;
   session.beginning_told = true;
+  session.living = entries_;
   if (!session.start) return false;
   const auto& saved = session.read_start();
-  if (!saved.where.of_a_run) return session.restore_what_is_there(entries_);
-  checkpoint::restore(entries_, saved.state, {session.workers.rank(), session.workers.size()});
+  if (!saved.where.of_a_run) return session.restore_what_is_there(*entries_);
+  checkpoint::restore(*entries_, saved.state, {session.workers.rank(), session.workers.size()});
   session.restore_progress(saved.where);
   session.restore_random_state(saved);
   return true;
@@ -43,6 +45,7 @@ Epochs::iterator Epochs::begin() const {
 Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
+  if (epoch_ + 1 < session_->epochs) session_->heed_stop();
   if (++epoch_ < session_->epochs) {
     session_->epoch = epoch_;
     session_->passes->begin_epoch(epoch_);
@@ -96,16 +99,18 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
   // Who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->launch.cpus_per_rank() > at::get_num_threads();
-  state_->models.push_back(model::DataParallel::prepare(module,
-                                                        {.communicator = state_->workers,
-                                                         .new_group = state_->groups->make,
-                                                         .weight = state_->passes->weight,
-                                                         .no_sync_depth = state_->no_sync_depth,
-                                                         .device = state_->device,
-                                                         .share_memory = share_memory,
-                                                         .spare_core = spare_core,
-                                                         .share = state_->share},
-                                                        options));
+  state_->models.push_back(
+      model::DataParallel::prepare(module,
+                                   {.communicator = state_->workers,
+                                    .new_group = state_->groups->make,
+                                    .weight = state_->passes->weight,
+                                    .no_sync_depth = state_->no_sync_depth,
+                                    .wishes_to_stop = [state = state_] { return state->launch.stop_requested(); },
+                                    .device = state_->device,
+                                    .share_memory = share_memory,
+                                    .spare_core = spare_core,
+                                    .share = state_->share},
+                                   options));
 }
 
 std::unique_ptr<model::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
@@ -165,12 +170,19 @@ std::optional<Checkpoint> Session::get_checkpoint() const {
   return state_->store.handed_out(*state_->newest);
 }
 
+bool Session::should_stop() {
+  if (!state_->stop.known())
+    state_->stop.hear(state_->control.all_reduce(std::int64_t{state_->launch.stop_requested()}, ReduceOp::max) != 0);
+  return state_->stop_told = state_->stop.known();
+}
+
 bool Session::failed() const noexcept { return state_->failed; }
 
 void Session::report(const Metrics& metrics, const ReportOptions& options) {
   state_->report(metrics, nullptr, std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const State& state, const ReportOptions& options) {
+  state_->living = state.entries_;
   state_->report(metrics, &state.entries(), std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
@@ -178,6 +190,7 @@ void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const
 }
 void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
                      const ReportOptions& options) {
+  state_->living = state.entries_;
   state_->report(metrics, &state.entries(), checkpoint, options);
 }
 

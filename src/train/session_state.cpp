@@ -65,6 +65,7 @@ void SessionState::watch_passes() {
             generators->enter(shard);
             for (const auto& model : models) model->enter(shard);
           },
+      .on_next = [this] { heed_stop(); },
       .on_epoch =
           [this](std::int64_t value) {
             epoch = value;

@@ -12,6 +12,7 @@
 #include "observe/progress.hpp"
 #include "train/random.hpp"
 #include "train/run.hpp"
+#include "train/stop.hpp"
 
 #include <chrono>
 #include <functional>
@@ -76,6 +77,15 @@ struct SessionState {
   bool score_missed = false;                       // and once it was not there
   std::optional<ShardGenerators> generators = {};  // with virtual workers
 
+  StopWish stop = {};
+  std::int64_t passes_heard = 0;  // of all models, at the last place
+  Unspent unspent = {};
+  int unsettled_places = 0;                       // one after the other, since the wish to stop is known
+  std::weak_ptr<const StateEntries> living = {};  // of the State that was last restored or reported
+  bool files_reported = false;                    // of the user's own
+  bool stop_told = false;                         // to the training function
+  bool stopped = false;                           // training has ended so
+
   // On the first worker.
   std::optional<observe::History> history = {};
   std::optional<observe::ProgressLine> progress = {};
@@ -100,6 +110,11 @@ struct SessionState {
 
   /// Loads what a checkpoint that no run has made holds for these entries; whether there was anything.
   bool restore_what_is_there(const StateEntries& entries);
+  /// A place where all workers are alike, with no batch half used. Saves and throws if any has been asked to stop and
+  /// nothing is left half done. Collective, now and then.
+  void heed_stop();
+  /// The training function has returned.
+  void end_training();
 
   /// Where training stands, for a checkpoint; and back.
   Config save_progress() const;
@@ -110,6 +125,9 @@ struct SessionState {
   Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
                   const Config& row);
   void check_score(const Config& row, bool saves);
+  void try_to_stop(bool in_report);
+  bool is_settled(const StateEntries* entries);
+  [[noreturn]] void throw_stopped(bool saved);
 };
 
 }  // namespace muster::train

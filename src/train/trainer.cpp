@@ -268,6 +268,7 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
   backend->on_training_start(view);
   session.begin = session.last_report = SessionState::Clock::now();
   train_loop(view, options.train_loop_config);
+  session.end_training();
   std::exchange(session.backend, nullptr)->on_shutdown(view);
 }
 
@@ -434,6 +435,7 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
     const auto control = part.duplicate();
     const train::Patience patience{.done = works ? limit : std::chrono::milliseconds(spare_patience),
                                    .failed = last ? std::chrono::milliseconds(last_grace) : limit};
+    bool stopped = false;
     error = train::attempt(world, patience, [&] {
       if (!works) return;
       SessionState session{.launch = launch_,
@@ -455,12 +457,15 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
         // Before the session goes, and with it connections on which the others may be waiting.
         comm::raise_alarm(world, comm::caught(world));
         shut_down(session);
+        stopped = session.stopped;
         throw;
       }
     });
     if (!error) break;
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) break;
+    // Nothing may have been saved, but nobody wants another attempt. Ranks that only wait do not know.
+    if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{stopped}, ReduceOp::max) != 0) break;
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
                 std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");

@@ -1,0 +1,285 @@
+// Runs that are asked to stop: all workers do at the same place, what can be saved is, and what goes on ends as if
+// nothing had been.
+#include "support/job.hpp"
+
+#include "muster/muster.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using test::line;
+using test::run;
+using test::world;
+
+const std::vector<std::string> at_once{"--time-limit", "0"};
+
+TorchTrainerOptions with_line(std::string name) {
+  return {.run_config = {.name = std::move(name)}, .datasets = {{"train", line()}}};
+}
+
+struct Fit {
+  std::vector<double> weights;  // at the end
+  std::int64_t steps = 0;       // taken here
+};
+
+/// Three epochs, with a step of the optimizer after every `accumulate` batches. Never reports.
+void fit_line(Session& session, Fit& fit, int accumulate = 1, bool no_sync = false,
+              const std::function<void(std::int64_t)>& each_step = {}) {
+  auto net = session.prepare_model(
+      torch::nn::Sequential(torch::nn::Linear(1, 8), torch::nn::Dropout(0.1), torch::nn::Linear(8, 1)));
+  torch::optim::Adam optimizer(net->parameters(), 0.05);
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  state.restore();
+  auto shard = session.get_dataset_shard();
+  for ([[maybe_unused]] auto epoch : session.epochs(3)) {
+    int batches = 0;
+    for (auto& batch : shard.iter_torch_batches({.global_batch_size = 8, .shuffle = true})) {
+      const bool steps = ++batches % accumulate == 0;
+      {
+        std::unique_ptr<NoSync> alone;
+        if (no_sync && !steps) alone.reset(new NoSync(session.no_sync()));
+        torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+      }
+      if (steps) {
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      ++fit.steps;
+      if (each_step) each_step(session.global_step());
+    }
+  }
+  fit.weights.clear();
+  for (const auto& parameter : net->parameters())
+    for (std::int64_t i = 0; i < parameter.numel(); ++i) fit.weights.push_back(parameter.flatten()[i].item<double>());
+}
+
+std::string text_of(const std::optional<Result>& result) {
+  return result && result->error ? result->error->what() : "no error";
+}
+
+std::size_t saved(const std::filesystem::path& run) { return list_checkpoints(run).size(); }
+
+void expect_same_everywhere(std::int64_t value) {
+  for (const auto& theirs : world().all_gather(std::to_string(value))) EXPECT_EQ(theirs, std::to_string(value));
+}
+
+struct Way {
+  int accumulate = 1;
+  bool no_sync = false;
+  int virtual_workers = 0;
+};
+
+class Ways : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Stop, Ways,
+                         testing::Values(Way{}, Way{.accumulate = 3}, Way{.accumulate = 3, .no_sync = true},
+                                         Way{.virtual_workers = 6}));
+
+TEST_P(Ways, InMidEpochIsAtOnePlaceAndGoesOnBitForBit) {
+  const auto [accumulate, no_sync, virtual_workers] = GetParam();
+  const auto storage = test::shared_folder();
+  auto options = with_line("straight");
+  if (virtual_workers > 0) options.scaling_config.virtual_workers = virtual_workers;
+  Fit straight, stopped;
+  run({storage, {}, options},
+      [&](Session& session, const Config&) { fit_line(session, straight, accumulate, no_sync); });
+  options.run_config.name = "stopped";
+
+  const int late = world().size() - 1;
+  const auto first = test::launch({storage, {"--time-limit", "1"}}, [&](Launch& launch) {
+    const auto train = [&](Session& session, const Config&) {
+      fit_line(session, stopped, accumulate, no_sync, [&](std::int64_t step) {
+        while (step == 7 && session.world_rank() == late && !launch.stop_requested()) {
+        }
+      });
+    };
+    return TorchTrainer(launch, train, options).fit();
+  });
+  EXPECT_EQ(first.first, 85) << text_of(first.second);
+  EXPECT_EQ(saved(storage / "stopped"), 1u);
+  EXPECT_LT(stopped.steps, straight.steps);
+  EXPECT_EQ(stopped.steps % accumulate, 0) << "gradients that were added up are lost";
+  expect_same_everywhere(stopped.steps);
+
+  const auto before = stopped.steps;
+  EXPECT_EQ(run({storage, {}, options},
+                [&](Session& session, const Config&) { fit_line(session, stopped, accumulate, no_sync); })
+                .first,
+            0);
+  EXPECT_EQ(stopped.steps, straight.steps) << "stopped after " << before;
+  EXPECT_EQ(stopped.weights, straight.weights);
+}
+
+TEST(Stop, WithoutAStateSavesNothingAndIsNotTriedAgain) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("none");
+  options.run_config.failure_config.max_failures = 3;
+  int attempts = 0;
+  const auto [code, result] = run({storage, at_once, options}, [&](Session& session, const Config&) {
+    ++attempts;
+    auto net = session.prepare_model(torch::nn::Linear(1, 1));
+    for (std::int64_t epoch = 0; epoch < 1'000'000; ++epoch)
+      for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4}))
+        torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+  });
+  EXPECT_EQ(code, 75) << text_of(result);
+  EXPECT_EQ(attempts, 1);
+  EXPECT_EQ(saved(storage / "none"), 0u);
+}
+
+TEST(Stop, AStateThatIsGoneIsNotUsed) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, at_once, with_line("gone")}, [&](Session& session, const Config&) {
+    {
+      std::string value = "of a scope that has ended";
+      auto state = session.state({{"value", value}});
+      const auto copy = state;
+      state.restore();
+    }
+    for (;;)
+      for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4})) {
+      }
+  });
+  EXPECT_EQ(code, 75) << text_of(result);
+  EXPECT_EQ(saved(storage / "gone"), 0u);
+}
+
+TEST(Stop, WithoutAModelTheWorkersAskEachOther) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = test::launch({storage, {"--time-limit", "1"}}, [&](Launch& launch) {
+    const auto train = [&](Session& session, const Config&) {
+      std::int64_t steps = 0;
+      auto original = std::make_unique<State>(session.state({{"steps", steps}}));
+      const auto state = *original;  // a copy is the same State
+      original->restore();
+      original.reset();
+      for ([[maybe_unused]] auto epoch : session.epochs(1'000'000'000))
+        for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4})) ++steps;
+    };
+    return TorchTrainer(launch, train, with_line("alone")).fit();
+  });
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(saved(storage / "alone"), 1u);
+}
+
+TEST(Stop, EndsAnEpochLoopWithoutData) {
+  const auto storage = test::shared_folder();
+  std::int64_t epochs = 0;
+  auto options = with_line("epochs");
+  const auto train = [&](std::int64_t count) {
+    return [&, count](Session& session, const Config&) {
+      auto state = session.state({{"epochs", epochs}});
+      state.restore();
+      for ([[maybe_unused]] auto epoch : session.epochs(count)) ++epochs;
+    };
+  };
+  EXPECT_EQ(run({storage, at_once, options}, train(1'000'000'000)).first, 85);
+  EXPECT_GE(epochs, 1);
+  const auto stopped = epochs;
+  epochs = 0;
+  EXPECT_EQ(run({storage, {}, options}, train(stopped + 2)).first, 0);
+  EXPECT_EQ(epochs, stopped + 2) << "each once";
+}
+
+TEST(Stop, IsHeededAtAReportThatSavesNothing) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, at_once, with_line("report")}, [&](Session& session, const Config&) {
+    for (;;) session.report({{"a", 1}});
+  });
+  EXPECT_EQ(code, 75) << text_of(result);
+  EXPECT_EQ(result->metrics_history.size(), 1u);
+  const auto with_state = run({storage, at_once, with_line("state")}, [&](Session& session, const Config&) {
+    double value = 1;
+    auto state = session.state({{"value", value}});
+    state.restore();
+    for (;;) session.report({{"a", 1}});
+  });
+  EXPECT_EQ(with_state.first, 85) << text_of(with_state.second);
+  EXPECT_EQ(saved(storage / "state"), 1u);
+  const auto reported = run({storage, at_once, with_line("reported")}, [&](Session& session, const Config&) {
+    double value = 1;
+    for (;;) session.report({{"a", 1}}, session.state({{"value", value}}));
+  });
+  EXPECT_EQ(reported.first, 85);
+  EXPECT_EQ(reported.second->metrics_history.size(), 1u);
+}
+
+TEST(Stop, AValidationPassIsNoPlaceForIt) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("validation");
+  options.datasets.emplace("test", line());
+  options.dataset_config.split_all = true;
+  std::int64_t samples = 0;
+  EXPECT_EQ(run({storage, at_once, options},
+                [&](Session& session, const Config&) {
+                  auto net = session.prepare_model(torch::nn::Linear(1, 1));
+                  auto state = session.state({{"model", net}});
+                  state.restore();
+                  auto test = session.get_dataset_shard("test");
+                  for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+                    const auto evaluation = session.evaluation(net);
+                    for (auto& batch : test.iter_torch_batches({.batch_size = 4})) samples += batch.size();
+                  }
+                })
+                .first,
+            85);
+  EXPECT_EQ(world().all_reduce(samples), 46) << "one whole pass, then the next epoch";
+}
+
+TEST(Stop, WaitsForTheEndOfJoin) {
+  const auto storage = test::shared_folder();
+  int batches = 0;
+  const auto [code, result] = run({storage, at_once, with_line("join")}, [&](Session& session, const Config&) {
+    auto net = session.prepare_model(torch::nn::Linear(1, 1));
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+    state.restore();
+    const auto x = torch::ones({2, 1});
+    for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+      auto join = session.join();
+      for (int i = 0; i < 3 + session.world_rank(); ++i) {
+        optimizer.zero_grad();
+        net->forward(x).sum().backward();
+        optimizer.step();
+        ++batches;
+      }
+    }
+  });
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(batches, 3 + world().rank());
+}
+
+TEST(Stop, ALoopOfOnesOwnAsks) {
+  const auto storage = test::shared_folder();
+  const auto train = [](bool reports) {
+    return [reports](Session& session, const Config&) {
+      std::int64_t steps = 0;
+      auto state = session.state({{"steps", steps}});
+      state.restore();
+      while (!session.should_stop()) ++steps;
+      if (reports) session.report({{"steps", steps}}, state);
+    };
+  };
+  EXPECT_EQ(run({storage, at_once, with_line("reports")}, train(true)).first, 85);
+  EXPECT_EQ(saved(storage / "reports"), 1u);
+  EXPECT_EQ(run({storage, at_once, with_line("returns")}, train(false)).first, 75) << "it is not finished";
+  bool asked = true;
+  EXPECT_EQ(
+      run({storage, {}, with_line("returns")}, [&](Session& session, const Config&) { asked = session.should_stop(); })
+          .first,
+      0);
+  EXPECT_FALSE(asked);
+}
+
+}  // namespace
+}  // namespace muster
