@@ -166,9 +166,14 @@ void apply(const Change& change, std::vector<Net>& nets) {
       p.mul_(0.9);
       break;
     case Change::Kind::pointer: {
+      // A tenth of the elements, wherever their order puts them.
       auto* data = p.data_ptr<double>();
-      const auto count = std::max<std::int64_t>(1, p.numel() / 10);
-      std::fill_n(data + (p.numel() - count) / 2, count, 0.125);
+      const auto count = std::max<std::int64_t>(1, p.numel() / 10), first = (p.numel() - count) / 2;
+      for (auto i = first; i < first + count; ++i) {
+        std::int64_t rest = i, offset = 0;
+        for (auto d = p.dim(); d-- > 0; rest /= p.size(d)) offset += rest % p.size(d) * p.stride(d);
+        data[offset] = 0.125;
+      }
       break;
     }
     case Change::Kind::data:
