@@ -238,8 +238,9 @@ class Session {
 
   /// Reduces the metrics over the workers, writes them to the run's directory, and commits a checkpoint if there is
   /// something to save. A barrier; an error on one worker is the same error on all, and the checkpoints before it
-  /// stay. Where the best checkpoints are kept by a score, it is an error at the first one if no report has had that
-  /// metric; one whose report lacks it, or has it as NaN, counts as the worst. Collective.
+  /// stay. Where the best checkpoints are kept by a score, it is an error at the first one that is not in the middle of
+  /// an epoch if no report has had that metric; one whose report lacks it, or has it as NaN, counts as the worst.
+  /// Collective.
   void report(const Metrics& metrics, const ReportOptions& options = {});
   /// With the state, saved by all workers together.
   void report(const Metrics& metrics, const State& state, const ReportOptions& options = {});

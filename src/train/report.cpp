@@ -113,7 +113,8 @@ void SessionState::check_score(const Config& row, bool saves) {
   if (!saves || there) return;
   const std::string doing = "keeping the best checkpoints by \"" + attribute + "\"";
   if (at != row.end()) throw Error(ExitCode::usage, doing, "it is reported and is not a number", "Report a number");
-  if (!score_reported) {
+  // In the middle of an epoch it may be yet to come, as what is measured at its end.
+  if (!score_reported && passes->epoch_complete()) {
     std::string names;
     for (const auto& [name, value] : row.items()) names += (names.empty() ? "" : ", ") + name;
     throw Error(ExitCode::usage, doing, "no such metric is reported",

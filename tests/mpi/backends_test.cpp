@@ -149,7 +149,8 @@ TEST(Store, LeavesNoThread) {
     EXPECT_GE(store->clone()->add("n", 1), 1);
     world().barrier();
   }
-  EXPECT_EQ(threads(), before);
+  // A thread that was joined is listed for a moment longer.
+  while (threads() > before) std::this_thread::yield();
 }
 
 /// The local addresses, as /proc has them, of the sockets on which this process listens.

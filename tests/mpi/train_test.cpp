@@ -1130,6 +1130,16 @@ TEST(Train, AMisspeltScoreIsAnErrorAtTheFirstCheckpoint) {
   });
   EXPECT_EQ(sometimes.first, 0);
   EXPECT_EQ(sometimes.second->best_checkpoints.front().second.at("accuracy"), 0.75);
+  // What is measured at the end of an epoch is not known in the middle of it.
+  const auto later = run({storage, {"--name", "later"}, options}, [&](Session& session, const Config&) {
+    double value = 1;
+    auto state = session.state({{"value", value}});
+    for ([[maybe_unused]] const auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 8}))
+      session.report({{"loss", 0.5}}, state);
+    session.report({{"accuracy", 0.25}}, state);
+  });
+  EXPECT_EQ(later.first, 0);
+  EXPECT_EQ(later.second->best_checkpoints.front().second.at("accuracy"), 0.25);
 }
 
 TEST(Train, ASickDiskEndsAStartWith75AndCostsNothing) {
