@@ -52,6 +52,7 @@ Config to_json(const Progress& progress) {
           {"epoch", progress.epoch},
           {"epoch_complete", progress.epoch_complete},
           {"global_step", progress.global_step},
+          {"samples_since_report", progress.samples_since_report},
           {"time_total_s", progress.time_total_s},
           {"seed", progress.seed},
           {"positions", progress.positions},
@@ -64,6 +65,7 @@ Progress progress_from_json(const Config& json) {
   progress.training_iteration = static_cast<std::int64_t>(number_at(json, "", "training_iteration", most_counted));
   progress.epoch = static_cast<std::int64_t>(number_at(json, "", "epoch", most_epochs));
   progress.global_step = static_cast<std::int64_t>(number_at(json, "", "global_step", most_counted));
+  progress.samples_since_report = static_cast<std::int64_t>(number_at(json, "", "samples_since_report", most_counted));
   if (const auto at = json.find("epoch_complete"); at != json.end()) {
     if (!at->is_boolean()) refuse("\"epoch_complete\"", "is neither true nor false");
     progress.epoch_complete = at->get<bool>();

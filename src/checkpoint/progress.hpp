@@ -15,6 +15,7 @@ struct Progress {
   std::int64_t epoch = 0;
   bool epoch_complete = true;
   std::int64_t global_step = 0;
+  std::int64_t samples_since_report = 0;  ///< where it was made between two reports
   double time_total_s = 0;
   std::uint64_t seed = 0;
   std::map<std::string, Config> positions = {};  ///< by dataset or loader; see data

@@ -129,7 +129,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
   checkpoint::Contents contents{.state = {},
                                 .random_state = save_random_state(),
                                 .directory = {},
-                                .progress = save_progress(),
+                                .progress = save_progress(!row.empty()),  // a stop between reports has none
                                 .metrics = row,
                                 .metadata = metadata};
   if (entries != nullptr) {

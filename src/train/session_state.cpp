@@ -107,13 +107,14 @@ bool SessionState::restore_what_is_there(const StateEntries& entries) {
   return !there.empty();
 }
 
-Config SessionState::save_progress() const {
+Config SessionState::save_progress(bool in_report) const {
   return to_json(
       checkpoint::Progress{.of_a_run = true,
                            .training_iteration = training_iteration,
                            .epoch = epoch,
                            .epoch_complete = passes->epoch_complete(),
                            .global_step = global_step,
+                           .samples_since_report = in_report ? 0 : samples_since_report,
                            .time_total_s = time_before + std::chrono::duration<double>(Clock::now() - begin).count(),
                            .seed = launch.flags().seed,
                            .positions = passes->positions().get<std::map<std::string, Config>>(),
@@ -122,6 +123,7 @@ Config SessionState::save_progress() const {
 
 void SessionState::restore_progress(const checkpoint::Progress& progress) {
   global_step = progress.global_step;
+  samples_since_report = progress.samples_since_report;
   const bool complete = progress.epoch_complete;
   epoch = progress.epoch + (complete ? 1 : 0);
   passes->begin_epoch(epoch);

@@ -116,8 +116,8 @@ struct SessionState {
   /// The training function has returned.
   void end_training();
 
-  /// Where training stands, for a checkpoint; and back.
-  Config save_progress() const;
+  /// Where training stands, for a checkpoint, of a report or in between; and back.
+  Config save_progress(bool in_report) const;
   void restore_progress(const checkpoint::Progress& progress);
 
  private:

@@ -248,7 +248,7 @@ TEST(Manifest, TrustsNothing) {
 /// What a report of a run saves.
 Config progress() {
   return Config::parse(R"({"training_iteration": 5, "epoch": 2, "epoch_complete": false, "global_step": 40,
-    "time_total_s": 1.5, "seed": 18446744073709551615, "preprocessor": null, "something new": {"a": 1},
+    "samples_since_report": 3, "time_total_s": 1.5, "seed": 18446744073709551615, "preprocessor": null, "something new": {"a": 1},
     "positions": {"train": {"epoch": 2, "passes": 1, "consumed": 8, "window": 0, "global_batch_size": 4, "samples": 46,
                             "seed": 7, "something new": [1]}, "whole": null}})");
 }
@@ -260,6 +260,7 @@ TEST(Progress, IsReadIntoAStruct) {
   EXPECT_EQ(read.epoch, 2);
   EXPECT_FALSE(read.epoch_complete);
   EXPECT_EQ(read.global_step, 40);
+  EXPECT_EQ(read.samples_since_report, 3);
   EXPECT_EQ(read.time_total_s, 1.5);
   EXPECT_EQ(read.seed, ~std::uint64_t{0});
   EXPECT_EQ(read.positions.at("train").at("consumed"), 8);
