@@ -51,6 +51,7 @@ struct Reducer::Parameter {
   static constexpr std::size_t none = ~std::size_t{0};
   std::size_t index = none;  ///< in its exchange
   bool sparse = false;       ///< so is its gradient
+  bool chosen = false;       ///< to be exchanged
   bool exchanged() const noexcept { return index != none; }
   bool dense() const noexcept { return exchanged() && !sparse; }
 
@@ -119,6 +120,7 @@ Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExcha
     parameters_.push_back({item.key(), tensor, tensor.sizes().vec(), tensor.scalar_type(), tensor.device()});
     parameters_.back().sparse = sparse.contains(tensor.unsafeGetTensorImpl());
   }
+  for (const auto i : unfrozen()) parameters_[i].chosen = true;
   choose_parameters();
 }
 
@@ -145,11 +147,11 @@ void Reducer::check_parameters() const {
              text_of(p.tensor.scalar_type(), p.tensor.sizes(), p.tensor.device()) + " now");
 }
 
-/// Those that are or once were to be trained.
+/// Those that were to be trained in some pass.
 void Reducer::choose_parameters() {
   std::vector<at::Tensor> dense, sparse;
   for (auto& p : parameters_) {
-    if (!p.tensor.requires_grad() && !p.exchanged()) continue;
+    if (!p.chosen) continue;
     auto& tensors = p.sparse ? sparse : dense;
     p.index = tensors.size();
     tensors.push_back(p.tensor);
@@ -159,9 +161,18 @@ void Reducer::choose_parameters() {
   ++generation_;
 }
 
-bool Reducer::unfrozen() const {
-  return std::any_of(parameters_.begin(), parameters_.end(),
-                     [](const Parameter& p) { return !p.exchanged() && p.tensor.requires_grad(); });
+std::vector<std::size_t> Reducer::unfrozen() const {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (!parameters_[i].exchanged() && parameters_[i].tensor.requires_grad()) found.push_back(i);
+  return found;
+}
+
+/// What a pass has found unfrozen when it began: a rank may come to finish it when much is frozen or not again.
+void Reducer::take_in(const std::vector<std::size_t>& unfrozen) {
+  bool any = false;
+  for (const auto i : unfrozen) any |= !std::exchange(parameters_[i].chosen, true);
+  if (any) choose_parameters();
 }
 
 Exchange& Reducer::exchange_of(const Parameter& parameter) const noexcept {
@@ -256,7 +267,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   cut_off();
   if (joined_) {
     drain();  // there is no other model
-    if (unfrozen())
+    if (!unfrozen().empty())
       throw Error(ExitCode::user_error, averaging, "a parameter was unfrozen inside join()",
                   "Unfreeze it before, when all ranks have batches");
     if (deferred_) refuse_fused();
@@ -280,7 +291,8 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   if (joined_) joined_->agree(true);
   open_ = true;
   waiting_ = false;
-  pass->postponed = owed_ > 0 || unfrozen();
+  unfrozen_ = unfrozen();
+  pass->postponed = !owed_.empty() || !unfrozen_.empty();
   if (!pass->postponed) begin_exchanges(Arrival::in_backward);
   for (const auto& p : parameters_) pass->missing += in_backward(p);
   at_end_of_backward([weak = weak_from_this(), pass, complete = complete_in_this_backward()] {
@@ -342,7 +354,7 @@ void Reducer::add_rest() {
 void Reducer::finish(Pass& pass) {
   if (pass.postponed) {
     drain();
-    if (unfrozen()) choose_parameters();
+    take_in(unfrozen_);
     begin_exchanges(Arrival::at_once);
     add_rest();
   }
@@ -426,7 +438,7 @@ void Reducer::settle() {
 /// An exception has cut a pass off: the exchange goes on with the gradients that it was given, so .grad gets memory of
 /// its own, to which anything may be written.
 void Reducer::take_own_memory() noexcept {
-  if (!open_ || waiting_ || !begun_ || !dense_begun_ || owed_ > 0) return;
+  if (!open_ || waiting_ || !begun_ || !dense_begun_ || !owed_.empty()) return;
   for (auto& p : parameters_) {
     auto& gradient = p.tensor.mutable_grad();
     if (!p.dense() || !p.added || !gradient.defined()) continue;
@@ -443,7 +455,8 @@ void Reducer::take_own_memory() noexcept {
 void Reducer::cut_off() {
   if (!open_ || waiting_) return;
   open_ = false;
-  if (owed_++ == 0 && begun_) leave();
+  owed_.push_back(std::move(unfrozen_));
+  if (owed_.size() == 1 && begun_) leave();
 }
 
 void Reducer::recover() {
@@ -472,9 +485,9 @@ void Reducer::leave() {
 
 /// Finishes the passes that exceptions have cut off. Collective.
 void Reducer::drain() {
-  for (; owed_ > 0; --owed_) {
+  for (const auto& unfrozen : std::exchange(owed_, {})) {
     if (!std::exchange(begun_, false)) {
-      if (unfrozen()) choose_parameters();
+      take_in(unfrozen);
       begin_exchanges(Arrival::at_once);
       begun_ = false;
       leave();

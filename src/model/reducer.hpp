@@ -121,7 +121,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   void choose_parameters();
-  bool unfrozen() const;
+  std::vector<std::size_t> unfrozen() const;
+  void take_in(const std::vector<std::size_t>& unfrozen);
   std::shared_ptr<Pass> begin();
   Note note() const;
   void begin_exchanges(Arrival arrival);
@@ -171,8 +172,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool begun_ = false;        ///< the exchanges have it
   bool dense_begun_ = false;  ///< the dense one too, which otherwise begins with the optimizer's step
   bool deferred_ = false;
-  bool waiting_ = false;  ///< backward() has ended, and its gradients wait for the optimizer
-  int owed_ = 0;  ///< passes that exceptions have cut off and that other ranks may wait for; the first has begun
+  bool waiting_ = false;               ///< backward() has ended, and its gradients wait for the optimizer
+  std::vector<std::size_t> unfrozen_;  ///< parameters that the pass under way is the first to train
+  /// The same of passes that exceptions have cut off and that other ranks may wait for; the first may have begun.
+  std::vector<std::vector<std::size_t>> owed_;
 };
 
 }  // namespace muster::model

@@ -190,6 +190,40 @@ TEST(CaughtException, AfterTheLastGradientIsAnErrorOnRanksThatHadNone) {
   expect_gradients(a.net, want, "");
 }
 
+TEST(CaughtException, InAPassThatUnfreezesLeavesTheNextOneWholeWhateverIsFrozenThen) {
+  const test::Preparation prepare;
+  Net net;
+  const auto freeze = [](nn::Linear& layer, bool frozen) {
+    for (auto& p : layer->parameters()) p.set_requires_grad(!frozen);
+  };
+  const std::vector<at::Tensor> want[] = {mean_of(net->loss(0, rank()), net->parameters()),
+                                          mean_of(net->loss(1, rank()), net->parameters())};
+  freeze(net->in, true);
+  freeze(net->extra, true);
+  const auto model = prepare(net.ptr());
+  const auto throws = std::make_shared<bool>(rank() == 0);
+  freeze(net->extra, false);
+  const auto start = at::ones({5, 3}, at::kDouble).requires_grad_();
+  throw_at(start, throws);
+  const auto cut_off = [&] { net->forward(at::tanh(start * 2.0)).square().sum().backward(); };
+  if (rank() == 0)
+    EXPECT_THROW(cut_off(), std::domain_error);
+  else
+    EXPECT_THROW(cut_off(), Error);
+  net->zero_grad();
+  // The first rank comes to what it owes only now.
+  freeze(net->extra, true);
+  freeze(net->in, false);
+  for (int step = 0; step < 2; ++step) {
+    net->loss(step, rank()).backward();
+    const auto named = net->named_parameters();
+    for (std::size_t i = 0; i < want[step].size(); ++i)
+      if (named[i].value().requires_grad()) expect_exactly(named[i].value().grad(), want[step][i], named[i].key());
+    net->zero_grad();
+    freeze(net->extra, false);
+  }
+}
+
 TEST(Gradient, ThatIsAnotherBranchsTooIsNotAveragedUnderIt) {
   // h + P.unsqueeze(0) with one sample: P and h get the same memory.
   constexpr int n = 4096;
