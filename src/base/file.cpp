@@ -7,11 +7,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace muster {
 namespace {
@@ -161,6 +163,13 @@ std::filesystem::path temporary_beside(std::filesystem::path path) {
   return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
 }
 
+bool is_own_group(gid_t id) {
+  std::vector<gid_t> groups(static_cast<std::size_t>(std::max(0, ::getgroups(0, nullptr))));
+  const int count = ::getgroups(static_cast<int>(groups.size()), groups.data());
+  groups.resize(static_cast<std::size_t>(std::max(0, count)));
+  return id == ::getegid() || std::find(groups.begin(), groups.end(), id) != groups.end();
+}
+
 std::string user_of(uid_t id) {
   const passwd* const user = ::getpwuid(id);
   return user != nullptr ? user->pw_name : "user " + std::to_string(id);
@@ -250,7 +259,7 @@ void require_own_directory(const std::filesystem::path& path) {
   if (::lstat(path.c_str(), &folder) != 0) fail(ExitCode::retry, "looking at", path, errno);
   if (S_ISLNK(folder.st_mode)) throw Error(ExitCode::usage, doing, "it is a symbolic link", "Name the folder itself");
   if (!S_ISDIR(folder.st_mode)) fail(ExitCode::retry, "writing into", path, ENOTDIR);
-  if (folder.st_uid == ::geteuid() || (folder.st_mode & S_IWGRP) != 0) return;
+  if (folder.st_uid == ::geteuid() || ((folder.st_mode & S_IWGRP) != 0 && is_own_group(folder.st_gid))) return;
   const auto probe = temporary_beside(path / ".owner");
   struct stat made {};
   {

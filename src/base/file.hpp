@@ -70,8 +70,8 @@ void sync_directory(const std::filesystem::path& path);
 /// Makes the folder and its parents, mode 0777 less the umask.
 void make_directories(const std::filesystem::path& path);
 /// An Error (ExitCode::usage) unless the folder may be trusted with what this process writes: it is no symbolic link
-/// and belongs to whom a file belongs that is made in it, or its mode lets its group write, as projects share folders.
-/// Where the file system gives files to somebody else (root-squash), owners say nothing.
+/// and belongs to whom a file belongs that is made in it, or its mode lets a group of this user's write, as projects
+/// share folders. Where the file system gives files to somebody else (root-squash), owners say nothing.
 void require_own_directory(const std::filesystem::path& path);
 /// rename(2) that refuses to replace; an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);

@@ -127,6 +127,9 @@ TEST_F(FileTest, AFolderOfSomebodyElseIsRefusedUnlessItsGroupMayWrite) {
   EXPECT_NE(message([&] { require_own_directory(theirs); }, ExitCode::usage).find("belongs to"), std::string::npos);
   EXPECT_TRUE(std::filesystem::is_empty(theirs)) << "what asked for the owner is left";
   ASSERT_EQ(::chmod(theirs.c_str(), 0775), 0);
+  message([&] { require_own_directory(theirs); }, ExitCode::usage);  // a group that this user is not in
+  ASSERT_EQ(::chown(theirs.c_str(), 65534, ::getegid()), 0);
+  ASSERT_EQ(::chmod(theirs.c_str(), 0775), 0);
   require_own_directory(theirs);
 }
 
