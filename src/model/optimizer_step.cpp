@@ -94,7 +94,7 @@ class Step final : public OptimizerStep {
     return std::includes(owned.begin(), owned.end(), known.begin(), known.end());
   }
 
-  /// Whether what is fused can do what the optimizer's options and groups ask for now.
+  /// Whether what is fused can do what the optimizer's options and groups ask for in this step.
   bool serves(torch::optim::Optimizer& optimizer) const {
     const int states = states_of(optimizer);
     return states >= 0 && states <= fused_->states() && owns(optimizer, fused_->parameters());

@@ -87,10 +87,18 @@ TEST(ProgressThread, AdvancesWhatItsOwnerAddsToUnderTheLock) {
 TEST(ProgressThread, IsLeftInTheMiddle) {
   // A pass that an exception has cut off, and that nobody goes back to.
   for (int round = 0; round < rounds; ++round) {
-    int calls = 0;
-    ProgressThread thread([&] { return ++calls % 2 == 0; });
-    thread.start();
-    const auto lock = thread.hold();
+    int begun = 0, ended = 0;
+    {
+      ProgressThread thread([&] {
+        ++begun;
+        std::this_thread::yield();
+        return ++ended % 2 == 0;
+      });
+      thread.start();
+      const auto lock = thread.hold();
+      EXPECT_EQ(begun, ended) << "called while the lock is held";
+    }
+    EXPECT_EQ(begun, ended) << "called after its end";
   }
 }
 
