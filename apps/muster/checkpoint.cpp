@@ -14,14 +14,14 @@
 namespace muster::tool {
 namespace {
 
-struct Arguments {
+struct CheckpointArguments {
   std::filesystem::path path;
   bool json = false;
 };
 
 void print(const std::vector<CheckpointInfo>& checkpoints, bool json) {
   if (json) {
-    Config rows = Config::array();
+    Json rows = Json::array();
     for (const auto& info : checkpoints) rows.push_back(to_json(info));
     std::cout << rows.dump(2) << "\n";
   } else if (checkpoints.empty()) {
@@ -37,12 +37,12 @@ void require_folder(const std::filesystem::path& path) {
                 "Name a run's folder, as in runs/demo");
 }
 
-void list(const Arguments& arguments) {
+void list(const CheckpointArguments& arguments) {
   require_folder(arguments.path);
   print(list_checkpoints(arguments.path), arguments.json);
 }
 
-void verify(const Arguments& arguments) {
+void verify(const CheckpointArguments& arguments) {
   require_folder(arguments.path);
   std::vector<CheckpointInfo> verified;
   if (is_checkpoint(arguments.path)) {
@@ -71,8 +71,8 @@ void verify(const Arguments& arguments) {
 }
 
 void add(CLI::App& parent, const std::string& name, const std::string& description, const std::string& what,
-         const std::string& example, void (*action)(const Arguments&)) {
-  auto arguments = std::make_shared<Arguments>();
+         const std::string& example, void (*action)(const CheckpointArguments&)) {
+  auto arguments = std::make_shared<CheckpointArguments>();
   auto* command = parent.add_subcommand(name, description);
   command->add_option("path", arguments->path, what)->option_text("PATH")->required();
   command->add_flag("--json", arguments->json, "Print the table as JSON");

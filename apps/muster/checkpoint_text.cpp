@@ -26,7 +26,7 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
   return problems.empty() ? text : text + "\n" + problems;
 }
 
-Config to_json(const CheckpointInfo& info) {
+Json to_json(const CheckpointInfo& info) {
   return {
       {"path", info.path.string()}, {"index", info.index},           {"training_iteration", info.training_iteration},
       {"epoch", info.epoch},        {"world_size", info.world_size}, {"bytes", info.bytes},

@@ -11,7 +11,7 @@ namespace muster::tool {
 
 /// A table of them, and what is wrong with those that are damaged.
 std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints);
-Config to_json(const CheckpointInfo& info);
+Json to_json(const CheckpointInfo& info);
 
 bool is_checkpoint(const std::filesystem::path& folder);
 bool is_run(const std::filesystem::path& folder);

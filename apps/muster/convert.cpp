@@ -22,7 +22,7 @@ using Converter = std::vector<std::filesystem::path> (*)(const std::vector<std::
                                                          const std::filesystem::path&, const ConvertOptions&);
 
 /// The command line of one conversion.
-struct Arguments {
+struct ConvertArguments {
   std::vector<std::filesystem::path> files;  ///< inputs, and the output last
   std::string columns;
   std::vector<std::string> split;
@@ -48,7 +48,7 @@ std::pair<std::string, double> part_of(const std::string& text) {
               "Name the files first and --split after them");
 }
 
-void convert(Converter converter, Arguments& arguments) {
+void convert(Converter converter, ConvertArguments& arguments) {
   auto& options = arguments.options;
   if (!arguments.columns.empty()) options.columns = separated(arguments.columns);
   for (const auto& text : arguments.split) options.split.push_back(part_of(text));
@@ -68,10 +68,10 @@ void convert(Converter converter, Arguments& arguments) {
     };
     written = converter(inputs, output, options);
   }
-  Config files = Config::array();
+  Json files = Json::array();
   for (const auto& path : written) files.push_back(describe_dataset(path.string()));
   if (arguments.json) {
-    std::cout << Config{{"files", files}}.dump(2) << "\n";
+    std::cout << Json{{"files", files}}.dump(2) << "\n";
     return;
   }
   for (const auto& file : files) std::cout << (&file == &files.front() ? "" : "\n") << "wrote " << dataset_text(file);
@@ -80,7 +80,7 @@ void convert(Converter converter, Arguments& arguments) {
 void add_format(CLI::App& parent, const std::string& name, const std::string& description, const std::string& example,
                 Converter converter) {
   auto* command = parent.add_subcommand(name, description);
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ConvertArguments>();
   auto& options = arguments->options;
   command->add_option("files", arguments->files, "Inputs, and last the file to make (replaced if it\nexists)")
       ->option_text("IN... OUT.h5");

@@ -6,14 +6,14 @@ namespace muster::tool {
 namespace {
 
 /// "28 x 28"; "-" for a single value.
-std::string sample_shape(const Config& shape) {
+std::string sample_shape(const Json& shape) {
   std::string text;
   for (std::size_t i = 1; i < shape.size(); ++i) text += (text.empty() ? "" : " x ") + shape[i].dump();
   return text.empty() ? "-" : text;
 }
 
 /// Samples in a chunk; all its sizes if it does not hold whole samples.
-std::string chunk_text(const Config& column) {
+std::string chunk_text(const Json& column) {
   const auto& chunk = column.at("chunk");
   if (chunk.is_null()) return "-";
   const auto& shape = column.at("shape");
@@ -28,7 +28,7 @@ std::string chunk_text(const Config& column) {
 
 }  // namespace
 
-std::string dataset_text(const Config& dataset) {
+std::string dataset_text(const Json& dataset) {
   std::string text = dataset.at("path").get<std::string>() + ": ";
   if (const auto& samples = dataset.at("samples"); !samples.is_null())
     text += samples.dump() + (samples == 1 ? " sample, " : " samples, ");

@@ -8,6 +8,6 @@
 namespace muster::tool {
 
 /// What describe_dataset gives, without its advice: a line for the file, a table of its columns.
-std::string dataset_text(const Config& dataset);
+std::string dataset_text(const Json& dataset);
 
 }  // namespace muster::tool

@@ -19,21 +19,21 @@ namespace muster::tool {
 namespace {
 
 /// Leaves out what is nested so deeply that printing it would end the program.
-bool shallow(int depth, Config::parse_event_t, const Config&) { return depth < 256; }
+bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
 
 /// The JSON in a file; null if there is none or it is not JSON.
-Config read_json(const std::filesystem::path& path) {
+Json read_json(const std::filesystem::path& path) {
   std::ifstream file(path);
-  auto value = file ? Config::parse(file, shallow, false) : Config();
-  return value.is_discarded() ? Config() : value;
+  auto value = file ? Json::parse(file, shallow, false) : Json();
+  return value.is_discarded() ? Json() : value;
 }
 
 /// The last line that is whole: a run that was killed may have left half a one.
-Config last_report(const std::filesystem::path& path) {
+Json last_report(const std::filesystem::path& path) {
   std::ifstream file(path);
-  Config last;
+  Json last;
   for (std::string line; std::getline(file, line);)
-    if (auto report = Config::parse(line, shallow, false); report.is_object()) last = std::move(report);
+    if (auto report = Json::parse(line, shallow, false); report.is_object()) last = std::move(report);
   return last;
 }
 
@@ -56,8 +56,8 @@ void inspect_dataset(const std::string& path, bool json) {
 }
 
 /// Name, type and shape of what manifest.json lists; empty if it cannot be read.
-Config listed_tensors(const std::filesystem::path& checkpoint) {
-  Config tensors = Config::array();
+Json listed_tensors(const std::filesystem::path& checkpoint) {
+  Json tensors = Json::array();
   const auto manifest = read_json(checkpoint / "manifest.json");
   if (!manifest.is_object() || !manifest.contains("tensors")) return tensors;
   for (const auto& tensor : manifest.at("tensors"))
@@ -68,7 +68,7 @@ Config listed_tensors(const std::filesystem::path& checkpoint) {
   return tensors;
 }
 
-std::string tensors_text(const Config& tensors) {
+std::string tensors_text(const Json& tensors) {
   Table table{{{"tensor"}, {"type"}, {"shape"}}, {}};
   for (const auto& tensor : tensors) {
     const auto same_as = tensor.at("same_as").get<std::string>();
@@ -81,7 +81,7 @@ std::string tensors_text(const Config& tensors) {
 void inspect_checkpoint(const std::filesystem::path& path, bool json) {
   const auto info = verify_checkpoint(path);
   // What a damaged manifest lists is not to be believed.
-  const auto tensors = info.problem.empty() ? listed_tensors(path) : Config::array();
+  const auto tensors = info.problem.empty() ? listed_tensors(path) : Json::array();
   if (json) {
     auto checkpoint = to_json(info);
     checkpoint["kind"] = "checkpoint";
@@ -99,13 +99,13 @@ void inspect_run(const std::filesystem::path& path, bool json) {
   const auto report = last_report(path / "result.json");
   const auto checkpoints = list_checkpoints(path);
   if (json) {
-    Config rows = Config::array();
+    Json rows = Json::array();
     for (const auto& info : checkpoints) rows.push_back(to_json(info));
-    std::cout << Config{{"kind", "run"},
-                        {"path", path.string()},
-                        {"params", params},
-                        {"last_report", report},
-                        {"checkpoints", rows}}
+    std::cout << Json{{"kind", "run"},
+                      {"path", path.string()},
+                      {"params", params},
+                      {"last_report", report},
+                      {"checkpoints", rows}}
                      .dump(2)
               << "\n";
     return;

@@ -1,8 +1,8 @@
 // A checkpoint is a directory: manifest.json, state.h5 and the user's own files.
 #pragma once
 
-#include <muster/config.hpp>
 #include <muster/error.hpp>
+#include <muster/json.hpp>
 #include <muster/state.hpp>
 
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 namespace muster {
 
-namespace checkpoint {
+namespace detail::checkpoint {
 class Store;
 }
 
@@ -40,11 +40,11 @@ class Checkpoint {
 
   /// JSON that travels with the checkpoint; an empty object where there is none. Reported, a checkpoint's metadata is
   /// merged with the trainer's and with other ranks'; a key that several have is the user's, of the lowest rank.
-  Config get_metadata() const;
-  void set_metadata(const Config& metadata) const;
+  Json get_metadata() const;
+  void set_metadata(const Json& metadata) const;
 
  private:
-  friend class checkpoint::Store;
+  friend class detail::checkpoint::Store;
   explicit Checkpoint(std::filesystem::path path, std::shared_ptr<void> owner = {});
   std::filesystem::path path_;
   std::shared_ptr<void> owner_;
@@ -60,7 +60,7 @@ struct CheckpointInfo {
   int world_size = 0;
   std::uint64_t bytes = 0;
   std::string time = {};     ///< UTC, ISO 8601
-  Config metrics = {};       ///< those of its report
+  Json metrics = {};         ///< those of its report
   std::string problem = {};  ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
   /// Of the problem: data if the checkpoint is damaged, retry if it could not be read, which says nothing about it.
   ExitCode code = ExitCode::done;

@@ -25,7 +25,7 @@
 
 namespace muster {
 
-namespace comm {
+namespace detail::comm {
 class Channel;
 }
 
@@ -86,11 +86,11 @@ class Communicator {
   /// `bytes` of memory, the same number on every rank, in which all_reduce() works without a copy. Collective.
   SharedMemory shared_memory(std::size_t bytes) const;
 
-  explicit Communicator(std::shared_ptr<comm::Channel> channel);
-  const std::shared_ptr<comm::Channel>& channel() const noexcept { return channel_; }
+  explicit Communicator(std::shared_ptr<detail::comm::Channel> channel);
+  const std::shared_ptr<detail::comm::Channel>& channel() const noexcept { return channel_; }
 
  private:
-  std::shared_ptr<comm::Channel> channel_;
+  std::shared_ptr<detail::comm::Channel> channel_;
 };
 
 }  // namespace muster

@@ -1,7 +1,7 @@
 // The options of a run: structs with a default for every field, set by designated initialisers.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <muster/json.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace muster {
 
 /// What a training function is given: settable by the program, from a file (--config) and by flag (--set key=value),
 /// saved with the run.
-using Config = nlohmann::json;
+using Config = Json;
 
 struct ScalingConfig {
   /// Ranks that train; all of the launch unless given. More than there are is an error; what is left over waits in
@@ -55,7 +55,7 @@ class Callback {
  public:
   virtual ~Callback() = default;
   /// After a report: its row as in result.json, the same on all workers.
-  virtual void on_report(const Config& row) = 0;
+  virtual void on_report(const Json& row) = 0;
 };
 
 struct RunConfig {

@@ -1,7 +1,7 @@
 // Making datasets: files as downloaded become one HDF5 file that training reads fast.
 #pragma once
 
-#include <muster/config.hpp>
+#include <muster/json.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -52,6 +52,6 @@ std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem
 /// What a dataset "FILE.h5[:/group]" is: {"path", "samples" (null where columns differ), "bytes" (of the file),
 /// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes"}], "groups": [those inside the
 /// group], "advice": [what keeps it from being read, or will make it slow, and the remedy]}.
-Config describe_dataset(const std::string& path);
+Json describe_dataset(const std::string& path);
 
 }  // namespace muster

@@ -35,7 +35,7 @@
 
 namespace muster {
 
-namespace data {
+namespace detail::step {
 struct StepWeight;
 }
 
@@ -60,7 +60,7 @@ struct DataLoaderOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-namespace data {
+namespace detail::data {
 
 /// Decides which samples a loader reads, and follows which batch is in hand.
 class Dealer {
@@ -76,7 +76,7 @@ class Dealer {
   /// The batch in hand, if there is one, is done with.
   virtual void leave() = 0;
   /// What the batch in hand is of its step.
-  virtual const std::shared_ptr<const StepWeight>& step() const noexcept = 0;
+  virtual const std::shared_ptr<const step::StepWeight>& step() const noexcept = 0;
   /// Ends that pass, if it is not over.
   virtual void end_pass(std::int64_t pass) noexcept = 0;
 };
@@ -128,12 +128,12 @@ void move_to(T& value, const c10::Device& device) {
   }
 }
 
-}  // namespace data
+}  // namespace detail::data
 
 /// Made by prepare_data_loader. One pass at a time; one that is left early may be followed by another.
 template <class Dataset>
-class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::LoaderSampler> {
-  using Base = torch::data::StatelessDataLoader<Dataset, data::LoaderSampler>;
+class DataLoader : public torch::data::StatelessDataLoader<Dataset, detail::data::LoaderSampler> {
+  using Base = torch::data::StatelessDataLoader<Dataset, detail::data::LoaderSampler>;
 
  public:
   using BatchType = typename Dataset::BatchType;
@@ -156,12 +156,14 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
     friend class DataLoader;
     bool at_end() const noexcept { return !loader_->batch_; }
     DataLoader* loader_ = nullptr;
-    std::shared_ptr<data::Dealer> pass_;  // ends it with the last copy
+    std::shared_ptr<detail::data::Dealer> pass_;  // ends it with the last copy
   };
 
-  DataLoader(Dataset dataset, std::shared_ptr<data::Dealer> dealer, torch::data::DataLoaderOptions options,
+  DataLoader(Dataset dataset, std::shared_ptr<detail::data::Dealer> dealer, torch::data::DataLoaderOptions options,
              c10::Device device)
-      : Base(std::move(dataset), data::LoaderSampler(dealer), options), dealer_(std::move(dealer)), device_(device) {}
+      : Base(std::move(dataset), detail::data::LoaderSampler(dealer), options),
+        dealer_(std::move(dealer)),
+        device_(device) {}
 
   iterator begin() {
     iterator first;
@@ -169,7 +171,8 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
     batch_.reset();
     // Not torch's begin(), which refuses if the pass before was left early: this drops what was read ahead for it.
     number_ = dealer_->begin_pass();
-    first.pass_ = {dealer_.get(), [dealer = dealer_, number = number_](data::Dealer*) { dealer->end_pass(number); }};
+    first.pass_ = {dealer_.get(),
+                   [dealer = dealer_, number = number_](detail::data::Dealer*) { dealer->end_pass(number); }};
     Base::super::reset();
     advance();
     return first;
@@ -182,7 +185,7 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
   /// somebody else's, which its gradient leaves out and so should a mean over samples.
   std::int64_t batch_samples() const noexcept { return samples_; }
   /// For session.step(*loader): the batch in hand.
-  const std::shared_ptr<const data::StepWeight>& step() const noexcept { return dealer_->step(); }
+  const std::shared_ptr<const detail::step::StepWeight>& step() const noexcept { return dealer_->step(); }
 
  private:
   void advance() {
@@ -192,17 +195,17 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, data::Loader
     batch_ = this->next();
     if (!batch_) return dealer_->end_pass(number_);
     samples_ = dealer_->take();
-    data::move_to(*batch_, device_);
+    detail::data::move_to(*batch_, device_);
   }
 
-  std::shared_ptr<data::Dealer> dealer_;
+  std::shared_ptr<detail::data::Dealer> dealer_;
   c10::Device device_;
   std::optional<BatchType> batch_;
   std::int64_t samples_ = 0;
   std::int64_t number_ = 0;  ///< of the pass
 };
 
-namespace data {
+namespace detail::data {
 
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> make_data_loader(const Worker& worker, Dataset dataset,
@@ -231,14 +234,14 @@ std::int64_t size_of(const Dataset& dataset) {
   return static_cast<std::int64_t>(*size);
 }
 
-}  // namespace data
+}  // namespace detail::data
 
 /// A loader of this worker's share. The dataset must have the same size on every worker.
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> prepare_data_loader(const Worker& worker, Dataset dataset,
                                                          const DataLoaderOptions& options = {}) {
-  auto dealer = data::step_dealer(worker, data::size_of(dataset), options);
-  return data::make_data_loader(worker, std::move(dataset), std::move(dealer), options, false);
+  auto dealer = detail::data::step_dealer(worker, detail::data::size_of(dataset), options);
+  return detail::data::make_data_loader(worker, std::move(dataset), std::move(dealer), options, false);
 }
 
 /// With a distributed sampler of one's own (torch's DistributedRandomSampler, say), which is kept: it says who reads
@@ -251,12 +254,12 @@ std::unique_ptr<DataLoader<Dataset>> prepare_data_loader(const Worker& worker, D
                 "This sampler does not deal among workers, each would read everything. Give a distributed one, or none "
                 "and the option shuffle.");
   const auto own = std::make_shared<Sampler>(std::move(sampler));
-  auto dealer =
-      data::sampler_dealer(worker, data::size_of(dataset), options,
-                           {.set_epoch = [own](std::int64_t epoch) { own->set_epoch(static_cast<std::size_t>(epoch)); },
-                            .reset = [own] { own->reset(std::nullopt); },
-                            .next = [own](std::size_t batch_size) { return own->next(batch_size); }});
-  return data::make_data_loader(worker, std::move(dataset), std::move(dealer), options, options.drop_last);
+  auto dealer = detail::data::sampler_dealer(
+      worker, detail::data::size_of(dataset), options,
+      {.set_epoch = [own](std::int64_t epoch) { own->set_epoch(static_cast<std::size_t>(epoch)); },
+       .reset = [own] { own->reset(std::nullopt); },
+       .next = [own](std::size_t batch_size) { return own->next(batch_size); }});
+  return detail::data::make_data_loader(worker, std::move(dataset), std::move(dealer), options, options.drop_last);
 }
 
 }  // namespace muster

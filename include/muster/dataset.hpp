@@ -23,12 +23,14 @@
 
 namespace muster {
 
-namespace data {
+namespace detail::data {
 class Source;
 class BatchStream;
 struct ShardState;
+}  // namespace detail::data
+namespace detail::step {
 struct StepWeight;
-}  // namespace data
+}
 
 class Preprocessor;
 
@@ -50,7 +52,8 @@ class Batch {
   /// `samples`: how many rows count, here and over all ranks of the step; all rows, and as many, unless given. `step`:
   /// what it is of a step of a split dataset.
   explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
-                 std::optional<std::int64_t> global_samples = {}, std::shared_ptr<const data::StepWeight> step = {});
+                 std::optional<std::int64_t> global_samples = {},
+                 std::shared_ptr<const detail::step::StepWeight> step = {});
 
   /// The column of that name; an Error that lists the columns if there is none.
   at::Tensor& operator[](std::string_view name);
@@ -68,7 +71,7 @@ class Batch {
   /// where all have as many, 0 for a rank that is left empty. 1 for a batch of no split dataset. It stays with the
   /// batch.
   double weight() const;
-  const std::shared_ptr<const data::StepWeight>& step() const noexcept { return step_; }
+  const std::shared_ptr<const detail::step::StepWeight>& step() const noexcept { return step_; }
 
   auto begin() const noexcept { return items_.begin(); }
   auto end() const noexcept { return items_.end(); }
@@ -78,7 +81,7 @@ class Batch {
   std::vector<Item> items_;
   std::int64_t samples_ = 0;
   std::int64_t global_samples_ = 0;
-  std::shared_ptr<const data::StepWeight> step_;
+  std::shared_ptr<const detail::step::StepWeight> step_;
 };
 
 struct DatasetOptions {
@@ -113,11 +116,11 @@ class Dataset {
   /// Every batch goes through `preprocessor` (already fitted) after it was read.
   Dataset transform(std::shared_ptr<const Preprocessor> preprocessor) const;
 
-  const std::shared_ptr<data::Source>& source() const noexcept { return source_; }
+  const std::shared_ptr<detail::data::Source>& source() const noexcept { return source_; }
 
  private:
-  explicit Dataset(std::shared_ptr<data::Source> source);
-  std::shared_ptr<data::Source> source_;
+  explicit Dataset(std::shared_ptr<detail::data::Source> source);
+  std::shared_ptr<detail::data::Source> source_;
 };
 
 struct BatchOptions {
@@ -166,10 +169,10 @@ class BatchRange {
    private:
     friend class BatchRange;
     bool at_end() const noexcept;
-    data::BatchStream* stream_ = nullptr;
+    detail::data::BatchStream* stream_ = nullptr;
   };
 
-  explicit BatchRange(std::unique_ptr<data::BatchStream> stream);
+  explicit BatchRange(std::unique_ptr<detail::data::BatchStream> stream);
   BatchRange(BatchRange&&) noexcept;
   BatchRange& operator=(BatchRange&&) noexcept;
   ~BatchRange();
@@ -181,7 +184,7 @@ class BatchRange {
   std::int64_t num_batches() const noexcept;
 
  private:
-  std::unique_ptr<data::BatchStream> stream_;
+  std::unique_ptr<detail::data::BatchStream> stream_;
 };
 
 /// What a worker sees of a dataset: its share of each step if the dataset is split, else all of it.
@@ -195,7 +198,7 @@ class BatchRange {
 /// always whole, and do not make an epoch. A shard belongs to the thread that runs the training function.
 class DatasetShard {
  public:
-  explicit DatasetShard(std::shared_ptr<data::ShardState> state);
+  explicit DatasetShard(std::shared_ptr<detail::data::ShardState> state);
 
   /// Batches on the session's device, with `dtypes` applied.
   BatchRange iter_torch_batches(BatchOptions options = {}) const;
@@ -211,7 +214,7 @@ class DatasetShard {
   Schema schema() const;
 
  private:
-  std::shared_ptr<data::ShardState> state_;
+  std::shared_ptr<detail::data::ShardState> state_;
 };
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 #pragma once
 
 #include <muster/communicator.hpp>
-#include <muster/config.hpp>
+#include <muster/json.hpp>
 #include <muster/result.hpp>
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // Metrics: what session.report takes, and running means for a training loop.
 #pragma once
 
-#include <muster/config.hpp>
+#include <muster/json.hpp>
 
 #include <cmath>
 #include <concepts>
@@ -64,16 +64,16 @@ class Metric {
   Metric(const Mean& mean) : value_(mean.value()), weight_(mean.samples()) {}
   Metric(const at::Tensor& value);
   Metric(const char* text) : value_(text) {}
-  Metric(Config value) : value_(std::move(value)) {}
+  Metric(Json value) : value_(std::move(value)) {}
   /// A mean over so many samples.
   Metric(double value, std::int64_t samples) : value_(value), weight_(samples) {}
 
-  const Config& value() const noexcept { return value_; }
+  const Json& value() const noexcept { return value_; }
   /// Samples behind the value; -1 where the user gave none.
   std::int64_t weight() const noexcept { return weight_; }
 
  private:
-  Config value_;
+  Json value_;
   std::int64_t weight_ = -1;
 };
 

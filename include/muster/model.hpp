@@ -11,7 +11,7 @@
 
 namespace muster {
 
-namespace model {
+namespace detail::gradients {
 class DataParallel;
 }
 
@@ -70,7 +70,7 @@ struct JoinOptions {
 class Join {
  public:
   /// Collective.
-  Join(const std::vector<std::shared_ptr<model::DataParallel>>& models, const JoinOptions& options);
+  Join(const std::vector<std::shared_ptr<detail::gradients::DataParallel>>& models, const JoinOptions& options);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
   /// As finish(), but during an exception it only ends the scope on this rank. An error is logged, and raised by the
@@ -81,7 +81,7 @@ class Join {
   void finish();
 
  private:
-  std::shared_ptr<model::DataParallel> model_;
+  std::shared_ptr<detail::gradients::DataParallel> model_;
   int exceptions_;  ///< under way when the scope began
   bool finished_ = false;
 };

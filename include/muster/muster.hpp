@@ -8,6 +8,7 @@
 #include <muster/convert.hpp>
 #include <muster/dataset.hpp>
 #include <muster/error.hpp>
+#include <muster/json.hpp>
 #include <muster/launch.hpp>
 #include <muster/metrics.hpp>
 #include <muster/mixed_precision.hpp>

@@ -47,7 +47,7 @@ struct OptimizerOptions {
   Fuse fuse = Fuse::automatic;
 };
 
-namespace model {
+namespace detail::optim {
 
 /// What stands behind a prepared optimizer.
 class OptimizerStep {
@@ -62,13 +62,13 @@ class OptimizerStep {
   virtual bool fused() const noexcept = 0;
 };
 
-}  // namespace model
+}  // namespace detail::optim
 
 /// The optimizer `O`, prepared.
 template <class O>
 class PreparedOptimizer : public O {
  public:
-  PreparedOptimizer(O optimizer, std::unique_ptr<model::OptimizerStep> step)
+  PreparedOptimizer(O optimizer, std::unique_ptr<detail::optim::OptimizerStep> step)
       : O(std::move(optimizer)), step_(std::move(step)) {}
 
   /// Collective.
@@ -81,7 +81,7 @@ class PreparedOptimizer : public O {
   bool fused() const noexcept { return step_->fused(); }
 
  private:
-  std::unique_ptr<model::OptimizerStep> step_;
+  std::unique_ptr<detail::optim::OptimizerStep> step_;
 };
 
 }  // namespace muster

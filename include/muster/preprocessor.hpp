@@ -5,8 +5,8 @@
 #pragma once
 
 #include <muster/communicator.hpp>
-#include <muster/config.hpp>
 #include <muster/dataset.hpp>
+#include <muster/json.hpp>
 
 #include <memory>
 #include <string>
@@ -25,8 +25,8 @@ class Preprocessor {
   /// Called on any thread, on any rank; must not change the preprocessor.
   virtual void transform(Batch& batch) const = 0;
   /// The fitted state as JSON, and back.
-  virtual Config state() const = 0;
-  virtual void load_state(const Config& state) = 0;
+  virtual Json state() const = 0;
+  virtual void load_state(const Json& state) = 0;
 };
 
 using PreprocessorPtr = std::shared_ptr<Preprocessor>;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <muster/checkpoint.hpp>
-#include <muster/config.hpp>
 #include <muster/error.hpp>
+#include <muster/json.hpp>
 
 #include <filesystem>
 #include <optional>
@@ -15,7 +15,7 @@ namespace muster {
 /// The same on every rank.
 struct Result {
   /// Those of the last report, as in the last line of result.json; null if there was none.
-  Config metrics;
+  Json metrics;
   /// The last one committed.
   std::optional<Checkpoint> checkpoint;
   /// STORAGE/NAME.
@@ -23,9 +23,9 @@ struct Result {
   /// Why training ended early.
   std::optional<Error> error;
   /// The checkpoints still on disk with their reports' metrics: best first with a score attribute, else newest first.
-  std::vector<std::pair<Checkpoint, Config>> best_checkpoints;
+  std::vector<std::pair<Checkpoint, Json>> best_checkpoints;
   /// Every report, oldest first.
-  std::vector<Config> metrics_history;
+  std::vector<Json> metrics_history;
 };
 
 }  // namespace muster

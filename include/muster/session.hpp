@@ -3,8 +3,8 @@
 
 #include <muster/checkpoint.hpp>
 #include <muster/communicator.hpp>
-#include <muster/config.hpp>
 #include <muster/dataset.hpp>
+#include <muster/json.hpp>
 #include <muster/metrics.hpp>
 #include <muster/mixed_precision.hpp>
 #include <muster/model.hpp>
@@ -28,13 +28,15 @@ namespace muster {
 class Session;
 class TorchBackend;
 
-namespace train {
+namespace detail::train {
 struct SessionState;
 }
-namespace data {
+namespace detail::data {
 class Passes;
+}
+namespace detail::step {
 struct StepWeight;
-}  // namespace data
+}
 
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
 /// state. Refers to the session: does not outlive it. Copies are one State: it lives until the last of them is gone,
@@ -51,8 +53,8 @@ class State {
 
  private:
   friend class Session;
-  State(train::SessionState& session, StateEntries entries);
-  train::SessionState* session_;
+  State(detail::train::SessionState& session, StateEntries entries);
+  detail::train::SessionState* session_;
   std::shared_ptr<const StateEntries> entries_;
 };
 
@@ -72,8 +74,8 @@ class Epochs {
 
    private:
     friend class Epochs;
-    iterator(train::SessionState* session, std::int64_t epoch) : session_(session), epoch_(epoch) {}
-    train::SessionState* session_;
+    iterator(detail::train::SessionState* session, std::int64_t epoch) : session_(session), epoch_(epoch) {}
+    detail::train::SessionState* session_;
     std::int64_t epoch_;
   };
   iterator begin() const;
@@ -81,8 +83,8 @@ class Epochs {
 
  private:
   friend class Session;
-  Epochs(train::SessionState& session, std::int64_t count) : session_(&session), count_(count) {}
-  train::SessionState* session_;
+  Epochs(detail::train::SessionState& session, std::int64_t count) : session_(&session), count_(count) {}
+  detail::train::SessionState* session_;
   std::int64_t count_;
 };
 
@@ -109,8 +111,8 @@ class StepScope {
 
  private:
   friend class Session;
-  StepScope(std::shared_ptr<data::Passes> passes, std::shared_ptr<const data::StepWeight> step);
-  std::shared_ptr<data::Passes> passes_;
+  StepScope(std::shared_ptr<detail::data::Passes> passes, std::shared_ptr<const detail::step::StepWeight> step);
+  std::shared_ptr<detail::data::Passes> passes_;
   std::int64_t scope_;
 };
 
@@ -125,7 +127,7 @@ class StepScope {
 /// batches of two training passes are in hand, the place is the next epoch or report.
 class Session {
  public:
-  explicit Session(train::SessionState& state) : state_(&state) {}
+  explicit Session(detail::train::SessionState& state) : state_(&state) {}
 
   int world_size() const noexcept;
   int world_rank() const noexcept;
@@ -136,7 +138,7 @@ class Session {
   /// The run's name, which both are.
   const std::string& trial_name() const noexcept;
   const std::string& experiment_name() const noexcept;
-  const Config& metadata() const noexcept;
+  const Json& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
   /// Steps of this run so far, those before a restored checkpoint counted: batches of training passes over split
   /// datasets and data loaders (see BatchOptions::training).
@@ -202,7 +204,7 @@ class Session {
   /// they weigh the same: same count, step and drop_last, and as far in their passes; else backward() throws an Error.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
-    { batch.step() } -> std::convertible_to<std::shared_ptr<const data::StepWeight>>;
+    { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::StepWeight>>;
   }
   StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
 
@@ -266,10 +268,10 @@ class Session {
  private:
   friend class TorchBackend;
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
-  std::unique_ptr<model::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
-                                                     const OptimizerOptions& options);
-  StepScope step_of(std::shared_ptr<const data::StepWeight> step) const;
-  train::SessionState* state_;
+  std::unique_ptr<detail::optim::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
+                                                             const OptimizerOptions& options);
+  StepScope step_of(std::shared_ptr<const detail::step::StepWeight> step) const;
+  detail::train::SessionState* state_;
 };
 
 }  // namespace muster

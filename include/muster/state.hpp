@@ -1,6 +1,6 @@
 // What a checkpoint holds, by name: models, optimizers, schedulers, tensors, JSON.
 //
-//   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"best", best}});   // best: double or Config
+//   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"best", best}});   // best: double or Json
 //
 // A StateEntry refers to the object, so the object must outlive it; a module is held by its shared_ptr.
 //
@@ -15,7 +15,7 @@
 // machines of two kinds): that is a warning with the ranks and the largest difference, and rank 0's are saved.
 #pragma once
 
-#include <muster/config.hpp>
+#include <muster/json.hpp>
 
 #include <ATen/core/Tensor.h>
 
@@ -42,7 +42,7 @@ namespace muster {
 /// checkpoint, whose paths then begin with the entry's name ("model/layer1.0.weight").
 struct StateDict {
   std::map<std::string, at::Tensor> tensors = {};
-  Config values = Config::object();
+  Json values = Json::object();
 };
 
 /// One named object of a state.
@@ -64,7 +64,7 @@ class StateEntry {
   StateEntry(torch::optim::ReduceLROnPlateauScheduler& scheduler);
   /// Restored in place: shape and type must be those saved.
   StateEntry(at::Tensor& tensor);
-  StateEntry(Config& value);
+  StateEntry(Json& value);
   StateEntry(double& value);
   StateEntry(std::int64_t& value);
   StateEntry(std::string& value);

@@ -18,7 +18,7 @@
 
 namespace muster {
 
-namespace train {
+namespace detail::train {
 class Run;
 }
 
@@ -68,7 +68,7 @@ struct DataParallelTrainerOptions {
   /// checkpoints.
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
-  Config metadata = Config::object();
+  Json metadata = Json::object();
   std::optional<Checkpoint> resume_from_checkpoint = {};
 };
 
@@ -96,7 +96,7 @@ class DataParallelTrainer {
   DataParallelTrainerOptions options_;
 
  private:
-  Result train(const train::Run& run, int workers);
+  Result train(const detail::train::Run& run, int workers);
 };
 
 struct TorchTrainerOptions {
@@ -107,7 +107,7 @@ struct TorchTrainerOptions {
   RunConfig run_config = {};
   std::map<std::string, Dataset> datasets = {};
   PreprocessorPtr preprocessor = {};
-  Config metadata = Config::object();
+  Json metadata = Json::object();
   std::optional<Checkpoint> resume_from_checkpoint = {};
 };
 

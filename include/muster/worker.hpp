@@ -8,7 +8,7 @@
 
 namespace muster {
 
-namespace data {
+namespace detail::data {
 class Passes;
 }
 
@@ -21,7 +21,7 @@ struct Worker {
   c10::Device device = c10::kCPU;
   /// The session's passes over data: what a loader deals out counts there and is weighed, and its position is saved
   /// with the session's. May be null.
-  std::shared_ptr<data::Passes> passes = {};
+  std::shared_ptr<detail::data::Passes> passes = {};
 };
 
 }  // namespace muster

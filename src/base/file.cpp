@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::detail {
 namespace {
 
 [[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
@@ -284,4 +284,4 @@ void rename_new(const std::filesystem::path& from, const std::filesystem::path& 
   if (status != 0) fail(ExitCode::retry, "renaming to", to, errno);
 }
 
-}  // namespace muster
+}  // namespace muster::detail

@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-namespace muster {
+namespace muster::detail {
 
 /// An open file descriptor. Move-only; the destructor closes and ignores errors, so a writer calls close() itself.
 class File {
@@ -76,4 +76,4 @@ void require_own_directory(const std::filesystem::path& path);
 /// rename(2) that refuses to replace; an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 
-}  // namespace muster
+}  // namespace muster::detail

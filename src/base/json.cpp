@@ -5,25 +5,25 @@
 
 #include <utility>
 
-namespace muster {
+namespace muster::detail {
 
-Config parse_json(std::string_view text, const std::string& doing, bool comments) {
-  const auto limit = [&](int depth, Config::parse_event_t, const Config&) {
+Json parse_json(std::string_view text, const std::string& doing, bool comments) {
+  const auto limit = [&](int depth, Json::parse_event_t, const Json&) {
     if (depth >= deepest_json)
       throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(deepest_json) + " levels deep",
                   "Write it flatter, or use another file");
     return true;
   };
   try {
-    return Config::parse(text.begin(), text.end(), limit, /*allow_exceptions=*/true, comments);
-  } catch (const Config::exception& error) {
+    return Json::parse(text.begin(), text.end(), limit, /*allow_exceptions=*/true, comments);
+  } catch (const Json::exception& error) {
     throw Error(ExitCode::data, doing, error.what(), "Mend it at that place");
   }
 }
 
-Config read_json(const std::filesystem::path& path, std::string doing, bool comments) {
+Json read_json(const std::filesystem::path& path, std::string doing, bool comments) {
   if (doing.empty()) doing = "reading " + path.string();
   return parse_json(read_file(path, longest_json), doing, comments);
 }
 
-}  // namespace muster
+}  // namespace muster::detail

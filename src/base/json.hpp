@@ -1,13 +1,13 @@
 // JSON from files and flags, which may be anybody's.
 #pragma once
 
-#include "muster/config.hpp"
+#include "muster/json.hpp"
 
 #include <filesystem>
 #include <string>
 #include <string_view>
 
-namespace muster {
+namespace muster::detail {
 
 /// Levels of lists and objects inside each other, and bytes of a file: what is beyond would end the process when it is
 /// copied or written, or fill the memory.
@@ -16,8 +16,8 @@ inline constexpr std::uint64_t longest_json = std::uint64_t{1} << 30;
 
 /// An Error (ExitCode::data) that begins with `doing` if it is not JSON, or deeper than that. With `comments` // and
 /// /* */ are left out.
-Config parse_json(std::string_view text, const std::string& doing, bool comments = false);
+Json parse_json(std::string_view text, const std::string& doing, bool comments = false);
 /// The file's; `doing` is "reading PATH" unless given.
-Config read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
+Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
-}  // namespace muster
+}  // namespace muster::detail

@@ -11,7 +11,7 @@
 #include <memory>
 #include <mutex>
 
-namespace muster::log {
+namespace muster::detail::log {
 namespace {
 
 constexpr std::array<std::string_view, 6> names{"trace", "debug", "info", "warn", "error", "off"};
@@ -91,4 +91,4 @@ void flush() noexcept {
   }
 }
 
-}  // namespace muster::log
+}  // namespace muster::detail::log

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace muster::log {
+namespace muster::detail::log {
 
 enum class Level { trace, debug, info, warn, error, off };
 
@@ -27,4 +27,4 @@ void error(const std::string& text);
 /// Pushes out what is still buffered.
 void flush() noexcept;
 
-}  // namespace muster::log
+}  // namespace muster::detail::log

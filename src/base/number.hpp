@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace muster {
+namespace muster::detail {
 
 /// `value` as a To. An Error if it does not fit: "DOING: WHAT is 9223372036854775808, more than 9223372036854775807".
 template <std::integral To, std::integral From>
@@ -30,4 +30,4 @@ T checked_product(T a, T b, std::string_view doing, std::string_view what, ExitC
   throw Error(code, doing, std::string(what) + " is larger than any memory", "Give another, or make the file anew");
 }
 
-}  // namespace muster
+}  // namespace muster::detail

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// Row by row, in the CPU's memory: the tensor's own where it lies there like that, else a copy.
 class Bytes {
@@ -25,4 +25,4 @@ class Bytes {
   at::Tensor tensor_;
 };
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -20,11 +20,11 @@ namespace muster {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace checkpoint;
+using namespace detail::checkpoint;
 
 constexpr const char* metadata_name = "metadata.json";
 
-bool has_manifest(const fs::path& path) { return fs::exists(status_of(path / manifest_name)); }
+bool has_manifest(const fs::path& path) { return fs::exists(detail::status_of(path / manifest_name)); }
 
 /// The manifest's part of what is shown.
 CheckpointInfo info_of(const fs::path& path, const Manifest& manifest) {
@@ -62,7 +62,7 @@ Checkpoint Checkpoint::from_directory(fs::path path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::none)
-    throw Error(code_of_reading(error.value()), "opening the checkpoint " + path.string(), error.message());
+    throw Error(detail::code_of_reading(error.value()), "opening the checkpoint " + path.string(), error.message());
   if (!fs::is_directory(status))
     throw Error(ExitCode::data, "opening the checkpoint " + path.string(), "there is no such directory",
                 "Check the path");
@@ -89,7 +89,7 @@ Checkpoint Checkpoint::from_dict(const StateEntries& entries) {
 }
 
 void Checkpoint::to_directory(const fs::path& path) const {
-  make_directories(path);
+  detail::make_directories(path);
   for (const auto& name : list_files(path_)) copy_file(path_, name, path);
   sync_folders(path);
 }
@@ -106,20 +106,20 @@ void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
   restore({{name, entry}}, only(to_dict(), name), Part{rank_, ranks_});
 }
 
-Config Checkpoint::get_metadata() const {
+Json Checkpoint::get_metadata() const {
   if (has_manifest(path_)) return read_manifest(path_).metadata;
   const auto beside = path_ / metadata_name;
-  if (!fs::exists(status_of(beside))) return Config::object();
-  return read_json(beside);
+  if (!fs::exists(detail::status_of(beside))) return Json::object();
+  return detail::read_json(beside);
 }
 
-void Checkpoint::set_metadata(const Config& metadata) const {
+void Checkpoint::set_metadata(const Json& metadata) const {
   if (has_manifest(path_)) {
     auto manifest = read_manifest(path_);
     manifest.metadata = metadata;
-    write_file(path_ / manifest_name, to_text(manifest));
+    detail::write_file(path_ / manifest_name, to_text(manifest));
   } else {
-    write_file(path_ / metadata_name, metadata.dump(2) + "\n");
+    detail::write_file(path_ / metadata_name, metadata.dump(2) + "\n");
   }
 }
 

@@ -11,7 +11,7 @@
 #include <map>
 #include <utility>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 /// Words that are mixed at once: what bounds the memory that it takes on the device.
@@ -80,4 +80,4 @@ std::vector<std::uint64_t> checksums_in_place(const std::vector<at::Tensor>& ten
   return sums;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// XXH3, 64 bits.
 std::uint64_t checksum(std::string_view bytes) noexcept;
@@ -21,4 +21,4 @@ std::vector<std::uint64_t> checksums_in_place(const std::vector<at::Tensor>& ten
 /// tensor's device.
 at::Tensor mixed_sum(const at::Tensor& tensor);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

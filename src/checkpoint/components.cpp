@@ -8,7 +8,7 @@
 #include <limits>
 #include <set>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 std::string join(const std::string& name, const std::string& path) { return path.empty() ? name : name + "/" + path; }
@@ -117,12 +117,12 @@ void compare_tensor(const std::string& path, const at::Tensor& saved, std::span<
                                      c10::toString(type) + " here"});
 }
 
-Config number_to_json(double value) {
+Json number_to_json(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
-std::optional<double> number_from_json(const Config& json) {
+std::optional<double> number_from_json(const Json& json) {
   if (json.is_number()) return json.get<double>();
   if (json == "nan") return std::numeric_limits<double>::quiet_NaN();
   if (json == "inf") return std::numeric_limits<double>::infinity();
@@ -188,4 +188,4 @@ StateDict only(const StateDict& state, const std::string& name) {
   return part;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

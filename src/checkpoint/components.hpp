@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// The state of all entries; paths and JSON keys begin with the entry's name, and every entry has its JSON key.
 /// Tensors share the objects' memory. An Error (ExitCode::usage) for two entries of one name, or an optimizer whose
@@ -32,4 +32,4 @@ std::string entry_of(const std::string& path);
 /// What of `state` belongs to the entry of that name, as the state of a checkpoint that holds nothing else.
 StateDict only(const StateDict& state, const std::string& name);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

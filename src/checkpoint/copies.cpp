@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 /// As many are named in one message.
@@ -29,10 +29,10 @@ Copies kind_of(const EntryCopies& copies, const std::string& entry) {
   return at == copies.end() ? Copies::equal : at->second;
 }
 
-std::string text_of(const Config& json) { return json.dump(-1, ' ', false, Config::error_handler_t::replace); }
+std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-std::string pack(const Config& json) {
-  const auto bytes = Config::to_cbor(json);
+std::string pack(const Json& json) {
+  const auto bytes = Json::to_cbor(json);
   return {bytes.begin(), bytes.end()};
 }
 
@@ -73,8 +73,8 @@ std::vector<int> ranks_of(const std::vector<Disagreement>& differences) {
 }
 
 /// What a rank says of its state when fingerprints differ. By bytes, wherever the tensors lie.
-Config describe(const StateDict& state, const EntryCopies& copies) {
-  Config tensors = Config::object(), values = Config::object(), own = Config::array();
+Json describe(const StateDict& state, const EntryCopies& copies) {
+  Json tensors = Json::object(), values = Json::object(), own = Json::array();
   for (const auto& [name, tensor] : state.tensors) {
     const bool alike = kind_of(copies, entry_of(name)) != Copies::own;
     tensors[name] = {{"form", form_of(tensor)}, {"sum", alike ? checksum(tensor) : 0}};
@@ -88,7 +88,7 @@ Config describe(const StateDict& state, const EntryCopies& copies) {
 }
 
 /// What each rank has of its own must be there on all, in one shape.
-void check_own(const std::vector<Config>& ranks, const EntryCopies& copies) {
+void check_own(const std::vector<Json>& ranks, const EntryCopies& copies) {
   const auto fail = [](const std::string& what, const std::string& fact) {
     throw Error(ExitCode::user_error, "saving " + what, fact,
                 "What muster::per_rank takes must be given on every rank, in the same shape and type");
@@ -115,7 +115,7 @@ void check_own(const std::vector<Config>& ranks, const EntryCopies& copies) {
 }
 
 /// Tensors that rank 0 and others have in one shape with other bits. Where names or shapes differ, laying out says so.
-std::vector<Disagreement> compare_tensors(const std::vector<Config>& ranks, const EntryCopies& copies) {
+std::vector<Disagreement> compare_tensors(const std::vector<Json>& ranks, const EntryCopies& copies) {
   std::vector<Disagreement> differences;
   for (const auto& [name, tensor] : ranks.front().at("tensors").items()) {
     Disagreement difference{name, {}, kind_of(copies, entry_of(name))};
@@ -131,11 +131,11 @@ std::vector<Disagreement> compare_tensors(const std::vector<Config>& ranks, cons
 }
 
 /// "best (0.5 on rank 0, 0.7 on rank 2)", or the first place inside.
-std::string first_difference(const std::string& entry, const Config& first, const Config& other, int rank) {
-  const auto patch = Config::diff(first, other);
+std::string first_difference(const std::string& entry, const Json& first, const Json& other, int rank) {
+  const auto patch = Json::diff(first, other);
   const auto path = patch.empty() ? std::string() : patch.front().at("path").get<std::string>();
-  const Config::json_pointer at(path);
-  const auto shown = [&](const Config& json) {
+  const Json::json_pointer at(path);
+  const auto shown = [&](const Json& json) {
     if (!json.contains(at)) return std::string("nothing");
     auto text = text_of(json.at(at));
     return text.size() <= 40 ? text : text.substr(0, 37) + "...";
@@ -143,12 +143,12 @@ std::string first_difference(const std::string& entry, const Config& first, cons
   return entry + path + " (" + shown(first) + " on rank 0, " + shown(other) + " on rank " + std::to_string(rank) + ")";
 }
 
-std::vector<Disagreement> compare_values(const std::vector<Config>& ranks, const EntryCopies& copies) {
+std::vector<Disagreement> compare_values(const std::vector<Json>& ranks, const EntryCopies& copies) {
   std::set<std::string> entries;
   for (const auto& rank : ranks)
     for (const auto& [entry, value] : rank.at("values").items()) entries.insert(entry);
-  const auto value_of = [](const Config& rank, const std::string& entry) {
-    return rank.at("values").value(entry, Config());
+  const auto value_of = [](const Json& rank, const std::string& entry) {
+    return rank.at("values").value(entry, Json());
   };
   std::vector<Disagreement> differences;
   for (const auto& entry : entries) {
@@ -217,9 +217,9 @@ std::uint64_t fingerprint(const StateDict& state, const EntryCopies& copies) {
 }
 
 std::set<std::string> settle(const Communicator& communicator, const StateDict& state, const EntryCopies& copies) {
-  std::vector<Config> ranks;
+  std::vector<Json> ranks;
   for (const auto& rank : comm::on_all(communicator, [&] { return pack(describe(state, copies)); }))
-    ranks.push_back(Config::from_cbor(rank));
+    ranks.push_back(Json::from_cbor(rank));
   check_own(ranks, copies);
 
   auto tensors = compare_tensors(ranks, copies), values = compare_values(ranks, copies);
@@ -267,18 +267,18 @@ StateDict put_together(const Communicator* communicator, StateDict state, const 
     auto* to = static_cast<char*>(tensor.mutable_data_ptr());
     for (const auto& rank : ranks) to = std::copy(rank.begin(), rank.end(), to);
   }
-  Config own = Config::object();
+  Json own = Json::object();
   for (const auto& [entry, value] : state.values.items())
     if (kind_of(copies, entry) == Copies::own) own[entry] = value;
   if (own.empty()) return state;
-  std::vector<Config> ranks;
-  for (const auto& rank : of_all(pack(own))) ranks.push_back(Config::from_cbor(rank));
+  std::vector<Json> ranks;
+  for (const auto& rank : of_all(pack(own))) ranks.push_back(Json::from_cbor(rank));
   for (const auto& [entry, value] : own.items()) {
-    auto list = Config::array();
+    auto list = Json::array();
     for (const auto& rank : ranks) list.push_back(rank.at(entry));
     state.values[entry] = std::move(list);
   }
   return state;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

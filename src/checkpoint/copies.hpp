@@ -11,7 +11,7 @@
 #include <set>
 #include <string>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// By the entry's name; one that is not here is the user's own: Copies::equal.
 using EntryCopies = std::map<std::string, Copies>;
@@ -31,4 +31,4 @@ std::set<std::string> settle(const Communicator& communicator, const StateDict& 
 /// every rank; one rank alone where there is no communicator.
 StateDict put_together(const Communicator* communicator, StateDict state, const EntryCopies& copies);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -142,4 +142,4 @@ void discard(const fs::path& directory) noexcept {
   }
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

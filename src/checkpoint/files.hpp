@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// All regular files under `directory`: relative names, parts separated by "/", sorted. An Error (ExitCode::data) for
 /// a symbolic link or a special file.
@@ -33,4 +33,4 @@ void remove_leftovers(const std::filesystem::path& run);
 /// Removes the directory and everything in it; a failure is only a warning.
 void discard(const std::filesystem::path& directory) noexcept;
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

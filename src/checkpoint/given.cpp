@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -26,8 +26,8 @@ std::string_view bytes_of(const at::Tensor& contiguous) {
 }
 
 /// Names, types and shapes of an entry's tensors, and its JSON.
-Config outline_of(const StateDict& entry) {
-  auto tensors = Config::array();
+Json outline_of(const StateDict& entry) {
+  auto tensors = Json::array();
   for (const auto& [name, tensor] : entry.tensors)
     tensors.push_back(to_json(TensorEntry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()}));
   return {{"values", entry.values}, {"tensors", std::move(tensors)}};
@@ -43,7 +43,7 @@ std::string fingerprint(const StateDict& entry) {
 /// The root's entry on every rank. Collective.
 StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root) {
   const bool is_root = communicator.rank() == root;
-  const auto outline = Config::parse(communicator.broadcast(is_root ? outline_of(mine).dump() : "", root));
+  const auto outline = Json::parse(communicator.broadcast(is_root ? outline_of(mine).dump() : "", root));
   StateDict entry{.tensors = {}, .values = outline.at("values")};
   for (const auto& json : outline.at("tensors")) {
     const auto shape = tensor_from_json(json);
@@ -75,11 +75,11 @@ StateDict united_entries(const Communicator& communicator, const std::optional<C
   std::map<std::string, int> owner;
   for (const auto& text : comm::on_all(communicator, [&] {
          if (given && is_of_muster(given->path())) mine = given->to_dict();
-         auto fingerprints = Config::object();
+         auto fingerprints = Json::object();
          for (const auto& [name, value] : mine.values.items()) fingerprints[name] = fingerprint(only(mine, name));
          return fingerprints.dump();
        })) {
-    of_rank.push_back(Config::parse(text).get<std::map<std::string, std::string>>());
+    of_rank.push_back(Json::parse(text).get<std::map<std::string, std::string>>());
     for (const auto& [name, unused] : of_rank.back()) owner.try_emplace(name, static_cast<int>(of_rank.size()) - 1);
   }
   StateDict united;
@@ -101,4 +101,4 @@ StateDict united_entries(const Communicator& communicator, const std::optional<C
   return united;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

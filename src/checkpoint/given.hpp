@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <optional>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// Whether the directory holds a manifest of muster's, damaged or not; else it is any folder of files.
 bool is_of_muster(const std::filesystem::path& directory);
@@ -17,4 +17,4 @@ bool is_of_muster(const std::filesystem::path& directory);
 /// theirs differ. Collective.
 StateDict united_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

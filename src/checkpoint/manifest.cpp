@@ -14,7 +14,7 @@
 #include <set>
 #include <span>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 constexpr const char* format_name = "muster checkpoint";
@@ -47,25 +47,25 @@ struct Invalid : Error {
   std::string fact;
 };
 
-std::uint64_t unsigned_at(const Config& json, const char* key) {
+std::uint64_t unsigned_at(const Json& json, const char* key) {
   const auto& value = json.at(key);
   if (!value.is_number_unsigned()) throw Invalid{std::string("\"") + key + "\" is not a whole number"};
   return value.get<std::uint64_t>();
 }
 
-int count_at(const Config& json, const char* key) {
+int count_at(const Json& json, const char* key) {
   const auto value = unsigned_at(json, key);
   if (value > std::numeric_limits<int>::max()) throw Invalid{std::string("\"") + key + "\" is out of range"};
   return static_cast<int>(value);
 }
 
-const Config& object_at(const Config& json, const char* key) {
+const Json& object_at(const Json& json, const char* key) {
   const auto& value = json.at(key);
   if (!value.is_object()) throw Invalid{std::string("\"") + key + "\" is not an object"};
   return value;
 }
 
-const Config& array_at(const Config& json, const char* key) {
+const Json& array_at(const Json& json, const char* key) {
   const auto& value = json.at(key);
   if (!value.is_array()) throw Invalid{std::string("\"") + key + "\" is not a list"};
   return value;
@@ -158,7 +158,7 @@ void check_progress(const Manifest& manifest) {
     throw Invalid{"the random state is not that of as many ranks as wrote it"};
 }
 
-Manifest from_json(const Config& json) {
+Manifest from_json(const Json& json) {
   Manifest manifest;
   manifest.index = count_at(json, "index");
   manifest.time = json.at("time").get<std::string>();
@@ -181,13 +181,13 @@ const FileEntry& Manifest::state_file() const {
   return *std::ranges::find(files, std::string_view(state_name), &FileEntry::name);
 }
 
-Config to_json(const TensorEntry& tensor) {
+Json to_json(const TensorEntry& tensor) {
   const auto type = std::ranges::find(type_names, tensor.type, &TypeName::type);
   if (type == type_names.end())
     throw Error(ExitCode::usage, "saving " + tensor.name,
                 std::string("checkpoints have no type for ") + c10::toString(tensor.type),
                 "Convert it to another type first");
-  Config json{{"name", tensor.name}, {"type", type->name}, {"shape", tensor.shape}};
+  Json json{{"name", tensor.name}, {"type", type->name}, {"shape", tensor.shape}};
   if (tensor.same_as.empty()) {
     json["offset"] = tensor.offset;
     json["bytes"] = tensor.bytes;
@@ -197,7 +197,7 @@ Config to_json(const TensorEntry& tensor) {
   return json;
 }
 
-TensorEntry tensor_from_json(const Config& json) {
+TensorEntry tensor_from_json(const Json& json) {
   TensorEntry tensor;
   tensor.name = json.at("name").get<std::string>();
   const auto type = std::ranges::find(type_names, json.at("type").get<std::string>(), &TypeName::name);
@@ -219,11 +219,11 @@ TensorEntry tensor_from_json(const Config& json) {
   return tensor;
 }
 
-Config to_json(const FileEntry& file) {
+Json to_json(const FileEntry& file) {
   return {{"name", file.name}, {"bytes", file.bytes}, {"piece_bytes", file.piece_bytes}, {"crc32", file.crc32}};
 }
 
-FileEntry file_from_json(const Config& json) {
+FileEntry file_from_json(const Json& json) {
   FileEntry file;
   file.name = json.at("name").get<std::string>();
   file.bytes = unsigned_at(json, "bytes");
@@ -237,10 +237,10 @@ FileEntry file_from_json(const Config& json) {
 }
 
 std::string to_text(const Manifest& manifest) {
-  auto tensors = Config::array(), files = Config::array();
+  auto tensors = Json::array(), files = Json::array();
   for (const auto& tensor : manifest.tensors) tensors.push_back(to_json(tensor));
   for (const auto& file : manifest.files) files.push_back(to_json(file));
-  const std::pair<const char*, Config> members[] = {
+  const std::pair<const char*, Json> members[] = {
       {"format", format_name},         {"version", newest_version},         {"index", manifest.index},
       {"time", manifest.time},         {"world_size", manifest.world_size}, {"progress", manifest.progress},
       {"metrics", manifest.metrics},   {"metadata", manifest.metadata},     {"values", manifest.values},
@@ -249,7 +249,7 @@ std::string to_text(const Manifest& manifest) {
   std::string text = "{\n";
   try {
     for (const auto& [key, value] : members) text += std::string("\"") + key + "\": " + value.dump() + ",\n";
-  } catch (const Config::exception& error) {
+  } catch (const Json::exception& error) {
     throw Error(ExitCode::usage, "writing the manifest of a checkpoint", error.what(),
                 "Names, metrics and metadata must be UTF-8");
   }
@@ -275,7 +275,7 @@ Manifest from_text(std::string_view text, const std::string& shown) {
     return from_json(json);
   } catch (const Invalid& invalid) {
     throw fail(invalid.fact);
-  } catch (const Config::exception& error) {
+  } catch (const Json::exception& error) {
     throw fail(error.what());
   }
 }
@@ -309,4 +309,4 @@ std::string time_now() {
   return text.data();
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -22,8 +22,8 @@
 // before that line, in hexadecimal. The first three lines and the last two have this form in every version.
 #pragma once
 
-#include "muster/config.hpp"
 #include "muster/error.hpp"
+#include "muster/json.hpp"
 
 #include <c10/core/ScalarType.h>
 
@@ -33,7 +33,7 @@
 #include <string_view>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 inline constexpr const char* manifest_name = "manifest.json";
 inline constexpr const char* state_name = "state.h5";
@@ -59,10 +59,10 @@ struct Manifest {
   int index = 0;
   std::string time = {};
   int world_size = 1;
-  Config progress = Config::object();
-  Config metrics = Config::object();
-  Config metadata = Config::object();
-  Config values = Config::object();
+  Json progress = Json::object();
+  Json metrics = Json::object();
+  Json metadata = Json::object();
+  Json values = Json::object();
   std::vector<TensorEntry> tensors = {};
   std::vector<FileEntry> files = {};
 
@@ -89,10 +89,10 @@ void write_manifest(const std::filesystem::path& directory, const Manifest& mani
 /// Now, UTC, ISO 8601.
 std::string time_now();
 
-Config to_json(const TensorEntry& tensor);
-Config to_json(const FileEntry& file);
+Json to_json(const TensorEntry& tensor);
+Json to_json(const FileEntry& file);
 /// Throw nlohmann's exceptions, or Error, where the JSON is of another kind.
-TensorEntry tensor_from_json(const Config& json);
-FileEntry file_from_json(const Config& json);
+TensorEntry tensor_from_json(const Json& json);
+FileEntry file_from_json(const Json& json);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -7,8 +7,8 @@
 namespace muster {
 namespace {
 
-using checkpoint::Differences;
-using checkpoint::ParameterPaths;
+using detail::checkpoint::Differences;
+using detail::checkpoint::ParameterPaths;
 
 class ModuleObject : public StateEntry::Object {
  public:
@@ -42,7 +42,7 @@ class ModuleObject : public StateEntry::Object {
     for (auto& [path, tensor] : tensors()) tensor.copy_(saved.tensors.at(path));
   }
 
-  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
+  detail::checkpoint::Copies copies() const override { return detail::checkpoint::Copies::averaged; }
 
   std::map<std::string, at::Tensor> parameters() const override {
     std::map<std::string, at::Tensor> named;

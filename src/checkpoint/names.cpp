@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <string_view>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -79,4 +79,4 @@ fs::path set_aside(const fs::path& checkpoint) {
   return to;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 std::string published_name(int index);
 std::string saving_name(int index);
@@ -35,4 +35,4 @@ Found find_checkpoints(const std::filesystem::path& run);
 /// Renames it so that readers ignore it; gives the new name.
 std::filesystem::path set_aside(const std::filesystem::path& checkpoint);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -7,7 +7,7 @@
 #include "checkpoint/steps_back.hpp"
 #include "muster/error.hpp"
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 std::optional<std::filesystem::path> newest_readable(const std::filesystem::path& run) {
   auto found = find_checkpoints(run);
@@ -28,4 +28,4 @@ std::optional<std::filesystem::path> newest_readable(const std::filesystem::path
   return {};
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// Where in the state each parameter stands: what optimizers name their own state after.
 using ParameterPaths = std::map<const c10::TensorImpl*, std::string>;
@@ -38,10 +38,10 @@ void compare_tensor(const std::string& path, const at::Tensor& saved, std::span<
                     at::ScalarType type, Differences& differences);
 
 /// JSON knows no infinity and no NaN; here they are the strings "inf", "-inf", "nan".
-Config number_to_json(double value);
-std::optional<double> number_from_json(const Config& json);
+Json number_to_json(double value);
+std::optional<double> number_from_json(const Json& json);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint
 
 namespace muster {
 
@@ -49,18 +49,18 @@ namespace muster {
 /// value is that JSON.
 struct StateEntry::Object {
   virtual ~Object() = default;
-  virtual StateDict save(const checkpoint::ParameterPaths& parameters) const = 0;
+  virtual StateDict save(const detail::checkpoint::ParameterPaths& parameters) const = 0;
   /// Changes nothing.
-  virtual void compare(const StateDict& saved, const checkpoint::ParameterPaths& parameters,
-                       checkpoint::Differences& differences) const = 0;
+  virtual void compare(const StateDict& saved, const detail::checkpoint::ParameterPaths& parameters,
+                       detail::checkpoint::Differences& differences) const = 0;
   /// Only after compare() has found no difference.
-  virtual void load(const StateDict& saved, const checkpoint::ParameterPaths& parameters) = 0;
+  virtual void load(const StateDict& saved, const detail::checkpoint::ParameterPaths& parameters) = 0;
 
   /// The tensors that an optimizer may own the state of, by path.
   virtual std::map<std::string, at::Tensor> parameters() const { return {}; }
-  virtual checkpoint::Copies copies() const { return checkpoint::Copies::equal; }
+  virtual detail::checkpoint::Copies copies() const { return detail::checkpoint::Copies::equal; }
   /// For Copies::own: what rank `here` takes of what another number of ranks had; nothing where there is no such thing.
-  virtual std::optional<StateDict> regroup(const StateDict&, checkpoint::Part) const { return {}; }
+  virtual std::optional<StateDict> regroup(const StateDict&, detail::checkpoint::Part) const { return {}; }
 
   /// Whether load() is the user's own code, which may refuse what compare() cannot see.
   virtual bool may_refuse() const { return false; }

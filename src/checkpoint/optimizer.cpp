@@ -17,49 +17,49 @@
 namespace muster {
 namespace {
 
-using checkpoint::Difference;
-using checkpoint::Differences;
-using checkpoint::FieldShape;
-using checkpoint::ParameterPaths;
-using checkpoint::visit_fields;
+using detail::checkpoint::Difference;
+using detail::checkpoint::Differences;
+using detail::checkpoint::FieldShape;
+using detail::checkpoint::ParameterPaths;
+using detail::checkpoint::visit_fields;
 
 // Options and numbers of the state, to JSON …
-Config to_json(double value) { return checkpoint::number_to_json(value); }
-Config to_json(bool value) { return value; }
-Config to_json(std::int64_t value) { return value; }
-Config to_json(const std::string& value) { return value; }
-Config to_json(const std::tuple<double, double>& value) {
-  return Config::array({to_json(std::get<0>(value)), to_json(std::get<1>(value))});
+Json to_json(double value) { return detail::checkpoint::number_to_json(value); }
+Json to_json(bool value) { return value; }
+Json to_json(std::int64_t value) { return value; }
+Json to_json(const std::string& value) { return value; }
+Json to_json(const std::tuple<double, double>& value) {
+  return Json::array({to_json(std::get<0>(value)), to_json(std::get<1>(value))});
 }
 template <class T>
-Config to_json(const std::optional<T>& value) {
-  return value ? to_json(*value) : Config();
+Json to_json(const std::optional<T>& value) {
+  return value ? to_json(*value) : Json();
 }
 
 // … and back; false if it is something else.
-bool from_json(const Config& json, double& value) {
-  const auto number = checkpoint::number_from_json(json);
+bool from_json(const Json& json, double& value) {
+  const auto number = detail::checkpoint::number_from_json(json);
   if (number) value = *number;
   return number.has_value();
 }
-bool from_json(const Config& json, bool& value) {
+bool from_json(const Json& json, bool& value) {
   if (json.is_boolean()) value = json.get<bool>();
   return json.is_boolean();
 }
-bool from_json(const Config& json, std::int64_t& value) {
+bool from_json(const Json& json, std::int64_t& value) {
   if (json.is_number_integer()) value = json.get<std::int64_t>();
   return json.is_number_integer();
 }
-bool from_json(const Config& json, std::string& value) {
+bool from_json(const Json& json, std::string& value) {
   if (json.is_string()) value = json.get<std::string>();
   return json.is_string();
 }
-bool from_json(const Config& json, std::tuple<double, double>& value) {
+bool from_json(const Json& json, std::tuple<double, double>& value) {
   return json.is_array() && json.size() == 2 && from_json(json[0], std::get<0>(value)) &&
          from_json(json[1], std::get<1>(value));
 }
 template <class T>
-bool from_json(const Config& json, std::optional<T>& value) {
+bool from_json(const Json& json, std::optional<T>& value) {
   if (json.is_null()) {
     value.reset();
     return true;
@@ -67,8 +67,8 @@ bool from_json(const Config& json, std::optional<T>& value) {
   return from_json(json, value.emplace());
 }
 
-const Config& member(const Config& json, const char* key) {
-  static const Config nothing;
+const Json& member(const Json& json, const char* key) {
+  static const Json nothing;
   const auto at = json.is_object() ? json.find(key) : json.end();
   return json.is_object() && at != json.end() ? *at : nothing;
 }
@@ -79,7 +79,7 @@ std::string list_path(const std::string& path, std::size_t index) { return path 
 struct FieldWriter {
   StateDict& out;
   const std::string& parameter;
-  Config& json;
+  Json& json;
 
   void operator()(const char* name, const at::Tensor& tensor) { put(parameter + "/" + name, tensor); }
   void operator()(const char* name, const std::deque<at::Tensor>& tensors) { put_list(name, tensors); }
@@ -103,7 +103,7 @@ struct FieldWriter {
 struct FieldReader {
   const StateDict& saved;
   const std::string& parameter;
-  const Config& json;
+  const Json& json;
   /// Makes of a saved tensor the one to keep; the one that is there now may be undefined.
   std::function<at::Tensor(const char* name, const std::string& path, const at::Tensor& saved, const at::Tensor& now)>
       take;
@@ -149,19 +149,19 @@ class OptimizerObject : public StateEntry::Object {
 
   StateDict save(const ParameterPaths& parameters) const override {
     StateDict out;
-    auto groups = Config::array();
-    auto states = Config::object();
+    auto groups = Json::array();
+    auto states = Json::object();
     for (auto& group : optimizer_->param_groups()) {
-      auto names = Config::array();
+      auto names = Json::array();
       for (const auto& parameter : group.params()) {
         const auto path = path_of(parameter, parameters);
         names.push_back(path);
         const auto state = optimizer_->state().find(parameter.unsafeGetTensorImpl());
         if (state == optimizer_->state().end()) continue;
-        auto& json = states[path] = Config::object();
+        auto& json = states[path] = Json::object();
         visit_fields(static_cast<const ParamState&>(*state->second), FieldWriter{out, path, json});
       }
-      Config json{{"params", names}};
+      Json json{{"params", names}};
       visit_fields(static_cast<const Options&>(group.options()),
                    [&](const char* name, const auto& value) { json[name] = to_json(value); });
       groups.push_back(std::move(json));
@@ -208,7 +208,7 @@ class OptimizerObject : public StateEntry::Object {
       auto& state = states[key];
       if (!state) state = std::make_unique<ParamState>();
       const auto take = [&](const char* field, const std::string&, const at::Tensor& tensor, const at::Tensor& now) {
-        if (checkpoint::shape_of_field<ParamState>(field) != FieldShape::parameter)
+        if (detail::checkpoint::shape_of_field<ParamState>(field) != FieldShape::parameter)
           return tensor.to(parameter.device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
         const bool in_place = now.defined() && now.sizes() == tensor.sizes() &&
                               now.scalar_type() == tensor.scalar_type() && now.device() == parameter.device();
@@ -218,7 +218,7 @@ class OptimizerObject : public StateEntry::Object {
     });
   }
 
-  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
+  detail::checkpoint::Copies copies() const override { return detail::checkpoint::Copies::averaged; }
 
  private:
   /// [group][parameter]
@@ -233,7 +233,7 @@ class OptimizerObject : public StateEntry::Object {
     return at->second;
   }
 
-  static const Config& group_json(const StateDict& saved, std::size_t group) {
+  static const Json& group_json(const StateDict& saved, std::size_t group) {
     return saved.values.at("param_groups").at(group);
   }
 
@@ -298,7 +298,7 @@ class OptimizerObject : public StateEntry::Object {
   }
 
   std::vector<std::int64_t> expected_shape(const char* field, const at::Tensor& parameter) const {
-    switch (checkpoint::shape_of_field<ParamState>(field)) {
+    switch (detail::checkpoint::shape_of_field<ParamState>(field)) {
       case FieldShape::scalar:
         return {};
       case FieldShape::all_parameters: {

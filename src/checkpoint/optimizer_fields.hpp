@@ -15,7 +15,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// T or const T.
 template <class T, class... Of>
@@ -108,4 +108,4 @@ FieldShape shape_of_field(std::string_view field) {
     return FieldShape::parameter;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -4,8 +4,8 @@
 namespace muster {
 namespace {
 
-using checkpoint::Differences;
-using checkpoint::ParameterPaths;
+using detail::checkpoint::Differences;
+using detail::checkpoint::ParameterPaths;
 
 /// The entry itself: who collects and restores gives it this rank's part.
 class PerRankObject : public StateEntry::Object {
@@ -18,8 +18,8 @@ class PerRankObject : public StateEntry::Object {
   }
   void load(const StateDict& saved, const ParameterPaths& parameters) override { object_->load(saved, parameters); }
   std::map<std::string, at::Tensor> parameters() const override { return object_->parameters(); }
-  checkpoint::Copies copies() const override { return checkpoint::Copies::own; }
-  std::optional<StateDict> regroup(const StateDict& all, checkpoint::Part here) const override {
+  detail::checkpoint::Copies copies() const override { return detail::checkpoint::Copies::own; }
+  std::optional<StateDict> regroup(const StateDict& all, detail::checkpoint::Part here) const override {
     return object_->regroup(all, here);
   }
   bool may_refuse() const override { return object_->may_refuse(); }

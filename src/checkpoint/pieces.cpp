@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 Range share(std::uint64_t count, Part part) noexcept {
   const auto parts = static_cast<std::uint64_t>(part.count), index = static_cast<std::uint64_t>(part.index);
@@ -32,4 +32,4 @@ std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) noex
   return static_cast<std::uint32_t>(::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

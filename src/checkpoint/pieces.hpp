@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// Which part of a work this rank does.
 struct Part {
@@ -32,4 +32,4 @@ Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, std::uint
 /// zlib's CRC-32, continued from `before`.
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

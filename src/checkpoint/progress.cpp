@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 // Beyond these, numbers lose their unit in double precision, or no run ends.
@@ -19,7 +19,7 @@ constexpr double most_seconds = 1e12;
 }
 
 /// A whole number from 0 to `most`; 0 if it is missing.
-std::uint64_t number_at(const Config& json, const std::string& where, const char* key, std::uint64_t most) {
+std::uint64_t number_at(const Json& json, const std::string& where, const char* key, std::uint64_t most) {
   const auto at = json.find(key);
   if (at == json.end()) return 0;
   const auto name = where + "\"" + key + "\"";
@@ -30,7 +30,7 @@ std::uint64_t number_at(const Config& json, const std::string& where, const char
   return value;
 }
 
-void check_position(const std::string& name, const Config& position) {
+void check_position(const std::string& name, const Json& position) {
   if (position.is_null()) return;
   const auto where = "of the position in \"" + name + "\" ";
   if (!position.is_object()) refuse("the position in \"" + name + "\"", "is not an object");
@@ -47,7 +47,7 @@ void check_position(const std::string& name, const Config& position) {
 
 }  // namespace
 
-Config to_json(const Progress& progress) {
+Json to_json(const Progress& progress) {
   return {{"training_iteration", progress.training_iteration},
           {"epoch", progress.epoch},
           {"epoch_complete", progress.epoch_complete},
@@ -59,7 +59,7 @@ Config to_json(const Progress& progress) {
           {"preprocessor", progress.preprocessor}};
 }
 
-Progress progress_from_json(const Config& json) {
+Progress progress_from_json(const Json& json) {
   if (!json.is_object()) refuse("it", "is not an object");
   Progress progress{.of_a_run = !json.empty()};
   progress.training_iteration = static_cast<std::int64_t>(number_at(json, "", "training_iteration", most_counted));
@@ -87,4 +87,4 @@ Progress progress_from_json(const Config& json) {
   return progress;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -1,13 +1,13 @@
 // Where training stood when a checkpoint was made: the part "progress" of its manifest.
 #pragma once
 
-#include "muster/config.hpp"
+#include "muster/json.hpp"
 
 #include <cstdint>
 #include <map>
 #include <string>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 struct Progress {
   bool of_a_run = false;  ///< false for a checkpoint that no report made, which has none of the rest
@@ -18,13 +18,13 @@ struct Progress {
   std::int64_t samples_since_report = 0;  ///< where it was made between two reports
   double time_total_s = 0;
   std::uint64_t seed = 0;
-  std::map<std::string, Config> positions = {};  ///< by dataset or loader; see data
-  Config preprocessor = {};
+  std::map<std::string, Json> positions = {};  ///< by dataset or loader; see data
+  Json preprocessor = {};
 };
 
-Config to_json(const Progress& progress);
+Json to_json(const Progress& progress);
 /// Keys that are missing have their default, others than these are left alone. An Error (ExitCode::data) says what
 /// cannot be: a type, a range, or two values beside each other.
-Progress progress_from_json(const Config& json);
+Progress progress_from_json(const Json& json);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config) {
   const auto keep = static_cast<std::size_t>(config.num_to_keep.value_or(std::numeric_limits<int>::max()));
@@ -24,10 +24,10 @@ std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig
   return gone;
 }
 
-std::optional<double> score_of(const Config& metrics, const std::string& attribute) {
+std::optional<double> score_of(const Json& metrics, const std::string& attribute) {
   const auto at = metrics.is_object() ? metrics.find(attribute) : metrics.end();
   if (!metrics.is_object() || at == metrics.end() || !at->is_number()) return {};
   return at->get<double>();
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

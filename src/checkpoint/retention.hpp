@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 struct Scored {
   int index = 0;
@@ -19,6 +19,6 @@ struct Scored {
 std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config);
 
 /// The score in the metrics of a report.
-std::optional<double> score_of(const Config& metrics, const std::string& attribute);
+std::optional<double> score_of(const Json& metrics, const std::string& attribute);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -8,8 +8,8 @@
 namespace muster {
 namespace {
 
-using checkpoint::Differences;
-using checkpoint::ParameterPaths;
+using detail::checkpoint::Differences;
+using detail::checkpoint::ParameterPaths;
 using torch::optim::LRScheduler;
 using torch::optim::ReduceLROnPlateauScheduler;
 
@@ -41,7 +41,7 @@ template struct Reveal<BadEpochs, &ReduceLROnPlateauScheduler::num_bad_epochs>;
 template struct Reveal<CooldownCounter, &ReduceLROnPlateauScheduler::cooldown_counter>;
 template struct Reveal<LastEpoch, &ReduceLROnPlateauScheduler::last_epoch>;
 
-bool holds_integer(const Config& json, const char* key) {
+bool holds_integer(const Json& json, const char* key) {
   const auto at = json.find(key);
   return at != json.end() && at->is_number_integer();
 }
@@ -61,7 +61,7 @@ class SchedulerObject : public StateEntry::Object {
     scheduler_->*StepCount::of = saved.values.at("step_count").get<unsigned>();
   }
 
-  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
+  detail::checkpoint::Copies copies() const override { return detail::checkpoint::Copies::averaged; }
 
  private:
   LRScheduler* scheduler_;
@@ -72,26 +72,26 @@ class PlateauObject : public StateEntry::Object {
   explicit PlateauObject(ReduceLROnPlateauScheduler& scheduler) : scheduler_(&scheduler) {}
 
   StateDict save(const ParameterPaths&) const override {
-    return {.values = {{"best", checkpoint::number_to_json(scheduler_->*reveal(Best{}))},
+    return {.values = {{"best", detail::checkpoint::number_to_json(scheduler_->*reveal(Best{}))},
                        {"num_bad_epochs", scheduler_->*reveal(BadEpochs{})},
                        {"cooldown_counter", scheduler_->*reveal(CooldownCounter{})},
                        {"last_epoch", scheduler_->*reveal(LastEpoch{})}}};
   }
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
     const auto& json = saved.values;
-    if (!json.is_object() || !json.contains("best") || !checkpoint::number_from_json(json.at("best")) ||
+    if (!json.is_object() || !json.contains("best") || !detail::checkpoint::number_from_json(json.at("best")) ||
         !holds_integer(json, "num_bad_epochs") || !holds_integer(json, "cooldown_counter") ||
         !holds_integer(json, "last_epoch"))
       differences.push_back({"", "a plateau scheduler here, something else in the checkpoint"});
   }
   void load(const StateDict& saved, const ParameterPaths&) override {
-    scheduler_->*reveal(Best{}) = static_cast<float>(*checkpoint::number_from_json(saved.values.at("best")));
+    scheduler_->*reveal(Best{}) = static_cast<float>(*detail::checkpoint::number_from_json(saved.values.at("best")));
     scheduler_->*reveal(BadEpochs{}) = saved.values.at("num_bad_epochs").get<int>();
     scheduler_->*reveal(CooldownCounter{}) = saved.values.at("cooldown_counter").get<int>();
     scheduler_->*reveal(LastEpoch{}) = saved.values.at("last_epoch").get<int>();
   }
 
-  checkpoint::Copies copies() const override { return checkpoint::Copies::averaged; }
+  detail::checkpoint::Copies copies() const override { return detail::checkpoint::Copies::averaged; }
 
  private:
   ReduceLROnPlateauScheduler* scheduler_;

@@ -2,7 +2,7 @@
 
 #include "base/file.hpp"
 #include "checkpoint/bytes.hpp"
-#include "data/hdf5.hpp"
+#include "hdf5/hdf5.hpp"
 
 #include <ATen/ops/empty.h>
 
@@ -10,7 +10,7 @@
 #include <memory>
 #include <tuple>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 const std::string making = "making state.h5";
@@ -119,13 +119,13 @@ void check_layout(const Layout& layout, const Tensors& tensors) {
 
 }  // namespace
 
-Config to_json(const Layout& layout) {
-  auto tensors = Config::array();
+Json to_json(const Layout& layout) {
+  auto tensors = Json::array();
   for (const auto& tensor : layout.tensors) tensors.push_back(to_json(tensor));
   return {{"tensors", std::move(tensors)}, {"bytes", layout.bytes}};
 }
 
-Layout layout_from_json(const Config& json) {
+Layout layout_from_json(const Json& json) {
   Layout layout{.tensors = {}, .bytes = json.at("bytes").get<std::uint64_t>()};
   for (const auto& tensor : json.at("tensors")) layout.tensors.push_back(tensor_from_json(tensor));
   return layout;
@@ -260,4 +260,4 @@ Tensors read_tensors(const std::filesystem::path& path, const Manifest& manifest
   return tensors;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

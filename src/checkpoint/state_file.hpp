@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
@@ -25,8 +25,8 @@ struct Layout {
   std::uint64_t bytes = 0;  ///< of the file
 };
 
-Config to_json(const Layout& layout);
-Layout layout_from_json(const Config& json);
+Json to_json(const Layout& layout);
+Layout layout_from_json(const Json& json);
 
 /// An Error (ExitCode::usage) for a tensor that has no dense values, or for names that cannot stand beside each other.
 void check_storable(const Tensors& tensors);
@@ -48,4 +48,4 @@ std::vector<std::uint32_t> write_pieces(const std::filesystem::path& path, const
 /// memory share it again.
 Tensors read_tensors(const std::filesystem::path& path, const Manifest& manifest, Part verify);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

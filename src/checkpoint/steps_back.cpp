@@ -7,18 +7,18 @@
 
 #include <ranges>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
 fs::path file_of(const fs::path& run) { return run / "steps_back.json"; }
 
-Config read_list(const fs::path& run) {
+Json read_list(const fs::path& run) {
   const auto path = file_of(run);
-  if (!fs::exists(status_of(path))) return Config::array();
+  if (!fs::exists(status_of(path))) return Json::array();
   auto list = read_json(path);
-  const auto is_index = [](const Config& step, const char* key) {
+  const auto is_index = [](const Json& step, const char* key) {
     return step.contains(key) && step.at(key).is_number_unsigned() && step.at(key).get<std::uint64_t>() <= 999'999'999;
   };
   bool fits = list.is_array();
@@ -63,4 +63,4 @@ std::optional<std::pair<int, fs::path>> newest_of(const Found& found, const std:
   return {};
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 struct StepBack {
   int to = 0;
@@ -28,4 +28,4 @@ bool given_up(const std::vector<StepBack>& steps, int index) noexcept;
 /// The newest published one that is not given up: index and path.
 std::optional<std::pair<int, std::filesystem::path>> newest_of(const Found& found, const std::vector<StepBack>& steps);
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -21,7 +21,7 @@
 #include <functional>
 #include <map>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 using comm::on_all;
 using comm::on_root;
@@ -56,13 +56,13 @@ std::vector<std::string> user_files(const Contents& contents) {
 }
 
 /// The metadata that the user has set on this rank's files. A file of that name that is no JSON object is only a file.
-Config user_metadata(const Contents& contents) {
-  if (!contents.directory) return Config::object();
+Json user_metadata(const Contents& contents) {
+  if (!contents.directory) return Json::object();
   try {
     auto metadata = Checkpoint::from_directory(*contents.directory).get_metadata();
-    return metadata.is_object() ? metadata : Config::object();
+    return metadata.is_object() ? metadata : Json::object();
   } catch (const Error&) {
-    return Config::object();
+    return Json::object();
   }
 }
 
@@ -81,7 +81,7 @@ at::Tensor random_tensor(const std::vector<std::string>& states) {
 }
 
 /// The lowest rank that has the file copies it.
-std::map<std::string, int> owners(const std::vector<Config>& given) {
+std::map<std::string, int> owners(const std::vector<Json>& given) {
   std::map<std::string, int> owner;
   for (int rank = 0; rank < static_cast<int>(given.size()); ++rank)
     for (const auto& name : given[static_cast<std::size_t>(rank)].at("files")) owner.try_emplace(name, rank);
@@ -89,18 +89,18 @@ std::map<std::string, int> owners(const std::vector<Config>& given) {
 }
 
 /// The trainer's metadata under the user's, of which the lowest rank's win.
-Config merged_metadata(Config metadata, const std::vector<Config>& given) {
+Json merged_metadata(Json metadata, const std::vector<Json>& given) {
   for (auto rank = given.rbegin(); rank != given.rend(); ++rank) {
     const auto& users = rank->at("metadata");
     if (users.empty()) continue;
-    if (!metadata.is_object()) metadata = Config::object();
+    if (!metadata.is_object()) metadata = Json::object();
     metadata.update(users);
   }
   return metadata;
 }
 
 /// The entries of the user's files; a warning for those that differ between ranks.
-std::vector<FileEntry> united(const std::vector<Config>& parts, const std::map<std::string, int>& owner) {
+std::vector<FileEntry> united(const std::vector<Json>& parts, const std::map<std::string, int>& owner) {
   std::map<std::string, FileEntry> kept;
   for (const bool owners_turn : {true, false})
     for (int rank = 0; rank < static_cast<int>(parts.size()); ++rank)
@@ -189,11 +189,11 @@ Store::Store(Communicator communicator, fs::path run, CheckpointConfig config)
 
 void Store::take_back_what_is_whole() {
   // Those after the newest: what the run has gone on without is not its past any more.
-  const auto candidates = Config::parse(on_root(communicator_, [&] {
+  const auto candidates = Json::parse(on_root(communicator_, [&] {
     const auto found = find_checkpoints(run_);
     const auto steps = read_steps_back(run_);
     const auto newest = newest_of(found, steps);
-    auto list = Config::array();
+    auto list = Json::array();
     for (const auto& [index, path] : found.damaged)
       if (!given_up(steps, index) && (!newest || index > newest->first))
         list.push_back({path.string(), index, !newest});
@@ -277,18 +277,18 @@ Checkpoint Store::commit(const Contents& contents) {
   try {
     // What each rank has, before anything is written.
     std::vector<std::string> mine;
-    std::vector<Config> given;
+    std::vector<Json> given;
     for (const auto& text : on_all(communicator_, [&] {
            mine = user_files(contents);
            check_storable(contents.state.tensors);
            if (contents.state.tensors.contains(random_name))
              throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
            const auto number = part.count > 1 ? fingerprint(contents.state, contents.copies) : 0;
-           return Config{{"files", mine}, {"metadata", user_metadata(contents)}, {"fingerprint", number}}.dump();
+           return Json{{"files", mine}, {"metadata", user_metadata(contents)}, {"fingerprint", number}}.dump();
          }))
-      given.push_back(Config::parse(text));
+      given.push_back(Json::parse(text));
     const auto owner = owners(given);
-    const bool alike = std::all_of(given.begin(), given.end(), [&](const Config& rank) {
+    const bool alike = std::all_of(given.begin(), given.end(), [&](const Json& rank) {
       return rank.at("fingerprint") == given.front().at("fingerprint");
     });
     const auto rank_0s = alike ? std::set<std::string>() : settle(communicator_, contents.state, contents.copies);
@@ -297,7 +297,7 @@ Checkpoint Store::commit(const Contents& contents) {
 
     // Rank 0 lays out, all write.
     mode_t mode = 0;
-    const auto layout = layout_from_json(Config::parse(on_root(communicator_, [&] {
+    const auto layout = layout_from_json(Json::parse(on_root(communicator_, [&] {
       discard(saving);
       mode = make_private(saving);
       tensors.emplace(random_name, random_tensor(random));
@@ -305,16 +305,16 @@ Checkpoint Store::commit(const Contents& contents) {
     })));
     tensors.try_emplace(random_name, random_tensor(random));
     const auto writers = piece_writers(layout, part.count, rank_0s);
-    std::vector<Config> written;
+    std::vector<Json> written;
     for (const auto& result : on_all(communicator_, [&] {
-           Config json{{"state", write_pieces(saving / state_name, layout, tensors, writers, part.index)},
-                       {"files", Config::array()}};
+           Json json{{"state", write_pieces(saving / state_name, layout, tensors, writers, part.index)},
+                     {"files", Json::array()}};
            for (const auto& name : mine)
              json["files"].push_back(to_json(owner.at(name) == part.index ? copy_file(*contents.directory, name, saving)
                                                                           : checksum_file(*contents.directory, name)));
            return json.dump();
          }))
-      written.push_back(Config::parse(result));
+      written.push_back(Json::parse(result));
 
     // All have written: rank 0 publishes, then prunes.
     on_root(communicator_, [&] {
@@ -426,13 +426,13 @@ std::vector<CheckpointInfo> Store::list() const {
   // One rank looks, so that all see the same.
   std::vector<CheckpointInfo> seen;
   const auto text = on_root(communicator_, [&] {
-    auto json = Config::array();
+    auto json = Json::array();
     for (const auto& info : list_checkpoints(run_))
       json.push_back({info.path.string(), info.index, info.training_iteration, info.epoch, info.world_size, info.bytes,
                       info.time, info.metrics, info.problem, static_cast<int>(info.code)});
     return json.dump();
   });
-  for (const auto& info : Config::parse(text))
+  for (const auto& info : Json::parse(text))
     seen.push_back({.path = info[0].get<std::string>(),
                     .index = info[1],
                     .training_iteration = info[2],
@@ -446,4 +446,4 @@ std::vector<CheckpointInfo> Store::list() const {
   return seen;
 }
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 /// What one checkpoint is made of.
 struct Contents {
@@ -22,9 +22,9 @@ struct Contents {
   EntryCopies copies = {};                              ///< which entries need not have equal values
   std::string random_state = {};                        ///< this rank's, bytes; as long on every rank
   std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
-  Config progress = Config::object();  ///< training_iteration, epoch, position, seed … as the session wants
-  Config metrics = Config::object();   ///< of the report; the score is looked up here
-  Config metadata = Config::object();  ///< the trainer's; what the user has set on the files' checkpoint wins
+  Json progress = Json::object();  ///< training_iteration, epoch, position, seed … as the session wants
+  Json metrics = Json::object();   ///< of the report; the score is looked up here
+  Json metadata = Json::object();  ///< the trainer's; what the user has set on the files' checkpoint wins
 };
 
 /// What a checkpoint gives back.
@@ -32,9 +32,9 @@ struct Restored {
   StateDict state;                          ///< on the CPU
   std::optional<std::string> random_state;  ///< this rank's; none at another world size
   std::string random_states;                ///< of all ranks that saved, one after the other
-  Config progress;
+  Json progress;
   Progress where;  ///< the same, checked
-  Config metrics;
+  Json metrics;
   int world_size = 1;
 };
 
@@ -80,4 +80,4 @@ class Store {
   int next_index_ = 0;
 };
 
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -6,8 +6,8 @@
 namespace muster {
 namespace {
 
-using checkpoint::Differences;
-using checkpoint::ParameterPaths;
+using detail::checkpoint::Differences;
+using detail::checkpoint::ParameterPaths;
 
 class TensorObject : public StateEntry::Object {
  public:
@@ -40,12 +40,12 @@ class TensorObject : public StateEntry::Object {
 };
 
 /// Reads a value of one kind; nothing if the JSON is of another.
-std::optional<Config> read(const Config& json, const Config*) { return json; }
-std::optional<double> read(const Config& json, const double*) { return checkpoint::number_from_json(json); }
-std::optional<std::int64_t> read(const Config& json, const std::int64_t*) {
+std::optional<Json> read(const Json& json, const Json*) { return json; }
+std::optional<double> read(const Json& json, const double*) { return detail::checkpoint::number_from_json(json); }
+std::optional<std::int64_t> read(const Json& json, const std::int64_t*) {
   return json.is_number_integer() ? std::optional(json.get<std::int64_t>()) : std::nullopt;
 }
-std::optional<std::string> read(const Config& json, const std::string*) {
+std::optional<std::string> read(const Json& json, const std::string*) {
   return json.is_string() ? std::optional(json.get<std::string>()) : std::nullopt;
 }
 
@@ -56,9 +56,9 @@ class ValueObject : public StateEntry::Object {
 
   StateDict save(const ParameterPaths&) const override {
     if constexpr (std::is_same_v<T, double>)
-      return {.values = checkpoint::number_to_json(*value_)};
+      return {.values = detail::checkpoint::number_to_json(*value_)};
     else
-      return {.values = Config(*value_)};
+      return {.values = Json(*value_)};
   }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
@@ -91,7 +91,7 @@ class FunctionObject : public StateEntry::Object {
 }  // namespace
 
 StateEntry::StateEntry(at::Tensor& tensor) : object_(std::make_shared<TensorObject>(tensor)) {}
-StateEntry::StateEntry(Config& value) : object_(std::make_shared<ValueObject<Config>>(value, "JSON")) {}
+StateEntry::StateEntry(Json& value) : object_(std::make_shared<ValueObject<Json>>(value, "JSON")) {}
 StateEntry::StateEntry(double& value) : object_(std::make_shared<ValueObject<double>>(value, "a number")) {}
 StateEntry::StateEntry(std::int64_t& value)
     : object_(std::make_shared<ValueObject<std::int64_t>>(value, "an integer")) {}

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <memory>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 constexpr int notice_tag = 1;
@@ -34,8 +34,8 @@ bool unpack_raised(std::string_view bytes) { return bytes[3] != 0; }
 }  // namespace
 
 Alarm::Alarm(MPI_Comm comm) : comm_(comm) {
-  muster::comm::check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-  muster::comm::check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  muster::detail::comm::check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+  muster::detail::comm::check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
   heard_.assign(static_cast<std::size_t>(size_), false);
 }
 
@@ -48,7 +48,7 @@ void Alarm::raise(const Outcome& mine) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     sends_.push_back(MPI_REQUEST_NULL);
-    muster::comm::check(
+    muster::detail::comm::check(
         MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, notice_tag, comm_, &sends_.back()),
         "MPI_Isend");
   }
@@ -57,11 +57,11 @@ void Alarm::raise(const Outcome& mine) {
 void Alarm::take(const MPI_Status& status) {
   std::string bytes(longest_notice + packed_fields, '\0');
   MPI_Status received;
-  muster::comm::check(
+  muster::detail::comm::check(
       MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
       "MPI_Recv");
   int length = 0;
-  muster::comm::check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
+  muster::detail::comm::check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
   bytes.resize(static_cast<std::size_t>(length));
   heard_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
   if (sounding_) return;
@@ -79,7 +79,7 @@ void Alarm::check() {
     if (!lock) return;
     int flag = 0;
     MPI_Status status;
-    muster::comm::check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, comm_, &flag, &status), "MPI_Iprobe");
+    muster::detail::comm::check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, comm_, &flag, &status), "MPI_Iprobe");
     if (!flag) return;
     take(status);
   }
@@ -91,13 +91,13 @@ void Alarm::clear(const std::vector<bool>& raised) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !raised[static_cast<std::size_t>(r)] || heard_[static_cast<std::size_t>(r)]) continue;
     MPI_Status status;
-    muster::comm::check(MPI_Probe(r, notice_tag, comm_, &status), "MPI_Probe");
+    muster::detail::comm::check(MPI_Probe(r, notice_tag, comm_, &status), "MPI_Probe");
     take(status);
   }
   // They complete: every other rank takes in this notice in its own clear().
   if (!sends_.empty())
-    muster::comm::check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE),
-                        "MPI_Waitall");
+    muster::detail::comm::check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE),
+                                "MPI_Waitall");
   sends_.clear();
   raised_.reset();
   heard_.assign(heard_.size(), false);
@@ -234,4 +234,4 @@ std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std:
                "rank " + std::to_string(rank) + " (" + hosts[static_cast<std::size_t>(rank)] + "): " + first->text);
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

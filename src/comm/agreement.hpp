@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// How an attempt ended on one rank.
 struct Outcome {
@@ -65,4 +65,4 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
 /// rank and host. Where ranks have left and none has failed, it is the error that the lowest of them heard.
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

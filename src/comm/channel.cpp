@@ -10,7 +10,7 @@
 
 #include <array>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 MPI_Comm duplicate(MPI_Comm comm) {
   MPI_Comm copy = MPI_COMM_NULL;
@@ -91,24 +91,24 @@ Communicator make_world(MPI_Comm comm) {
   return open(std::make_shared<Channel>(collective, duplicate(comm), std::move(world), std::move(ranks)));
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm
 
 namespace muster {
 
 Communicator from_mpi(MPI_Comm comm) {
   // Nothing wakes the calls that follow, so they begin when all ranks have come.
   MPI_Request request = MPI_REQUEST_NULL;
-  comm::check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
+  detail::comm::check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   const auto all_came = [&] {
     int flag = 0;
-    comm::check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE), "MPI_Test");
+    detail::comm::check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE), "MPI_Test");
     return flag != 0;
   };
-  if (!comm::wait_until(all_came, comm::default_limit))
+  if (!detail::comm::wait_until(all_came, detail::comm::default_limit))
     throw Error(ExitCode::retry, "taking up an MPI communicator",
-                "not all of its ranks came within " + std::to_string(comm::default_limit.count() / 1000) + " s",
+                "not all of its ranks came within " + std::to_string(detail::comm::default_limit.count() / 1000) + " s",
                 "A rank is stuck, lost or in another collective");
-  return comm::make_world(comm);
+  return detail::comm::make_world(comm);
 }
 
 }  // namespace muster

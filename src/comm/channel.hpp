@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// Error notices between all ranks of a launch, over a communicator of their own.
 class Alarm {
@@ -108,4 +108,4 @@ MPI_Comm duplicate(MPI_Comm comm);
 /// A world of its own over `comm`. Collective.
 Communicator make_world(MPI_Comm comm);
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

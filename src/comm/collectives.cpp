@@ -10,7 +10,7 @@
 #include <cstring>
 #include <utility>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// What an operation does, in words, put together when somebody asks.
 struct Doing {
@@ -264,4 +264,4 @@ Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int 
   return Request(std::move(state));
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

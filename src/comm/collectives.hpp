@@ -19,7 +19,7 @@
 #include <optional>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 using node::Dtype;
 using node::size_of;
@@ -91,4 +91,4 @@ class Collectives {
   std::size_t chunk_;
 };
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

@@ -11,28 +11,28 @@
 
 namespace muster {
 
-using comm::check;
-using comm::Collectives;
-using comm::Dtype;
+using detail::comm::check;
+using detail::comm::Collectives;
+using detail::comm::Dtype;
 
-Communicator::Communicator(std::shared_ptr<comm::Channel> channel) : channel_(std::move(channel)) {}
+Communicator::Communicator(std::shared_ptr<detail::comm::Channel> channel) : channel_(std::move(channel)) {}
 
 int Communicator::rank() const noexcept { return channel_->rank; }
 int Communicator::size() const noexcept { return channel_->size; }
 const Topology& Communicator::topology() const noexcept { return channel_->topology; }
 
 Communicator Communicator::duplicate() const {
-  comm::meet(*this, "duplicating a communicator");
-  return comm::open(std::make_shared<comm::Channel>(comm::duplicate(channel_->collective),
-                                                    comm::duplicate(channel_->point_to_point), channel_->world,
-                                                    channel_->world_ranks));
+  detail::comm::meet(*this, "duplicating a communicator");
+  return detail::comm::open(std::make_shared<detail::comm::Channel>(detail::comm::duplicate(channel_->collective),
+                                                                    detail::comm::duplicate(channel_->point_to_point),
+                                                                    channel_->world, channel_->world_ranks));
 }
 
 Communicator Communicator::split(int color, int key) const {
   if (color < 0)
     throw Error(ExitCode::usage, "splitting a communicator", "the colour " + std::to_string(color) + " is negative",
                 "Give every rank a colour of 0 or more");
-  comm::meet(*this, "splitting a communicator");
+  detail::comm::meet(*this, "splitting a communicator");
   MPI_Comm part = MPI_COMM_NULL;
   check(MPI_Comm_split(channel_->collective, color, key, &part), "MPI_Comm_split");
   check(MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -41,7 +41,8 @@ Communicator Communicator::split(int color, int key) const {
   const int mine = channel_->world_ranks[static_cast<std::size_t>(rank())];
   std::vector<int> ranks(static_cast<std::size_t>(size));
   check(MPI_Allgather(&mine, 1, MPI_INT, ranks.data(), 1, MPI_INT, part), "MPI_Allgather");
-  return comm::open(std::make_shared<comm::Channel>(part, comm::duplicate(part), channel_->world, std::move(ranks)));
+  return detail::comm::open(
+      std::make_shared<detail::comm::Channel>(part, detail::comm::duplicate(part), channel_->world, std::move(ranks)));
 }
 
 void Communicator::barrier() const { Collectives(*this).barrier().wait(); }
@@ -76,7 +77,7 @@ std::vector<std::string> Communicator::all_gather(const std::string& value) cons
   memory->lengths.resize(n);
   memory->values.resize(n);
 
-  std::vector<comm::Piece> sends(n), receives(n);
+  std::vector<detail::comm::Piece> sends(n), receives(n);
   for (std::size_t r = 0; r < n; ++r) {
     sends[r] = {&memory->length, 1, static_cast<int>(r)};
     receives[r] = {&memory->lengths[r], 1, static_cast<int>(r)};
@@ -99,7 +100,7 @@ namespace {
 
 template <class T>
 void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtype type, ReduceOp op) {
-  if (!comm::reaches_beyond_this_call(communicator, values.data(), values.size_bytes()))
+  if (!detail::comm::reaches_beyond_this_call(communicator, values.data(), values.size_bytes()))
     return Collectives(communicator).all_reduce(values.data(), values.size(), type, op).wait();
   auto memory = std::make_shared<std::vector<T>>(values.begin(), values.end());
   auto request = Collectives(communicator).all_reduce(memory->data(), memory->size(), type, op);
@@ -132,6 +133,6 @@ std::int64_t Communicator::all_reduce(std::int64_t value, ReduceOp op) const {
   return value;
 }
 
-SharedMemory Communicator::shared_memory(std::size_t bytes) const { return comm::shared_memory(*this, bytes); }
+SharedMemory Communicator::shared_memory(std::size_t bytes) const { return detail::comm::shared_memory(*this, bytes); }
 
 }  // namespace muster

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 /// Open MPI looks for fast networks first, which takes longer than all the rest of a start. Within one node there is
@@ -72,4 +72,4 @@ void abort(int code) noexcept {
   std::_Exit(code);
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

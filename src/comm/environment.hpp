@@ -6,7 +6,7 @@
 #include <chrono>
 #include <optional>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// Initialises MPI (THREAD_MULTIPLE) unless somebody has, and finalises it only if it did. One per process.
 class Environment {
@@ -50,4 +50,4 @@ class TimeLimit {
 /// Ends all processes of MPI_COMM_WORLD with that code: the last resort.
 [[noreturn]] void abort(int code) noexcept;
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

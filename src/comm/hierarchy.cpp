@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 /// Messages of exchanges that are under way at the same time may be posted in different orders on different nodes, so
@@ -192,4 +192,4 @@ bool HierarchicalAllReduce::advance() {
   return done;
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

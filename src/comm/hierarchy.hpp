@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// The exchange of one slice among the ranks that own it on each node. Sums are formed in the order of nodes, each part
 /// on one node or on all alike: the same bits everywhere.
@@ -75,4 +75,4 @@ class HierarchicalAllReduce : public std::enable_shared_from_this<HierarchicalAl
   std::vector<Piece> pieces_;
 };
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

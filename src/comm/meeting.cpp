@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -22,7 +22,7 @@ constexpr int meeting_tag = 16'385;
 /// A rank that is in the meeting answers at once; one that does not is not in it.
 constexpr auto grace = 5s;
 /// Open MPI does not look at its sockets in every call.
-constexpr int calls_per_look = 32;
+constexpr int calls_per_turn = 32;
 
 enum class Word : std::int64_t { here, gone, go, no };
 
@@ -69,7 +69,7 @@ class Meeting {
       throw;
     }
     // Who has left long ago said so after it had said that it is here.
-    for (int call = 0; call < calls_per_look && !gone; ++call) listen();
+    for (int call = 0; call < calls_per_turn && !gone; ++call) listen();
     tell_all(gone ? Word::no : Word::go);
     if (gone) refused();
   }
@@ -167,4 +167,4 @@ void meet(const Communicator& communicator, const char* doing) {
     meeting.follow();
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

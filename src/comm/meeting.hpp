@@ -7,10 +7,10 @@
 
 #include "muster/communicator.hpp"
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// Returns on all ranks of the communicator, or on none: then it throws what ends a wait (RemoteError, or an Error with
 /// ExitCode::retry past the limit of the launch, which begins with `doing`). Collective.
 void meet(const Communicator& communicator, const char* doing);
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

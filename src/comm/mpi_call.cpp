@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 std::string text_of(int code) {
@@ -19,4 +19,4 @@ MpiError::MpiError(int code, const char* call)
             "A rank or its node may be lost; start the job again"),
       mpi_code_(code) {}
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

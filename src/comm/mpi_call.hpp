@@ -7,7 +7,7 @@
 
 #include <string>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// An MPI call failed; the code is kept.
 class MpiError : public Error {
@@ -23,4 +23,4 @@ inline void check(int code, const char* call) {
   if (code != MPI_SUCCESS) throw MpiError(code, call);
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 template <Dtype type, ReduceOp op>
@@ -125,4 +125,4 @@ MPI_Op mpi_op(ReduceOp op, Dtype type) {
   return native_op(op);
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

@@ -5,7 +5,7 @@
 
 #include <mpi.h>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 MPI_Datatype mpi_type(Dtype type);
 
@@ -13,4 +13,4 @@ MPI_Datatype mpi_type(Dtype type);
 /// on floating-point numbers, order on complex ones).
 MPI_Op mpi_op(ReduceOp op, Dtype type);
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

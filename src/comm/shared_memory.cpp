@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 /// The part of a segment that a rank takes memory for.
@@ -207,4 +207,4 @@ bool reaches_beyond_this_call(const Communicator& communicator, const void* data
   return communicator.topology().num_nodes > 1 && !channel.node->team->registered(data, bytes);
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

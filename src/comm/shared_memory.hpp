@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// Gives the channel its node (see Channel::node) if its ranks can share memory; where they cannot, for want of room in
 /// /dev/shm, a warning says so once, and MPI carries everything. Collective.
@@ -41,4 +41,4 @@ SharedMemory shared_memory(const Communicator& communicator, std::size_t bytes);
 /// Whether a reduction of that memory that is left before its end may write there later.
 bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes);
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

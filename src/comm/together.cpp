@@ -2,7 +2,7 @@
 
 #include "comm/agreement.hpp"
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 /// Whether it worked in one byte, the error's code in another, then the result or the error's text.
@@ -41,4 +41,4 @@ std::string on_root(const Communicator& communicator, const std::function<std::s
   return result.substr(2);
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// Runs `work` on every rank and gives all ranks the result of each. If it throws on any, all throw the same Error:
 /// that of the lowest rank on which it did, named with its host unless all ranks say the same. Collective; no rank
@@ -17,4 +17,4 @@ std::vector<std::string> on_all(const Communicator& communicator, const std::fun
 /// Runs `work` on rank 0 alone and gives all ranks its result, or the Error that it threw. Collective.
 std::string on_root(const Communicator& communicator, const std::function<std::string()>& work);
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

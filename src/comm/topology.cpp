@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 Topology make_topology(const std::vector<int>& nodes, std::vector<std::string> hosts, int rank) {
   Topology topology{
@@ -21,4 +21,4 @@ Topology make_topology(const std::vector<int>& nodes, std::vector<std::string> h
   return topology;
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

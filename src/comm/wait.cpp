@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 std::atomic<bool> suffice_{false};
@@ -26,4 +26,4 @@ void wait_for(const Communicator& communicator, const std::function<bool()>& rea
                 "A rank is stuck, lost or in another collective; --timeout sets the limit");
 }
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

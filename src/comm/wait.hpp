@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-namespace muster::comm {
+namespace muster::detail::comm {
 
 /// Tells the processor that this is a spin.
 inline void pause() noexcept {
@@ -76,4 +76,4 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds limit) {
 void wait_for(const Communicator& communicator, const std::function<bool()>& ready,
               const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit = {});
 
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

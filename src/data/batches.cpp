@@ -8,7 +8,7 @@
 #include <utility>
 
 namespace muster {
-namespace data {
+namespace detail::data {
 namespace {
 
 /// Reads the rank's shards of the steps of a pass, one per call.
@@ -31,14 +31,14 @@ class StepReader {
     const Batch read = source_->read(samples_of(step, pass_.order));
     std::vector<Batch::Item> items;
     for (const auto& [name, tensor] : read) items.emplace_back(name, converted(name, tensor));
-    std::shared_ptr<const StepWeight> weight;
+    std::shared_ptr<const step::StepWeight> weight;
     if (split_)
-      weight = std::make_shared<StepWeight>(StepWeight{.local = step.mine.count,
-                                                       .global = step.samples,
-                                                       .shard = shard_,
-                                                       .shards = share.count,
-                                                       .batch = (pass_.number << 32) + ++given_,
-                                                       .total = share.total});
+      weight = std::make_shared<step::StepWeight>(step::StepWeight{.local = step.mine.count,
+                                                                   .global = step.samples,
+                                                                   .shard = shard_,
+                                                                   .shards = share.count,
+                                                                   .batch = (pass_.number << 32) + ++given_,
+                                                                   .total = share.total});
     if (++shard_ == share.count) {
       shard_ = 0;
       pass_.position += step.samples;
@@ -104,7 +104,7 @@ std::int64_t BatchStream::num_batches() const noexcept {
   return pass.num_steps() * pass.share.count;
 }
 
-}  // namespace data
+}  // namespace detail::data
 
 Batch& BatchRange::iterator::operator*() const { return stream_->current(); }
 
@@ -117,7 +117,7 @@ BatchRange::iterator& BatchRange::iterator::operator++() {
 
 bool BatchRange::iterator::at_end() const noexcept { return stream_->at_end(); }
 
-BatchRange::BatchRange(std::unique_ptr<data::BatchStream> stream) : stream_(std::move(stream)) {}
+BatchRange::BatchRange(std::unique_ptr<detail::data::BatchStream> stream) : stream_(std::move(stream)) {}
 BatchRange::BatchRange(BatchRange&&) noexcept = default;
 BatchRange& BatchRange::operator=(BatchRange&&) noexcept = default;
 BatchRange::~BatchRange() = default;

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// Refuses what no pass can do. `name`: of the dataset.
 void check(const std::string& name, const BatchOptions& options);
@@ -46,4 +46,4 @@ class BatchStream {
   bool at_end_ = false;
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

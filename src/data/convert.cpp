@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 constexpr std::int64_t write_bytes = 8 << 20;            ///< about so many in one write
@@ -205,4 +205,4 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
   return written;
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// Refuses what is wrong with the options whatever the input is, before anything is read. `columns`: how many there
 /// will be.
@@ -33,4 +33,4 @@ std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& option
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::filesystem::path& output, const ConvertOptions& options);
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-using data::InputColumn, data::InputFile, data::NumberType;
+using detail::data::InputColumn, detail::data::InputFile, detail::data::NumberType;
 
 constexpr std::size_t longest_line = 64 << 20;
 
@@ -178,14 +178,14 @@ class Table {
 
 std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
-  data::check_conversion(2, output, options);
+  detail::data::check_conversion(2, output, options);
   if (inputs.empty()) throw Error(ExitCode::usage, "converting to " + output.string(), "there is no input");
   Table table;
   for (const auto& input : inputs) table.read(input);
   std::vector<InputColumn> columns;
   columns.push_back(table.features());
   columns.push_back(table.target());
-  return data::convert_columns(std::move(columns), output, options);
+  return detail::data::convert_columns(std::move(columns), output, options);
 }
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 namespace muster {
 namespace {
 
-using data::InputColumn, data::InputFile, data::NumberType;
+using detail::data::InputColumn, detail::data::InputFile, detail::data::NumberType;
 
 std::optional<NumberType> type_of_code(std::byte code) {
   switch (std::to_integer<int>(code)) {
@@ -52,10 +52,10 @@ InputColumn read_idx(const std::filesystem::path& path) {
 
 std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
-  data::check_conversion(inputs.size(), output, options);
+  detail::data::check_conversion(inputs.size(), output, options);
   std::vector<InputColumn> columns;
   for (const auto& input : inputs) columns.push_back(read_idx(input));
-  return data::convert_columns(std::move(columns), output, options);
+  return detail::data::convert_columns(std::move(columns), output, options);
 }
 
 }  // namespace muster

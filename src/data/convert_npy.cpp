@@ -14,7 +14,7 @@
 namespace muster {
 namespace {
 
-using data::InputColumn, data::InputFile, data::NumberType;
+using detail::data::InputColumn, detail::data::InputFile, detail::data::NumberType;
 
 constexpr std::size_t longest_header = 1 << 20;
 
@@ -167,10 +167,10 @@ InputColumn read_npy(const std::filesystem::path& path) {
 
 std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
-  data::check_conversion(inputs.size(), output, options);
+  detail::data::check_conversion(inputs.size(), output, options);
   std::vector<InputColumn> columns;
   for (const auto& input : inputs) columns.push_back(read_npy(input));
-  return data::convert_columns(std::move(columns), output, options);
+  return detail::data::convert_columns(std::move(columns), output, options);
 }
 
 }  // namespace muster

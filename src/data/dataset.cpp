@@ -1,8 +1,8 @@
 #include "muster/dataset.hpp"
 
 #include "data/source.hpp"
-#include "data/step_weight.hpp"
 #include "muster/error.hpp"
+#include "step/step_weight.hpp"
 
 #include <algorithm>
 
@@ -24,7 +24,7 @@ auto find(Items& items, std::string_view name) {
 }  // namespace
 
 Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::optional<std::int64_t> global_samples,
-             std::shared_ptr<const data::StepWeight> step)
+             std::shared_ptr<const detail::step::StepWeight> step)
     : items_(std::move(items)), step_(std::move(step)) {
   const auto rows = [](const Item& item) { return item.second.dim() > 0 ? item.second.size(0) : 0; };
   for (const auto& item : items_)
@@ -62,16 +62,16 @@ void Batch::set(std::string name, at::Tensor value) {
 bool Batch::contains(std::string_view name) const noexcept { return find(items_, name) != items_.end(); }
 
 Dataset::Dataset(const char* path) : Dataset(std::string(path)) {}
-Dataset::Dataset(const std::string& path) : Dataset(data::hdf5_source({path}, {})) {}
+Dataset::Dataset(const std::string& path) : Dataset(detail::data::hdf5_source({path}, {})) {}
 Dataset::Dataset(const std::filesystem::path& path) : Dataset(path.string()) {}
-Dataset::Dataset(std::shared_ptr<data::Source> source) : source_(std::move(source)) {}
+Dataset::Dataset(std::shared_ptr<detail::data::Source> source) : source_(std::move(source)) {}
 
 Dataset Dataset::from_hdf5(std::vector<std::string> paths, DatasetOptions options) {
-  return Dataset(data::hdf5_source(std::move(paths), std::move(options)));
+  return Dataset(detail::data::hdf5_source(std::move(paths), std::move(options)));
 }
 
 Dataset Dataset::from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns) {
-  return Dataset(data::memory_source(std::move(columns)));
+  return Dataset(detail::data::memory_source(std::move(columns)));
 }
 
 std::int64_t Dataset::count() const { return source_->count(); }
@@ -88,7 +88,7 @@ Batch Dataset::read(std::span<const std::int64_t> samples) const {
 }
 
 Dataset Dataset::transform(std::shared_ptr<const Preprocessor> preprocessor) const {
-  return Dataset(data::transformed_source(source_, std::move(preprocessor)));
+  return Dataset(detail::data::transformed_source(source_, std::move(preprocessor)));
 }
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 std::filesystem::path temporary_name(const std::filesystem::path& output) {
@@ -122,4 +122,4 @@ void DatasetWriter::publish() {
   sync_directory(output_.has_parent_path() ? output_.parent_path() : std::filesystem::path("."));
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

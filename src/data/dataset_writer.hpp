@@ -1,7 +1,7 @@
 // Writes one dataset file so that it is there whole or not at all.
 #pragma once
 
-#include "data/hdf5.hpp"
+#include "hdf5/hdf5.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// How a column is laid out: contiguous unless `chunk` is given.
 struct Layout {
@@ -56,4 +56,4 @@ class DatasetWriter {
   std::int64_t next_ = 0;  ///< the sample of the column that comes next
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -1,6 +1,6 @@
 // What a dataset file holds and how it is laid out, for `muster inspect`.
 #include "base/number.hpp"
-#include "data/hdf5.hpp"
+#include "hdf5/hdf5.hpp"
 #include "muster/convert.hpp"
 
 #include <bit>
@@ -18,7 +18,7 @@ std::string number_name(hid_t type) {
     case H5T_INTEGER:
       return (H5Tget_sign(type) == H5T_SGN_NONE ? "uint" : "int") + bits;
     case H5T_FLOAT: {
-      const bool brain = H5Tget_size(type) == 2 && hdf5::scalar_type(type, "a column") == at::kBFloat16;
+      const bool brain = H5Tget_size(type) == 2 && detail::hdf5::scalar_type(type, "a column") == at::kBFloat16;
       return (brain ? "bfloat" : "float") + bits;
     }
     case H5T_ENUM:
@@ -57,7 +57,7 @@ std::string compression_name(hid_t creation) {
 
 std::int64_t product(const std::vector<std::int64_t>& sizes) {
   std::int64_t all = 1;
-  for (const auto size : sizes) all = checked_product(all, size, "describing a column", "its shape");
+  for (const auto size : sizes) all = detail::checked_product(all, size, "describing a column", "its shape");
   return all;
 }
 
@@ -70,7 +70,7 @@ bool is_foreign(hid_t type) {
 void advise_on_chunks(const std::string& name, const std::vector<std::int64_t>& shape,
                       const std::vector<std::int64_t>& chunk, std::int64_t value_bytes,
                       std::vector<std::string>& advice) {
-  const auto bytes = checked_product(product(chunk), value_bytes, "describing a column", "a chunk");
+  const auto bytes = detail::checked_product(product(chunk), value_bytes, "describing a column", "a chunk");
   if (bytes > large_chunk_bytes && chunk.front() > 1)
     advice.push_back(name + ": a chunk is " + std::to_string(bytes >> 20) +
                      " MiB and is read whole for one of its samples; convert with a smaller --chunk");
@@ -81,27 +81,27 @@ void advise_on_chunks(const std::string& name, const std::vector<std::int64_t>& 
     }
 }
 
-Config describe_column(hid_t dataset, const std::string& name, const std::string& shown,
-                       std::vector<std::string>& advice) {
+Json describe_column(hid_t dataset, const std::string& name, const std::string& shown,
+                     std::vector<std::string>& advice) {
   const std::string doing = "reading the layout of " + shown;
-  const hdf5::Handle type(hdf5::check(H5Dget_type(dataset), doing), H5Tclose);
-  const hdf5::Handle creation(hdf5::check(H5Dget_create_plist(dataset), doing), H5Pclose);
-  hdf5::scalar_type(type.get(), shown);
-  const auto shape = hdf5::shape(dataset, shown);
-  const auto value_bytes = checked<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
+  const detail::hdf5::Handle type(detail::hdf5::check(H5Dget_type(dataset), doing), H5Tclose);
+  const detail::hdf5::Handle creation(detail::hdf5::check(H5Dget_create_plist(dataset), doing), H5Pclose);
+  detail::hdf5::scalar_type(type.get(), shown);
+  const auto shape = detail::hdf5::shape(dataset, shown);
+  const auto value_bytes = detail::checked<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
   const auto layout = H5Pget_layout(creation.get());
-  const auto stored = checked<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
+  const auto stored = detail::checked<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
 
-  Config column{{"name", name}, {"dtype", number_name(type.get())}, {"shape", shape}, {"chunk", nullptr}};
+  Json column{{"name", name}, {"dtype", number_name(type.get())}, {"shape", shape}, {"chunk", nullptr}};
   column["layout"] = layout == H5D_CHUNKED ? "chunked" : layout == H5D_COMPACT ? "compact" : "contiguous";
   column["compression"] = compression_name(creation.get());
   column["bytes"] = stored;
   if (layout == H5D_CHUNKED) {
     std::vector<hsize_t> sizes(shape.size());
-    hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
+    detail::hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
     column["chunk"] = sizes;
     std::vector<std::int64_t> chunk;
-    for (const auto size : sizes) chunk.push_back(checked<std::int64_t>(size, doing, "a chunk"));
+    for (const auto size : sizes) chunk.push_back(detail::checked<std::int64_t>(size, doing, "a chunk"));
     advise_on_chunks(name, shape, chunk, value_bytes, advice);
   }
   if (stored == 0) advice.push_back(name + ": nothing was ever written to it; it reads as one fill value");
@@ -124,8 +124,8 @@ Place place_of(const std::string& path) {
 
 /// Whether the link leads to an object of that kind; one that leads nowhere is none.
 bool is(hid_t group, const std::string& name, H5I_type_t kind) {
-  const hdf5::Handle object(H5Oopen(group, name.c_str(), H5P_DEFAULT), H5Oclose);
-  if (!object) hdf5::last_error();
+  const detail::hdf5::Handle object(H5Oopen(group, name.c_str(), H5P_DEFAULT), H5Oclose);
+  if (!object) detail::hdf5::last_error();
   return object && H5Iget_type(object.get()) == kind;
 }
 
@@ -136,7 +136,7 @@ std::string joined(const std::vector<std::string>& names) {
 }
 
 /// The samples, null where columns disagree; and what to say of the columns together.
-Config count_samples(const Config& columns, std::vector<std::string>& advice) {
+Json count_samples(const Json& columns, std::vector<std::string>& advice) {
   if (columns.empty()) return nullptr;
   std::vector<std::string> lengths, indirect;
   const auto samples = columns.front().at("shape").at(0);
@@ -159,26 +159,26 @@ Config count_samples(const Config& columns, std::vector<std::string>& advice) {
 
 }  // namespace
 
-Config describe_dataset(const std::string& path) {
-  const hdf5::Lock lock;
+Json describe_dataset(const std::string& path) {
+  const detail::hdf5::Lock lock;
   const auto place = place_of(path);
   const auto &file_path = place.path, &group_name = place.group;
-  const auto file = hdf5::open_file(file_path);
-  const auto group = hdf5::open_group(file.get(), group_name, path);
+  const auto file = detail::hdf5::open_file(file_path);
+  const auto group = detail::hdf5::open_group(file.get(), group_name, path);
   const auto inside = [&](const std::string& name) {
     return group_name + (group_name.ends_with('/') ? "" : "/") + name;
   };
-  Config columns = Config::array();
+  Json columns = Json::array();
   std::vector<std::string> advice, groups;
-  for (const auto& name : hdf5::list(group.get())) {
+  for (const auto& name : detail::hdf5::list(group.get())) {
     const auto shown = file_path + ":" + inside(name);
     if (is(group.get(), name, H5I_GROUP)) {
       groups.push_back(name);
       continue;
     }
     try {
-      const auto dataset = hdf5::open_dataset(group.get(), name, shown);
-      if (!hdf5::shape(dataset.get(), shown).empty())
+      const auto dataset = detail::hdf5::open_dataset(group.get(), name, shown);
+      if (!detail::hdf5::shape(dataset.get(), shown).empty())
         columns.push_back(describe_column(dataset.get(), name, shown, advice));
     } catch (const Error& error) {
       advice.push_back(error.what());

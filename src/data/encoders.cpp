@@ -8,7 +8,7 @@
 #include <ATen/ops/tensor.h>
 
 namespace muster {
-namespace data {
+namespace detail::data {
 namespace {
 
 /// Learns the values of an integer column: a table of [1, k], ascending.
@@ -33,12 +33,12 @@ class Encoder : public ColumnPreprocessor {
 
   at::Tensor learn(const at::Tensor& classes, const std::string&) const override { return classes; }
 
-  Config to_json(const at::Tensor& classes) const override {
+  Json to_json(const at::Tensor& classes) const override {
     const auto* first = classes.const_data_ptr<std::int64_t>();
     return {{"classes", std::vector<std::int64_t>(first, first + classes.numel())}};
   }
 
-  at::Tensor from_json(const Config& json) const override {
+  at::Tensor from_json(const Json& json) const override {
     return at::tensor(json.at("classes").get<std::vector<std::int64_t>>(), at::kLong).unsqueeze(0);
   }
 };
@@ -72,12 +72,14 @@ class OneHotEncoder final : public Encoder {
 };
 
 }  // namespace
-}  // namespace data
+}  // namespace detail::data
 
-PreprocessorPtr label_encoder(std::string column) { return std::make_shared<data::LabelEncoder>(std::move(column)); }
+PreprocessorPtr label_encoder(std::string column) {
+  return std::make_shared<detail::data::LabelEncoder>(std::move(column));
+}
 
 PreprocessorPtr one_hot_encoder(std::vector<std::string> columns) {
-  return std::make_shared<data::OneHotEncoder>(std::move(columns));
+  return std::make_shared<detail::data::OneHotEncoder>(std::move(columns));
 }
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 constexpr std::uint64_t block_bytes = 4096;
@@ -67,13 +67,13 @@ Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks)
   return portion;
 }
 
-Config Fingerprint::to_json() const {
-  Config all = Config::array();
+Json Fingerprint::to_json() const {
+  Json all = Json::array();
   for (const auto& portion : portions) all.push_back({portion.name, portion.bytes, portion.checksum});
   return {count, schema, all};
 }
 
-Fingerprint Fingerprint::from_json(const Config& json) {
+Fingerprint Fingerprint::from_json(const Json& json) {
   Fingerprint print{.count = json[0], .schema = json[1]};
   for (const auto& portion : json[2]) print.portions.push_back({portion[0], portion[1], portion[2]});
   return print;
@@ -100,4 +100,4 @@ std::optional<std::string> difference(const Fingerprint& a, const std::string& h
   return {};
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

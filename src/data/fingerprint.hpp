@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/file.hpp"
-#include "muster/config.hpp"
+#include "muster/json.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// A file, or a tensor in memory.
 struct Portion {
@@ -26,8 +26,8 @@ struct Fingerprint {
   std::string schema;  ///< "x Float[3], y Long[]"
   std::vector<Portion> portions = {};
 
-  Config to_json() const;
-  static Fingerprint from_json(const Config& json);
+  Json to_json() const;
+  static Fingerprint from_json(const Json& json);
 };
 
 /// Blocks that are looked at, over all portions; each has two at the least.
@@ -41,4 +41,4 @@ Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks)
 std::optional<std::string> difference(const Fingerprint& a, const std::string& here, const Fingerprint& b,
                                       const std::string& there);
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <utility>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 constexpr std::size_t most_pieces = 1024;                 ///< IOV_MAX of Linux
@@ -184,4 +184,4 @@ void Hdf5Column::read_whole() {
   dataset_ = {};
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/file.hpp"
-#include "data/hdf5.hpp"
+#include "hdf5/hdf5.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// A row that is wanted, and where its values go.
 struct Wanted {
@@ -60,4 +60,4 @@ class Hdf5Column {
   std::vector<std::byte> whole_;  ///< the cached values, filled under HDF5's lock
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <numeric>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 /// One file of the dataset.
@@ -208,4 +208,4 @@ std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptio
   return std::make_shared<Hdf5Source>(std::move(paths), std::move(options));
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

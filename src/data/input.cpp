@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 constexpr std::uint64_t largest_column = std::numeric_limits<std::int64_t>::max();
@@ -179,4 +179,4 @@ void InputColumn::finish() {
   file_.reset();
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

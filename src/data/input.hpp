@@ -1,7 +1,7 @@
 // What `muster convert` reads: files from their first byte to their last, and columns of numbers in them.
 #pragma once
 
-#include "data/hdf5.hpp"
+#include "hdf5/hdf5.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 struct gzFile_s;
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// A file that is read once, in order, gzipped or not. Errors are ExitCode::data and name it.
 class InputFile {
@@ -86,4 +86,4 @@ class InputColumn {
   std::vector<std::byte> values_;
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

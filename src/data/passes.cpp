@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 void Passes::add(const std::shared_ptr<Track>& track) {
   const auto& name = track->name;
@@ -44,8 +44,8 @@ void Passes::set_epoch(std::int64_t epoch) {
   if (const auto heard = watch.lock()) heard->on_epoch(epoch);
 }
 
-Config Passes::positions() const {
-  Config all = Config::object();
+Json Passes::positions() const {
+  Json all = Json::object();
   for (const auto& [name, saved] : unclaimed_)
     if (!saved.complete) all[name] = saved.position;
   for (const auto& [name, track] : tracks_)
@@ -53,7 +53,7 @@ Config Passes::positions() const {
   return all;
 }
 
-void Passes::restore(const std::string& name, const Config& position, bool complete) {
+void Passes::restore(const std::string& name, const Json& position, bool complete) {
   const auto track = tracks_.find(name);
   if (track == tracks_.end())
     unclaimed_[name] = {position, complete};
@@ -104,7 +104,7 @@ Passes::Hand& Passes::hand_of(const Track& track, const Pass& pass) {
       Hand{.track = &track, .name = track.name, .pass = pass.number, .plan = pass.plan, .position = pass.position});
 }
 
-void Passes::take(const Track& track, const Pass& pass, const std::shared_ptr<const StepWeight>& step,
+void Passes::take(const Track& track, const Pass& pass, const std::shared_ptr<const step::StepWeight>& step,
                   std::int64_t samples) {
   auto& hand = hand_of(track, pass);
   if (step->shard == 0) hand.position += step->global;
@@ -133,7 +133,7 @@ bool Passes::others_in_hand(std::int64_t pass) const {
   return std::any_of(hands_.begin(), hands_.end(), [&](const Hand& hand) { return hand.pass != pass; });
 }
 
-std::int64_t Passes::enter(std::shared_ptr<const StepWeight> step) {
+std::int64_t Passes::enter(std::shared_ptr<const step::StepWeight> step) {
   scopes_.emplace_back(next_number(), std::move(step));
   const auto scope = scopes_.back().first;
   refresh();
@@ -176,4 +176,4 @@ void Passes::refresh() {
   if (const auto heard = watch.lock()) heard->on_shard(weight->global > 0 ? weight->shard : -1);
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace muster::data {
+namespace muster::detail::data {
 Prefetch::Prefetch(Produce produce, int ahead) : produce_(std::move(produce)), ahead_(static_cast<std::size_t>(ahead)) {
   if (ahead_ > 0) thread_ = std::thread([this] { run(); });
 }
@@ -58,4 +58,4 @@ std::optional<Batch> Prefetch::next() {
   return {};
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -11,7 +11,7 @@
 #include <optional>
 #include <thread>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// Calls `produce` until it gives none, up to `ahead` batches before they are asked for, on a thread of its own; with 0
 /// when they are asked for, on the caller's.
@@ -43,4 +43,4 @@ class Prefetch {
   std::thread thread_;
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -13,7 +13,7 @@
 #include <span>
 
 namespace muster {
-namespace data {
+namespace detail::data {
 namespace {
 
 /// Calls `each` with the batches of this rank's share, in order.
@@ -92,19 +92,19 @@ void ColumnPreprocessor::transform(Batch& batch) const {
   }
 }
 
-Config ColumnPreprocessor::state() const {
-  Config columns = Config::object();
+Json ColumnPreprocessor::state() const {
+  Json columns = Json::object();
   for (const auto& [name, learned] : learned_) columns[name] = to_json(learned);
   return {{"kind", kind_}, {"columns", columns}};
 }
 
-void ColumnPreprocessor::load_state(const Config& state) {
+void ColumnPreprocessor::load_state(const Json& state) {
   require_kind(state, kind_);
   std::map<std::string, at::Tensor> learned;
   for (const auto& name : columns_) {
     try {
       learned[name] = from_json(state.at("columns").at(name));
-    } catch (const Config::exception& error) {
+    } catch (const Json::exception& error) {
       throw Error(ExitCode::data, "restoring " + kind_ + " of column \"" + name + "\"", error.what(),
                   "Build the same preprocessor as the run that was saved");
     }
@@ -112,14 +112,14 @@ void ColumnPreprocessor::load_state(const Config& state) {
   learned_ = std::move(learned);
 }
 
-void require_kind(const Config& state, const std::string& kind) {
+void require_kind(const Json& state, const std::string& kind) {
   const auto saved = state.is_object() ? state.value("kind", std::string("nothing")) : "nothing";
   if (saved != kind)
     throw Error(ExitCode::data, "restoring a preprocessor", "a " + kind + " was asked for and " + saved + " was saved",
                 "Build the same preprocessor as the run that was saved");
 }
 
-}  // namespace data
+}  // namespace detail::data
 
 namespace {
 
@@ -149,15 +149,15 @@ class Chain final : public Preprocessor {
     for (const auto& step : steps_) step->transform(batch);
   }
 
-  Config state() const override {
-    Config states = Config::array();
+  Json state() const override {
+    Json states = Json::array();
     for (const auto& step : steps_) states.push_back(step->state());
     return {{"kind", "chain"}, {"steps", states}};
   }
 
-  void load_state(const Config& state) override {
-    data::require_kind(state, "chain");
-    const auto steps = state.value("steps", Config::array());
+  void load_state(const Json& state) override {
+    detail::data::require_kind(state, "chain");
+    const auto steps = state.value("steps", Json::array());
     if (steps.size() != steps_.size())
       throw Error(ExitCode::data, "restoring a chain of preprocessors",
                   "it has " + std::to_string(steps_.size()) + " steps, " + std::to_string(steps.size()) + " were saved",

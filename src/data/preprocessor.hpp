@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// A preprocessor that learns a tensor of numbers for each of its columns.
 class ColumnPreprocessor : public Preprocessor {
@@ -20,8 +20,8 @@ class ColumnPreprocessor : public Preprocessor {
   bool fitted() const final { return !learned_.empty(); }
   void transform(Batch& batch) const final;
   /// {"kind": …, "columns": {name: to_json(learned), …}}
-  Config state() const final;
-  void load_state(const Config& state) final;
+  Json state() const final;
+  void load_state(const Json& state) final;
 
  protected:
   /// Refuses a column that it cannot learn from: why, empty if it can.
@@ -34,8 +34,8 @@ class ColumnPreprocessor : public Preprocessor {
   /// What is kept of the summary of all.
   virtual at::Tensor learn(const at::Tensor& summary, const std::string& doing) const = 0;
   virtual at::Tensor apply(const at::Tensor& values, const at::Tensor& learned, const std::string& doing) const = 0;
-  virtual Config to_json(const at::Tensor& learned) const = 0;
-  virtual at::Tensor from_json(const Config& json) const = 0;
+  virtual Json to_json(const at::Tensor& learned) const = 0;
+  virtual at::Tensor from_json(const Json& json) const = 0;
 
  private:
   std::string kind_;
@@ -44,6 +44,6 @@ class ColumnPreprocessor : public Preprocessor {
 };
 
 /// An Error if the state is that of another kind of preprocessor.
-void require_kind(const Config& state, const std::string& kind);
+void require_kind(const Json& state, const std::string& kind);
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

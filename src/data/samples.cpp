@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 /// The finaliser of splitmix64 (Steele, Lea, Flood, 2014): every bit of the argument moves every bit of the result.
@@ -89,4 +89,4 @@ std::vector<std::int64_t> samples_of(const Step& step, const Order& order) {
   return samples;
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// A stretch of consecutive things.
 struct Share {
@@ -69,4 +69,4 @@ std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t gl
 /// The samples that the rank reads: its own, or the step's first if it has none, to have something to compute on.
 std::vector<std::int64_t> samples_of(const Step& step, const Order& order);
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -16,7 +16,7 @@
 #include <limits>
 
 namespace muster {
-namespace data {
+namespace detail::data {
 namespace {
 
 /// (x − shift) / scale per feature, from two statistics that are kept as a table of [2, features] in double precision.
@@ -49,8 +49,8 @@ class Scaler : public ColumnPreprocessor {
     return ((x.to(computed) - row(statistics[0])) / row(scale(statistics))).to(result);
   }
 
-  Config to_json(const at::Tensor& statistics) const override {
-    Config json;
+  Json to_json(const at::Tensor& statistics) const override {
+    Json json;
     for (const int i : {0, 1}) {
       const auto row = statistics[i].contiguous();
       json[statistics_[static_cast<std::size_t>(i)]] =
@@ -59,7 +59,7 @@ class Scaler : public ColumnPreprocessor {
     return json;
   }
 
-  at::Tensor from_json(const Config& json) const override {
+  at::Tensor from_json(const Json& json) const override {
     const auto first = json.at(statistics_[0]).get<std::vector<double>>();
     const auto second = json.at(statistics_[1]).get<std::vector<double>>();
     if (first.size() != second.size() || first.empty())
@@ -133,14 +133,14 @@ class MinMaxScaler final : public Scaler {
 };
 
 }  // namespace
-}  // namespace data
+}  // namespace detail::data
 
 PreprocessorPtr standard_scaler(std::vector<std::string> columns) {
-  return std::make_shared<data::StandardScaler>(std::move(columns));
+  return std::make_shared<detail::data::StandardScaler>(std::move(columns));
 }
 
 PreprocessorPtr min_max_scaler(std::vector<std::string> columns) {
-  return std::make_shared<data::MinMaxScaler>(std::move(columns));
+  return std::make_shared<detail::data::MinMaxScaler>(std::move(columns));
 }
 
 }  // namespace muster

@@ -4,7 +4,7 @@
 #include "muster/error.hpp"
 
 namespace muster {
-namespace data {
+namespace detail::data {
 
 void check(const std::string& name, const BatchOptions& options) {
   const auto require = [&](bool holds, const char* option, const char* least) {
@@ -21,19 +21,19 @@ void check(const std::string& name, const BatchOptions& options) {
                 "local_shuffle_seed is given and there is no local shuffle", "Give local_shuffle_buffer_size too");
 }
 
-}  // namespace data
+}  // namespace detail::data
 
-DatasetShard::DatasetShard(std::shared_ptr<data::ShardState> state) : state_(std::move(state)) {}
+DatasetShard::DatasetShard(std::shared_ptr<detail::data::ShardState> state) : state_(std::move(state)) {}
 
 BatchRange DatasetShard::iter_torch_batches(BatchOptions options) const {
   if (!options.device) options.device = state_->device;
-  return BatchRange(std::make_unique<data::BatchStream>(state_, options));
+  return BatchRange(std::make_unique<detail::data::BatchStream>(state_, options));
 }
 
 BatchRange DatasetShard::iter_batches(BatchOptions options) const {
   options.device.reset();
   options.dtypes.clear();
-  return BatchRange(std::make_unique<data::BatchStream>(state_, options));
+  return BatchRange(std::make_unique<detail::data::BatchStream>(state_, options));
 }
 
 void DatasetShard::set_epoch(std::int64_t epoch) const { state_->set_epoch(epoch); }

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// One per dataset and session, shared by every DatasetShard and BatchRange over it.
 struct ShardState : Track {
@@ -18,4 +18,4 @@ struct ShardState : Track {
   at::Device device;
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

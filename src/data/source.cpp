@@ -11,7 +11,7 @@
 #include <array>
 #include <mutex>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 class MemorySource final : public Source {
@@ -141,4 +141,4 @@ const Column& column_of(Source& source, const std::string& name, const std::stri
   return *found;
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

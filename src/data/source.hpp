@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// Columns that can be read by the sample. All members may be called by several threads at once; errors are
 /// muster::Error with ExitCode::data.
@@ -46,4 +46,4 @@ std::string names_of(const Schema& schema);
 /// The column of that name; an Error that lists the columns if there is none.
 const Column& column_of(Source& source, const std::string& name, const std::string& doing);
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

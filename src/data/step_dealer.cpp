@@ -6,7 +6,7 @@
 #include <deque>
 #include <limits>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 constexpr const char* preparing = "preparing a data loader";
@@ -65,13 +65,13 @@ class CountedDealer : public Dealer {
     step_.reset();
   }
 
-  const std::shared_ptr<const StepWeight>& step() const noexcept override { return step_; }
+  const std::shared_ptr<const step::StepWeight>& step() const noexcept override { return step_; }
 
  protected:
   virtual void begin(const Pass& pass) = 0;
   /// The batch in hand.
-  void take(StepWeight step, std::int64_t samples) {
-    step_ = std::make_shared<StepWeight>(std::move(step));
+  void take(step::StepWeight step, std::int64_t samples) {
+    step_ = std::make_shared<step::StepWeight>(std::move(step));
     track_->take(pass_, step_, samples);
   }
   const Pass& pass() const noexcept { return pass_; }
@@ -89,7 +89,7 @@ class CountedDealer : public Dealer {
   std::shared_ptr<Passes> passes_;
   std::shared_ptr<Track> track_;
   Pass pass_{.order = Order(0, {})};
-  std::shared_ptr<const StepWeight> step_;
+  std::shared_ptr<const step::StepWeight> step_;
   std::shared_ptr<const void> self_ = std::make_shared<char>();
 };
 
@@ -184,4 +184,4 @@ std::shared_ptr<Dealer> sampler_dealer(const Worker& worker, std::int64_t size, 
   return std::make_shared<SamplerDealer>(worker, size, options, std::move(sampler));
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {
   constexpr std::size_t large = 128 << 10;  // from here on malloc takes fresh pages
@@ -25,4 +25,4 @@ at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {
   return tensor;
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 /// Gives uninitialised tensors on the CPU. Large ones come from memory that was given before and that no tensor holds
 /// any more, views and what autograd has saved included: fresh pages cost the kernel more than reading into them.
@@ -20,4 +20,4 @@ class TensorPool {
   std::vector<c10::Storage> storages_;
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

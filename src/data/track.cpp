@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 std::int64_t times(std::int64_t a, std::int64_t b) {
@@ -43,14 +43,14 @@ bool Track::unfinished() const noexcept { return split && (under_way || consumed
 /// its first begin() began: a program that goes on begins once and gets the one under way.
 std::int64_t Track::to_replay() const noexcept { return under_way && late && straddled ? finished - 1 : finished; }
 
-Config Track::position() const {
+Json Track::position() const {
   if (!split) return nullptr;
   return {{"epoch", epoch},       {"passes", passes}, {"finished", to_replay()},           {"asides", asides},
           {"consumed", consumed}, {"window", window}, {"global_batch_size", global_batch}, {"workers", workers},
           {"samples", samples},   {"seed", seed}};
 }
 
-void Track::restore(const Config& position) {
+void Track::restore(const Json& position) {
   if (position.is_null()) return;
   try {
     epoch = position.at("epoch");
@@ -63,7 +63,7 @@ void Track::restore(const Config& position) {
     samples = position.at("samples");
     seed = position.at("seed");
     under_way = straddled = false;
-  } catch (const Config::exception& error) {
+  } catch (const Json::exception& error) {
     refuse_position(name, error.what());
   }
   if (finished < 0 || finished > passes || consumed < 0 || consumed > samples)
@@ -71,19 +71,19 @@ void Track::restore(const Config& position) {
   remember(position);
 }
 
-void Track::remember(const Config& position) {
+void Track::remember(const Json& position) {
   if (position.is_null()) return;
   try {
     global_batch = position.at("global_batch_size");
     workers = position.value("workers", 0);
     restored = true;
-  } catch (const Config::exception& error) {
+  } catch (const Json::exception& error) {
     refuse_position(name, error.what());
   }
 }
 
 Pass Track::plan(const BatchOptions& options, std::int64_t count) const {
-  const auto mine = split ? share : StepShare{};
+  const auto mine = split ? share : step::StepShare{};
   const auto per_worker =
       split || !options.global_batch_size ? options.batch_size : (*options.global_batch_size - 1) / share.total + 1;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size : times(per_worker, mine.total);
@@ -157,7 +157,7 @@ Pass Track::begin_pass(const BatchOptions& options, std::int64_t count) {
   return pass;
 }
 
-void Track::take(const Pass& pass, const std::shared_ptr<const StepWeight>& step, std::int64_t samples_of_step) {
+void Track::take(const Pass& pass, const std::shared_ptr<const step::StepWeight>& step, std::int64_t samples_of_step) {
   if (!pass.training) return;
   if (resumable && step->completes_step() && under_way && pass.number == ticket) consumed += step->global;
   if (const auto all = owner.lock()) all->take(*this, pass, step, samples_of_step);
@@ -191,4 +191,4 @@ void Track::finish() {
   straddled = all && all->others_in_hand(ticket);
 }
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "data/samples.hpp"
-#include "data/step_weight.hpp"
-#include "muster/config.hpp"
 #include "muster/dataset.hpp"
+#include "muster/json.hpp"
+#include "step/step_weight.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 
 class Passes;
 
@@ -29,7 +29,7 @@ struct Pass {
   Order order;
   std::int64_t position = 0;  ///< where it begins, not 0 after a resume
   Plan plan = {};
-  StepShare share = {};
+  step::StepShare share = {};
   bool training = false;    ///< counted: it has a position, and its batches weigh gradients
   std::int64_t number = 0;  ///< which pass of the session it is; 0 until it has begun
 
@@ -49,7 +49,7 @@ struct Pass {
 /// it does not come back.
 struct Track {
   std::string name;
-  StepShare share = {};
+  step::StepShare share = {};
   bool split = true;  ///< else every rank sees all of it, and it has no position
   std::uint64_t seed = 0;
   bool loader = false;                        ///< a data loader's, not a dataset's
@@ -66,17 +66,17 @@ struct Track {
   /// Whether all its passes were taken aside of training.
   bool only_watched() const noexcept { return watched && ticket == 0 && passes == 0 && consumed == 0; }
   /// The position as JSON, for a checkpoint; the batch in hand counts as taken. Null if the dataset is not split.
-  Config position() const;
+  Json position() const;
   /// The next passes go on there, at any number of workers and in the order of the seed that the run began with.
-  void restore(const Config& position);
+  void restore(const Json& position);
   /// Of a position in an epoch that is over: only how large its steps were, to say if that has changed.
-  void remember(const Config& position);
+  void remember(const Json& position);
 
   /// The pass that would begin now, over `count` samples.
   Pass plan(const BatchOptions& options, std::int64_t count) const;
   Pass begin_pass(const BatchOptions& options, std::int64_t count);
   /// The batch of the pass that is this `step` is in hand; `samples` of its step count over all ranks.
-  void take(const Pass& pass, const std::shared_ptr<const StepWeight>& step, std::int64_t samples);
+  void take(const Pass& pass, const std::shared_ptr<const step::StepWeight>& step, std::int64_t samples);
   /// The batch of the pass that is in hand is done with, and the next one is asked for.
   void leave(const Pass& pass);
   void end_pass(const Pass& pass);
@@ -111,4 +111,4 @@ struct Track {
   void say_if_steps_changed(const Pass& pass, const BatchOptions& options);
 };
 
-}  // namespace muster::data
+}  // namespace muster::detail::data

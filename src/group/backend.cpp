@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-namespace muster::group {
+namespace muster::detail::group {
 namespace {
 
 using comm::Piece;
@@ -382,4 +382,4 @@ Backend::Started Backend::barrier(const c10d::BarrierOptions& options) {
   return work;
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::group {
+namespace muster::detail::group {
 
 /// The contract. All ranks start the same collectives in the same order, with the same types, counts and options; they
 /// may be waited for in any order. One thread at a time starts operations and drives their Works. An operation only
@@ -88,4 +88,4 @@ class Backend final : public c10d::Backend {
   std::optional<std::chrono::milliseconds> timeout_;
 };
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

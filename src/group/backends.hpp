@@ -14,7 +14,7 @@ class Backend;
 class Store;
 }  // namespace c10d
 
-namespace muster::group {
+namespace muster::detail::group {
 
 /// The names of backends by device.
 struct Choice {
@@ -46,4 +46,4 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator,
                                             std::chrono::milliseconds timeout);
 bool has_nccl() noexcept;
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

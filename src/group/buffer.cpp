@@ -8,7 +8,7 @@
 #include <sstream>
 #include <string>
 
-namespace muster::group {
+namespace muster::detail::group {
 namespace {
 
 void refuse(std::string_view doing, std::string_view fact, std::string_view remedy) {
@@ -103,4 +103,4 @@ void Buffer::finish() {
   if (target_.defined()) target_.copy_(memory_);
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

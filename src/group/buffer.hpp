@@ -9,7 +9,7 @@
 #include <optional>
 #include <string_view>
 
-namespace muster::group {
+namespace muster::detail::group {
 
 /// What an operation does with a tensor.
 enum class Access { read, write, update };
@@ -49,4 +49,4 @@ class Buffer {
   int divisor_ = 1;
 };
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

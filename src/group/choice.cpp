@@ -1,7 +1,7 @@
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
-namespace muster::group {
+namespace muster::detail::group {
 namespace {
 
 [[noreturn]] void refuse(std::string_view part) {
@@ -40,4 +40,4 @@ std::string on_gpus(std::string_view text, bool has_nccl) {
   return text == "auto" ? "nccl" : std::string(text) + ",cuda:nccl";
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

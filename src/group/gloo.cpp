@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-namespace muster::group {
+namespace muster::detail::group {
 namespace {
 
 using c10d::ProcessGroupGloo;
@@ -69,4 +69,4 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator,
   return c10::make_intrusive<ProcessGroupGloo>(store, communicator.rank(), communicator.size(), std::move(options));
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace muster::group {
+namespace muster::detail::group {
 namespace {
 
 /// torch's own, which asks in a warning to be shut down before it goes. That would wait for the other ranks, and one of
@@ -49,4 +49,4 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator,
   return c10::make_intrusive<Nccl>(store, communicator.rank(), communicator.size(), std::move(options));
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -15,23 +15,24 @@ namespace {
 using c10d::PrefixStore;
 using c10d::ProcessGroup;
 
-c10::intrusive_ptr<c10d::Store> make_store(const Communicator& communicator, const group::Choice& choice,
+c10::intrusive_ptr<c10d::Store> make_store(const Communicator& communicator, const detail::group::Choice& choice,
                                            std::chrono::milliseconds timeout) {
   // c10d wants a store to construct a group; where muster's own backend is alone nothing is ever asked of it.
   if (choice.cpu == "mpi" && choice.cuda == "mpi") return c10::make_intrusive<c10d::HashStore>();
-  return c10::make_intrusive<group::Store>(communicator.duplicate(), timeout);
+  return c10::make_intrusive<detail::group::Store>(communicator.duplicate(), timeout);
 }
 
 }  // namespace
 
 bool has_backend(std::string_view name) {
-  return name == "mpi" || (name == "gloo" && group::has_gloo()) || (name == "nccl" && group::has_nccl());
+  return name == "mpi" || (name == "gloo" && detail::group::has_gloo()) ||
+         (name == "nccl" && detail::group::has_nccl());
 }
 
 c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communicator,
                                                     const ProcessGroupOptions& options) {
-  const auto choice = group::choose(options.backend);
-  const auto timeout = options.timeout.value_or(comm::time_limit(communicator));
+  const auto choice = detail::group::choose(options.backend);
+  const auto timeout = options.timeout.value_or(detail::comm::time_limit(communicator));
   const auto store = make_store(communicator, choice, timeout);
   auto made = c10::make_intrusive<ProcessGroup>(store, communicator.rank(), communicator.size());
   const auto give = [&](const char* name, ProcessGroup::BackendType type, c10::intrusive_ptr<c10d::Backend> backend) {
@@ -42,16 +43,17 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
   const auto wanted = [&](std::string_view name) { return choice.cpu == name || choice.cuda == name; };
   if (wanted("gloo")) {
     give("gloo", ProcessGroup::BackendType::GLOO,
-         group::make_gloo(communicator, c10::make_intrusive<PrefixStore>("cpu", store), timeout));
+         detail::group::make_gloo(communicator, c10::make_intrusive<PrefixStore>("cpu", store), timeout));
     // The others may still be asking for addresses, which rank 0 must not take away.
     communicator.barrier();
   }
   if (wanted("mpi"))
     give("mpi", ProcessGroup::BackendType::CUSTOM,
-         c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<group::Backend>(communicator.duplicate(), options)));
+         c10::intrusive_ptr<c10d::Backend>(
+             c10::make_intrusive<detail::group::Backend>(communicator.duplicate(), options)));
   if (wanted("nccl"))
     give("nccl", ProcessGroup::BackendType::NCCL,
-         group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));
+         detail::group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));
   return made;
 }
 

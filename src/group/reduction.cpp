@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace muster::group {
+namespace muster::detail::group {
 namespace {
 
 at::Scalar factor_of(const c10d::ReduceOp& op, std::string_view doing) {
@@ -57,4 +57,4 @@ Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, std::strin
   }
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -13,7 +13,7 @@ namespace c10d {
 struct ReduceOp;
 }
 
-namespace muster::group {
+namespace muster::detail::group {
 
 struct Reduction {
   comm::Dtype type;
@@ -25,4 +25,4 @@ struct Reduction {
 /// An Error that begins with `doing` where the operation has no meaning for the type.
 Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, std::string_view doing);
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

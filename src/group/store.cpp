@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-namespace muster::group {
+namespace muster::detail::group {
 namespace {
 
 using comm::Dtype;
@@ -246,4 +246,4 @@ void Store::wait(const std::vector<std::string>& keys, const std::chrono::millis
   for (const auto& key : keys) wait_for(key, timeout);
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::group {
+namespace muster::detail::group {
 
 using Bytes = std::vector<std::uint8_t>;
 
@@ -68,4 +68,4 @@ class Store final : public c10d::Store {
   std::shared_ptr<Link> link_;
 };
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -1,7 +1,7 @@
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
-namespace muster::group {
+namespace muster::detail::group {
 
 bool has_gloo() noexcept { return false; }
 
@@ -12,4 +12,4 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator&, const c10::intr
               "Install libgloo-dev and build again, or use --backend mpi");
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -1,7 +1,7 @@
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
-namespace muster::group {
+namespace muster::detail::group {
 
 bool has_nccl() noexcept { return false; }
 
@@ -12,4 +12,4 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator&, const c10::intr
               "Build it with a CUDA build of libtorch (Torch_DIR names one), or use --backend mpi");
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <utility>
 
-namespace muster::group {
+namespace muster::detail::group {
 
 Work::Work(int rank, c10d::OpType type, const char* title, std::chrono::milliseconds limit)
     : c10d::Work(rank, type, title), title_(title), limit_(limit), buffers_(std::make_shared<std::deque<Buffer>>()) {}
@@ -72,4 +72,4 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   return future;
 }
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

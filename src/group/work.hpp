@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::group {
+namespace muster::detail::group {
 
 /// It makes progress only inside isCompleted(), wait(), synchronize() and getFuture(), on the caller's thread. When it
 /// finishes, its last step (averaging, copying back) runs there, once. Dropped before that, it is left to itself: the
@@ -54,4 +54,4 @@ class Work final : public c10d::Work {
   std::vector<at::Tensor> results_;
 };
 
-}  // namespace muster::group
+}  // namespace muster::detail::group

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 namespace {
 
 constexpr std::string_view prefix = "MUSTER_";
@@ -108,4 +108,4 @@ void require_alike(const std::vector<Values>& given, const std::vector<std::stri
     }
 }
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

@@ -10,7 +10,7 @@ namespace CLI {
 class App;
 }
 
-namespace muster::launch {
+namespace muster::detail::launch {
 
 /// By name: the values of options, or of variables of the environment.
 using Values = std::map<std::string, std::vector<std::string>>;
@@ -33,4 +33,4 @@ void complete(CLI::App& app, const Values& first);
 /// or was given one that rank 0 was not. `given` and `hosts` are by rank.
 void require_alike(const std::vector<Values>& given, const std::vector<std::string>& hosts);
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

@@ -47,11 +47,11 @@ void prepare_malloc() {
 #endif
 }
 
-void refuse_separate_worlds(const std::optional<launch::Mismatch>& mismatch) {
+void refuse_separate_worlds(const std::optional<detail::launch::Mismatch>& mismatch) {
   if (!mismatch) return;
   if (mismatch->task == 0) {
-    log::error(Error(ExitCode::usage, "starting", mismatch->fact, mismatch->remedy).what());
-    log::flush();
+    detail::log::error(Error(ExitCode::usage, "starting", mismatch->fact, mismatch->remedy).what());
+    detail::log::flush();
   }
   std::exit(static_cast<int>(ExitCode::usage));
 }
@@ -87,7 +87,7 @@ struct Launch::State {
   int threads = 1;
   int cpus = 1;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
-  std::optional<comm::Environment> environment;
+  std::optional<detail::comm::Environment> environment;
 };
 
 void Launch::State::add_flags() {
@@ -121,7 +121,7 @@ void Launch::State::add_flags() {
 std::string Launch::State::read() {
   try {
     app.parse(argc, argv);
-    return launch::pack(launch::given_to(app));
+    return detail::launch::pack(detail::launch::given_to(app));
   } catch (const CLI::ParseError& error) {
     std::ostringstream out, problem;
     asked_for.reset();
@@ -137,20 +137,22 @@ std::string Launch::State::read() {
 
 bool Launch::State::parse() {
   const auto& world = environment->world();
-  launch::carry(app, launch::unpack(world.broadcast(launch::pack(launch::environment_of(app)))));
-  std::vector<launch::Values> given;
-  for (const auto& packed : comm::on_all(world, [this] { return read(); })) given.push_back(launch::unpack(packed));
+  detail::launch::carry(
+      app, detail::launch::unpack(world.broadcast(detail::launch::pack(detail::launch::environment_of(app)))));
+  std::vector<detail::launch::Values> given;
+  for (const auto& packed : detail::comm::on_all(world, [this] { return read(); }))
+    given.push_back(detail::launch::unpack(packed));
   if (world.all_reduce(std::int64_t{asked_for.has_value()}, ReduceOp::max) != 0) {
     if (world.rank() == 0 && asked_for) std::cout << *asked_for << std::flush;
     return false;
   }
-  launch::require_alike(given, world.topology().hosts);
-  launch::complete(app, given[0]);
+  detail::launch::require_alike(given, world.topology().hosts);
+  detail::launch::complete(app, given[0]);
   return true;
 }
 
 void Launch::State::resolve() {
-  log::start(environment->world().rank(), log::level_from_name(parsing.log_level));
+  detail::log::start(environment->world().rank(), detail::log::level_from_name(parsing.log_level));
   if (!parsing.storage.empty()) flags.storage = parsing.storage;
   if (!parsing.name.empty()) flags.name = parsing.name;
   if (!parsing.config.empty()) flags.config_file = parsing.config;
@@ -161,9 +163,9 @@ void Launch::State::resolve() {
     throw Error(ExitCode::usage, "reading --timeout", "no wait is longer than 1000000000 seconds", "Give fewer");
   if (parsing.timeout > 0) {
     flags.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(parsing.timeout * 1000));
-    comm::set_time_limit(environment->world(), *flags.timeout);
+    detail::comm::set_time_limit(environment->world(), *flags.timeout);
   }
-  if (!parsing.time_limit.empty()) flags.time_limit = launch::parse_duration(parsing.time_limit);
+  if (!parsing.time_limit.empty()) flags.time_limit = detail::launch::parse_duration(parsing.time_limit);
   if (parsing.resume == "auto" || parsing.resume == "never" || parsing.resume == "must") {
     flags.resume = parsing.resume == "auto"    ? Resume::automatic
                    : parsing.resume == "never" ? Resume::never
@@ -181,11 +183,11 @@ void Launch::State::resolve() {
 void Launch::State::choose_threads() {
   const auto& world = environment->world();
   const auto& topology = world.topology();
-  const auto all = world.all_gather(launch::own_mask());
+  const auto all = world.all_gather(detail::launch::own_mask());
   std::vector<std::string> local;
   for (std::size_t r = 0; r < all.size(); ++r)
     if (topology.node_of_rank[r] == topology.node_rank) local.push_back(all[r]);
-  cpus = launch::threads_for(local, topology.local_rank);
+  cpus = detail::launch::threads_for(local, topology.local_rank);
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   if (flags.threads)
     threads = *flags.threads;
@@ -193,25 +195,25 @@ void Launch::State::choose_threads() {
     threads = std::atoi(chosen);
   else
     threads = cpus;
-  const int of_node = launch::launcher_cpus();
-  if (flags.threads || !launch::bound_below_share(local, topology.local_rank, of_node)) return;
-  log::warn("each rank is bound to " + std::to_string(cpus) + " of " + std::to_string(of_node) +
-            " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
+  const int of_node = detail::launch::launcher_cpus();
+  if (flags.threads || !detail::launch::bound_below_share(local, topology.local_rank, of_node)) return;
+  detail::log::warn("each rank is bound to " + std::to_string(cpus) + " of " + std::to_string(of_node) +
+                    " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
 }
 
 Launch::Launch(int argc, char** argv, std::string version)
     : state_(std::make_unique<State>(argc, argv, std::move(version))) {
   prepare_malloc();
-  launch::stop_signal::heed();
+  detail::launch::stop_signal::heed();
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
-  refuse_separate_worlds(launch::srun_without_pmix(environment));
+  refuse_separate_worlds(detail::launch::srun_without_pmix(environment));
   state_->environment.emplace();
-  log::start(rank(), log::Level::info);
-  refuse_separate_worlds(launch::independent_worlds(environment, size()));
+  detail::log::start(rank(), detail::log::Level::info);
+  refuse_separate_worlds(detail::launch::independent_worlds(environment, size()));
   state_->add_flags();
 }
 
-Launch::~Launch() { log::flush(); }
+Launch::~Launch() { detail::log::flush(); }
 
 CLI::App& Launch::app() { return state_->app; }
 const Communicator& Launch::communicator() const noexcept { return state_->environment->world(); }
@@ -222,12 +224,12 @@ int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
 
 bool Launch::stop_requested() const noexcept {
   const auto& limit = state_->flags.time_limit;
-  return launch::stop_signal::came() || (limit && std::chrono::steady_clock::now() - state_->begin >= *limit);
+  return detail::launch::stop_signal::came() || (limit && std::chrono::steady_clock::now() - state_->begin >= *limit);
 }
 
 int Launch::finish(const Result& result) {
   if (!result.error) return 0;
-  log::error(result.error->what());
+  detail::log::error(result.error->what());
   return static_cast<int>(result.error->code());
 }
 
@@ -235,12 +237,12 @@ void Launch::give_up(const Error& error) {
   // Rank 0 may be the one that does not answer, so whoever knows says it.
   std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank(),
                communicator().topology().hosts[static_cast<std::size_t>(rank())].c_str(), error.what());
-  log::flush();
-  comm::abort(static_cast<int>(error.code()));
+  detail::log::flush();
+  detail::comm::abort(static_cast<int>(error.code()));
 }
 
 int Launch::run_body(const std::function<int()>& body) {
-  using comm::Outcome;
+  using detail::comm::Outcome;
   int status = 0;
   Outcome mine;
   try {
@@ -248,23 +250,24 @@ int Launch::run_body(const std::function<int()>& body) {
     state_->resolve();
     state_->choose_threads();
     status = body();
-  } catch (const comm::Lost& error) {
+  } catch (const detail::comm::Lost& error) {
     give_up(error);
   } catch (...) {
-    mine = comm::caught();
-    comm::raise_alarm(communicator(), mine);
+    mine = detail::comm::caught();
+    detail::comm::raise_alarm(communicator(), mine);
   }
 
   try {
     const auto limit =
-        mine.kind == Outcome::Kind::done ? comm::time_limit(communicator()) : std::chrono::milliseconds(grace);
-    const auto cause = comm::root_cause(comm::agree(communicator(), mine, limit), communicator().topology().hosts);
+        mine.kind == Outcome::Kind::done ? detail::comm::time_limit(communicator()) : std::chrono::milliseconds(grace);
+    const auto cause =
+        detail::comm::root_cause(detail::comm::agree(communicator(), mine, limit), communicator().topology().hosts);
     if (cause) {
-      log::error(cause->what());
+      detail::log::error(cause->what());
       return static_cast<int>(cause->code());
     }
     return status;
-  } catch (const comm::Lost& error) {
+  } catch (const detail::comm::Lost& error) {
     give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));
   }
 }

@@ -8,17 +8,17 @@
 #include <charconv>
 #include <numeric>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 namespace {
 
-void collect_keys(const Config& value, const std::string& prefix, std::vector<std::string>& keys) {
+void collect_keys(const Json& value, const std::string& prefix, std::vector<std::string>& keys) {
   for (const auto& [key, child] : value.items()) {
     keys.push_back(prefix + key);
     if (child.is_object()) collect_keys(child, prefix + key + ".", keys);
   }
 }
 
-[[noreturn]] void unknown_key(ExitCode code, const std::string& doing, const std::string& key, const Config& defaults) {
+[[noreturn]] void unknown_key(ExitCode code, const std::string& doing, const std::string& key, const Json& defaults) {
   std::vector<std::string> keys;
   collect_keys(defaults, "", keys);
   const auto close = nearest(key, keys);
@@ -26,7 +26,7 @@ void collect_keys(const Config& value, const std::string& prefix, std::vector<st
               close.empty() ? "It has no settings at all" : "Did you mean \"" + close + "\"?");
 }
 
-const char* kind(const Config& value) {
+const char* kind(const Json& value) {
   if (value.is_number()) return "a number";
   if (value.is_string()) return "text";
   if (value.is_boolean()) return "true or false";
@@ -36,15 +36,15 @@ const char* kind(const Config& value) {
 }
 
 /// Whether `value` may stand where `was` stood; null fits everything and everything fits null.
-bool fits(const Config& was, const Config& value) {
+bool fits(const Json& was, const Json& value) {
   if (was.is_null() || value.is_null()) return true;
   if (was.is_number_integer() && value.is_number_float())
     return value.get<double>() == static_cast<double>(value.get<std::int64_t>());
   return std::string_view(kind(was)) == kind(value);
 }
 
-void lay_over(Config& target, const Config& value, ExitCode code, const std::string& doing, const std::string& key,
-              const Config& defaults) {
+void lay_over(Json& target, const Json& value, ExitCode code, const std::string& doing, const std::string& key,
+              const Json& defaults) {
   if (target.is_object() && value.is_object() && !(target.empty() && !key.empty())) {
     for (const auto& [name, child] : value.items()) {
       const auto path = key.empty() ? name : key + "." + name;
@@ -64,7 +64,7 @@ void lay_over(Config& target, const Config& value, ExitCode code, const std::str
     target = value;
 }
 
-Config parse_value(const std::string& text, const Config& was) {
+Json parse_value(const std::string& text, const Json& was) {
   if (was.is_string()) return text;
   try {
     return parse_json(text, "reading a value");
@@ -73,13 +73,13 @@ Config parse_value(const std::string& text, const Config& was) {
   }
 }
 
-void apply_setting(Config& config, const std::string& setting, const Config& defaults) {
+void apply_setting(Json& config, const std::string& setting, const Json& defaults) {
   const std::string doing = "reading --set " + setting;
   const auto equals = setting.find('=');
   if (equals == std::string::npos || equals == 0)
     throw Error(ExitCode::usage, doing, "it is not of the form key=VALUE", "Write it as in --set lr=0.01");
   const auto key = setting.substr(0, equals);
-  Config* target = &config;
+  Json* target = &config;
   for (std::size_t from = 0; from <= key.size();) {
     const auto dot = std::min(key.find('.', from), key.size());
     const auto name = key.substr(from, dot - from);
@@ -114,7 +114,7 @@ std::chrono::seconds bounded(std::int64_t seconds, std::string_view whole) {
 }  // namespace
 
 Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set) {
-  Config config = defaults;
+  Json config = defaults;
   if (file) {
     const std::string doing = "reading the configuration " + file->string();
     const auto content = read_json(*file, doing, /*comments=*/true);
@@ -178,4 +178,4 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   return best;
 }
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

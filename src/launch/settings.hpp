@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 
 /// `defaults` with the file's values, then those of `set` ("key.path=VALUE", the value as JSON, else as text) laid over
 /// it. A key that the defaults do not have is an Error that names the nearest known one; so is a value of another kind
@@ -23,4 +23,4 @@ std::chrono::seconds parse_duration(std::string_view text);
 /// The candidate with the fewest edits (Levenshtein); empty if there are none.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

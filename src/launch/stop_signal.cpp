@@ -6,7 +6,7 @@
 #include <csignal>
 #include <initializer_list>
 
-namespace muster::launch::stop_signal {
+namespace muster::detail::launch::stop_signal {
 namespace {
 
 volatile std::sig_atomic_t has_come = 0;
@@ -50,4 +50,4 @@ void heed() noexcept {
   for (const int signal : {SIGUSR1, SIGUSR2}) install(signal);
 }
 
-}  // namespace muster::launch::stop_signal
+}  // namespace muster::detail::launch::stop_signal

@@ -4,7 +4,7 @@
 // mpirun passes signals on all the while. A signal whose disposition is not the default is left alone until heed().
 #pragma once
 
-namespace muster::launch::stop_signal {
+namespace muster::detail::launch::stop_signal {
 
 /// A program that makes no Launch by then has the signals' default back.
 inline constexpr int first_seconds = 300;
@@ -15,4 +15,4 @@ bool came() noexcept;
 /// There is a Launch: from here on they are its own.
 void heed() noexcept;
 
-}  // namespace muster::launch::stop_signal
+}  // namespace muster::detail::launch::stop_signal

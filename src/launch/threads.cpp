@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 
 int threads_for(const std::vector<std::string>& masks, int rank) {
   const auto& mine = masks[static_cast<std::size_t>(rank)];
@@ -42,4 +42,4 @@ std::string own_mask() {
   return mask;
 }
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. The CPUs of `rank`, each divided by the ranks that share it;
 /// at least 1.
@@ -19,4 +19,4 @@ bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus
 /// This process's mask in that form.
 std::string own_mask();
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <initializer_list>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 namespace {
 
 int number(const Environment& environment, std::initializer_list<const char*> names, int fallback) {
@@ -35,4 +35,4 @@ std::optional<Mismatch> independent_worlds(const Environment& environment, int w
                   .remedy = "Use the mpirun of the MPI that this program is linked with, or srun --mpi=pmix"};
 }
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 
 using Environment = std::function<const char*(const char*)>;  ///< as std::getenv
 
@@ -23,4 +23,4 @@ std::optional<Mismatch> srun_without_pmix(const Environment& environment);
 /// After it: MPI has one rank, the launcher started several processes.
 std::optional<Mismatch> independent_worlds(const Environment& environment, int world_size);
 
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

@@ -1,5 +1,7 @@
 #include "node/block_reduction.hpp"
 
+#include "node/sizes.hpp"
+
 #include "node/kernels.hpp"
 
 #include <algorithm>
@@ -7,14 +9,8 @@
 #include <numeric>
 #include <utility>
 
-namespace muster::node {
-namespace {
-
-constexpr std::size_t page = 4096;
-constexpr std::size_t line = 64;
-constexpr std::size_t part_bytes = std::size_t{256} << 10;
-
-}  // namespace
+namespace muster::detail::node {
+namespace {}  // namespace
 
 /// The beginning of the shared memory; zeroes are its valid first state. Words hold the round in the upper half and a
 /// number in the lower, so that nothing has to be reset.
@@ -138,4 +134,4 @@ BlockReduction::Work in_place_sum(std::vector<BlockReduction::Block> blocks, dou
   };
 }
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

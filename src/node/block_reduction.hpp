@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-namespace muster::node {
+namespace muster::detail::node {
 
 class BlockReduction {
  public:
@@ -103,4 +103,4 @@ class BlockReduction {
 /// The work of an average: the sum over the ranks, in their order, times `scale`, to all of them.
 BlockReduction::Work in_place_sum(std::vector<BlockReduction::Block> blocks, double scale);
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

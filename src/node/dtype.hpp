@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace muster::node {
+namespace muster::detail::node {
 
 enum class Dtype { u8, i8, i16, i32, i64, f16, bf16, f32, f64, c64, c128, boolean };
 
@@ -31,4 +31,4 @@ constexpr std::size_t size_of(Dtype type) noexcept {
   return 0;
 }
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

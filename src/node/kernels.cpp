@@ -2,7 +2,7 @@
 
 #include "node/kernels_table.hpp"
 
-namespace muster::node {
+namespace muster::detail::node {
 
 Isa best_isa() noexcept {
 #if defined(MUSTER_X86_KERNELS)
@@ -39,4 +39,4 @@ void reduce_arrays(std::span<void* const> targets, std::span<const void* const> 
   reduce_arrays(targets, sources, count, reduction, best_isa());
 }
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

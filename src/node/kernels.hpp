@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-namespace muster::node {
+namespace muster::detail::node {
 
 /// What one set of kernels was compiled for.
 enum class Isa { portable, avx2, avx512 };
@@ -33,4 +33,4 @@ void reduce_arrays(std::span<void* const> targets, std::span<const void* const> 
 void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
                    const Reduction& reduction);
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-namespace muster::node {
+namespace muster::detail::node {
 namespace {
 
 constexpr std::size_t block = 1024;  ///< elements that are reduced at once and stay in the first cache
@@ -363,4 +363,4 @@ ReduceArrays MUSTER_ISA(Dtype type, ReduceOp op) noexcept {
   return nullptr;
 }
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

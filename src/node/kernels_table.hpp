@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace muster::node {
+namespace muster::detail::node {
 
 /// (targets, their number, sources, their number, elements, scale), as reduce_arrays() of kernels.hpp.
 using ReduceArrays = void (*)(void* const*, std::size_t, const void* const*, std::size_t, std::size_t, double);
@@ -18,4 +18,4 @@ ReduceArrays avx2_kernel(Dtype type, ReduceOp op) noexcept;
 ReduceArrays avx512_kernel(Dtype type, ReduceOp op) noexcept;
 #endif
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <utility>
 
-namespace muster::node {
+namespace muster::detail::node {
 namespace {
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
@@ -166,4 +166,4 @@ SharedSegment::~SharedSegment() {
   if (file_ >= 0) ::close(file_);
 }
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

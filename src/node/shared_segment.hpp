@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-namespace muster::node {
+namespace muster::detail::node {
 
 /// Bytes of a page of memory on this machine.
 std::size_t page_size() noexcept;
@@ -57,4 +57,4 @@ class SharedSegment {
   std::size_t size_ = 0;
 };
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

@@ -1,15 +1,14 @@
 #include "node/team.hpp"
 
+#include "node/sizes.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <utility>
 
-namespace muster::node {
+namespace muster::detail::node {
 namespace {
-
-constexpr std::size_t page = 4096;
-constexpr std::size_t line = 64;
 
 /// Up to this many bytes a copy costs less than asking whether one is needed.
 constexpr std::size_t small_bytes = std::size_t{8} << 10;
@@ -17,8 +16,6 @@ constexpr std::size_t small_bytes = std::size_t{8} << 10;
 constexpr std::size_t direct_bytes = std::size_t{1} << 20;
 /// In registered memory of up to so many bytes a rank has always the same slice, which stays in its cache.
 constexpr std::size_t cached_bytes = std::size_t{2} << 20;
-/// What a rank claims at once of larger memory: whoever is early does more.
-constexpr std::size_t part_bytes = std::size_t{256} << 10;
 
 /// Both slots of all ranks together take about 8 MB.
 std::size_t slot_bytes_of(int size) {
@@ -601,4 +598,4 @@ std::size_t Team::claim(std::uint64_t step, std::size_t parts) {
   }
 }
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

@@ -28,7 +28,7 @@
 #include <span>
 #include <vector>
 
-namespace muster::node {
+namespace muster::detail::node {
 
 /// Memory of all ranks of a team, each rank's part at its rank times `stride` from `base`.
 struct Region {
@@ -134,4 +134,4 @@ class Team {
   std::uint64_t seen_finished_ = 0;  ///< by all
 };
 
-}  // namespace muster::node
+}  // namespace muster::detail::node

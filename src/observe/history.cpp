@@ -8,13 +8,13 @@
 #include <sstream>
 #include <utility>
 
-namespace muster::observe {
+namespace muster::detail::observe {
 namespace {
 
-std::string line_of(const Config& row) { return row.dump(-1, ' ', false, Config::error_handler_t::replace) + "\n"; }
+std::string line_of(const Json& row) { return row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
 /// A field by RFC 4180.
-std::string field(const Config& row, const std::string& column) {
+std::string field(const Json& row, const std::string& column) {
   const auto found = row.find(column);
   if (found == row.end() || found->is_null()) return "";
   const auto text = found->is_string() ? found->get<std::string>() : found->dump();
@@ -24,7 +24,7 @@ std::string field(const Config& row, const std::string& column) {
   return quoted + "\"";
 }
 
-std::string table_line(const Config& row, const std::vector<std::string>& columns) {
+std::string table_line(const Json& row, const std::vector<std::string>& columns) {
   std::string line;
   for (const auto& column : columns)
     line += (line.empty() && &column == &columns.front() ? "" : ",") + field(row, column);
@@ -32,7 +32,7 @@ std::string table_line(const Config& row, const std::vector<std::string>& column
 }
 
 /// Adds the row's new columns; whether there were any.
-bool extend(std::vector<std::string>& columns, const Config& row) {
+bool extend(std::vector<std::string>& columns, const Json& row) {
   const auto before = columns.size();
   for (const auto& [key, value] : row.items())
     if (std::find(columns.begin(), columns.end(), key) == columns.end()) columns.push_back(key);
@@ -40,9 +40,9 @@ bool extend(std::vector<std::string>& columns, const Config& row) {
 }
 
 /// The report that the row is of; 0 if it does not say.
-std::int64_t iteration_of(const Config& row) { return row.value("training_iteration", std::int64_t{0}); }
+std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
 
-void check_row(const Config& row, const std::string& doing) {
+void check_row(const Json& row, const std::string& doing) {
   constexpr auto most = std::uint64_t{1} << 53;
   const auto fail = [&](const char* fact) {
     throw Error(ExitCode::data, doing, fact, "Mend that line or remove it; it is only a record of what was reported");
@@ -55,8 +55,8 @@ void check_row(const Config& row, const std::string& doing) {
 
 }  // namespace
 
-std::vector<Config> History::read(const std::filesystem::path& folder) {
-  std::vector<Config> rows;
+std::vector<Json> History::read(const std::filesystem::path& folder) {
+  std::vector<Json> rows;
   const auto path = folder / "result.json";
   if (!std::filesystem::exists(status_of(path))) return rows;
   std::istringstream lines(read_file(path, longest_json));
@@ -76,7 +76,7 @@ std::vector<Config> History::read(const std::filesystem::path& folder) {
   return rows;
 }
 
-History::History(std::filesystem::path folder, std::int64_t training_iteration, const Config& last)
+History::History(std::filesystem::path folder, std::int64_t training_iteration, const Json& last)
     : folder_(std::move(folder)) {
   for (auto& row : read(folder_))
     if (iteration_of(row) <= training_iteration) rows_.push_back(std::move(row));
@@ -87,7 +87,7 @@ History::History(std::filesystem::path folder, std::int64_t training_iteration, 
   write_table();
 }
 
-void History::append(const Config& row) {
+void History::append(const Json& row) {
   rows_.push_back(row);
   const bool wider = extend(columns_, row);
   if (std::exchange(torn_, true)) {
@@ -116,11 +116,11 @@ void History::write_rows() const {
 
 void History::write_table() const {
   std::string text;
-  Config names = Config::object();
+  Json names = Json::object();
   for (const auto& column : columns_) names[column] = column;
   if (!columns_.empty()) text = table_line(names, columns_);
   for (const auto& row : rows_) text += table_line(row, columns_);
   write_file(folder_ / "progress.csv", text);
 }
 
-}  // namespace muster::observe
+}  // namespace muster::detail::observe

@@ -5,13 +5,13 @@
 namespace muster {
 namespace {
 
-using checkpoint::Differences;
-using checkpoint::ParameterPaths;
+using detail::checkpoint::Differences;
+using detail::checkpoint::ParameterPaths;
 
-bool holds_mean(const Config& json) {
+bool holds_mean(const Json& json) {
   const auto sum = json.is_object() ? json.find("sum") : json.end();
   const auto samples = json.is_object() ? json.find("samples") : json.end();
-  return json.is_object() && sum != json.end() && samples != json.end() && checkpoint::number_from_json(*sum) &&
+  return json.is_object() && sum != json.end() && samples != json.end() && detail::checkpoint::number_from_json(*sum) &&
          samples->is_number_integer() && samples->get<std::int64_t>() >= 0;
 }
 
@@ -27,19 +27,19 @@ class MeanObject : public StateEntry::Object {
   }
 
   void load(const StateDict& saved, const ParameterPaths&) override {
-    *sum_ = *checkpoint::number_from_json(saved.values.at("sum"));
+    *sum_ = *detail::checkpoint::number_from_json(saved.values.at("sum"));
     *samples_ = saved.values.at("samples").get<std::int64_t>();
   }
 
-  checkpoint::Copies copies() const override { return checkpoint::Copies::own; }
+  detail::checkpoint::Copies copies() const override { return detail::checkpoint::Copies::own; }
 
-  std::optional<StateDict> regroup(const StateDict& all, checkpoint::Part here) const override {
+  std::optional<StateDict> regroup(const StateDict& all, detail::checkpoint::Part here) const override {
     double sum = 0;
     std::int64_t samples = 0;
     for (const auto& rank : all.values) {
       if (!holds_mean(rank)) return StateDict{.values = rank};  // compare() says so
       if (here.index != 0) continue;
-      sum += *checkpoint::number_from_json(rank.at("sum"));
+      sum += *detail::checkpoint::number_from_json(rank.at("sum"));
       samples += rank.at("samples").get<std::int64_t>();
     }
     return to_state(sum, samples);
@@ -47,7 +47,7 @@ class MeanObject : public StateEntry::Object {
 
  private:
   static StateDict to_state(double sum, std::int64_t samples) {
-    return {.values = {{"sum", checkpoint::number_to_json(sum)}, {"samples", samples}}};
+    return {.values = {{"sum", detail::checkpoint::number_to_json(sum)}, {"samples", samples}}};
   }
 
   double* sum_;

@@ -14,7 +14,7 @@
 #include <fstream>
 #include <string_view>
 
-namespace muster::observe {
+namespace muster::detail::observe {
 namespace {
 
 constexpr std::array<std::string_view, 10> own_fields{
@@ -78,10 +78,10 @@ std::string progress_line(const Step& step, double samples_per_second, int width
   return line;
 }
 
-std::string report_line(const Config& row, std::int64_t epochs) {
+std::string report_line(const Json& row, std::int64_t epochs) {
   std::string line = row.contains("epoch") && row.at("epoch").is_number_integer()
                          ? epoch_of(row.at("epoch").get<std::int64_t>(), epochs)
-                         : "report " + row.value("training_iteration", Config(0)).dump();
+                         : "report " + row.value("training_iteration", Json(0)).dump();
   for (const auto& [key, value] : row.items()) {
     if (std::find(own_fields.begin(), own_fields.end(), key) != own_fields.end()) continue;
     line += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : value.dump());
@@ -124,10 +124,10 @@ void ProgressLine::step(const Step& step) {
   drawn_ = true;
 }
 
-void ProgressLine::report(const Config& row, std::int64_t epochs) {
+void ProgressLine::report(const Json& row, std::int64_t epochs) {
   if (!lines_) return;
   erase();
   std::fprintf(stderr, "%s\n", report_line(row, epochs).c_str());
 }
 
-}  // namespace muster::observe
+}  // namespace muster::detail::observe

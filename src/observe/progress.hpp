@@ -1,14 +1,14 @@
 // What a person sees while training runs: a live line on a terminal, a line per report elsewhere.
 #pragma once
 
-#include "muster/config.hpp"
+#include "muster/json.hpp"
 #include "muster/launch.hpp"
 
 #include <chrono>
 #include <cstdint>
 #include <string>
 
-namespace muster::observe {
+namespace muster::detail::observe {
 
 /// Where an epoch stands.
 struct Step {
@@ -21,7 +21,7 @@ struct Step {
 /// The live line, without control characters, at most `width` columns.
 std::string progress_line(const Step& step, double samples_per_second, int width);
 /// A report's line: epoch, the user's metrics, speed, checkpoint; at most four digits that matter.
-std::string report_line(const Config& row, std::int64_t epochs);
+std::string report_line(const Json& row, std::int64_t epochs);
 
 /// Writes to stderr. One rank has one.
 class ProgressLine {
@@ -34,7 +34,7 @@ class ProgressLine {
 
   /// Redraws the live line, at most ten times a second.
   void step(const Step& step);
-  void report(const Config& row, std::int64_t epochs);
+  void report(const Json& row, std::int64_t epochs);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -50,4 +50,4 @@ class ProgressLine {
   Step previous_{.epoch = -1};
 };
 
-}  // namespace muster::observe
+}  // namespace muster::detail::observe

@@ -29,24 +29,24 @@ Metric::Metric(const at::Tensor& value) {
 
 }  // namespace muster
 
-namespace muster::observe {
+namespace muster::detail::observe {
 namespace {
 
 constexpr std::array<std::string_view, 9> reserved{"training_iteration", "global_step",  "timestamp",
                                                    "time_this_iter_s",   "time_total_s", "num_samples",
                                                    "samples_per_s",      "world_size",   "checkpoint_dir_name"};
 
-Config finite(Config value) {
-  return value.is_number_float() && !std::isfinite(value.get<double>()) ? Config(nullptr) : value;
+Json finite(Json value) {
+  return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
 /// `given`: [value, weight] of each rank that gave the key.
-Config reduce_values(const std::vector<Config>& given) {
+Json reduce_values(const std::vector<Json>& given) {
   const auto& first = given.front()[0];
-  const bool numbers = std::all_of(given.begin(), given.end(), [](const Config& g) { return g[0].is_number(); });
+  const bool numbers = std::all_of(given.begin(), given.end(), [](const Json& g) { return g[0].is_number(); });
   if (!numbers) return first;
-  const bool equal_integers = std::all_of(given.begin(), given.end(),
-                                          [&](const Config& g) { return g[0].is_number_integer() && g[0] == first; });
+  const bool equal_integers =
+      std::all_of(given.begin(), given.end(), [&](const Json& g) { return g[0].is_number_integer() && g[0] == first; });
   if (equal_integers) return first;
   double sum = 0, weights = 0;
   for (const auto& one : given) {
@@ -56,39 +56,39 @@ Config reduce_values(const std::vector<Config>& given) {
     sum += one[0].get<double>() * counts;
     weights += counts;
   }
-  return weights > 0 ? finite(sum / weights) : Config(nullptr);
+  return weights > 0 ? finite(sum / weights) : Json(nullptr);
 }
 
 }  // namespace
 
-Config encode(const Metrics& metrics) {
-  Config encoded = Config::object();
+Json encode(const Metrics& metrics) {
+  Json encoded = Json::object();
   for (const auto& [key, metric] : metrics) {
     if (std::find(reserved.begin(), reserved.end(), key) != reserved.end())
       throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a name that every report has already",
                   "Choose another name");
-    encoded[key] = Config::array({metric.value(), metric.weight()});
+    encoded[key] = Json::array({metric.value(), metric.weight()});
   }
   return encoded;
 }
 
-Config reduce(const std::vector<Config>& ranks, bool reduce) {
+Json reduce(const std::vector<Json>& ranks, bool reduce) {
   std::set<std::string> keys;
   for (const auto& rank : ranks)
     for (const auto& [key, value] : rank.items()) keys.insert(key);
-  Config row = Config::object();
+  Json row = Json::object();
   for (const auto& key : keys) {
-    std::vector<Config> given;
+    std::vector<Json> given;
     for (const auto& rank : ranks)
       if (rank.contains(key)) given.push_back(rank.at(key));
     if (reduce) {
       row[key] = finite(reduce_values(given));
     } else {
-      row[key] = Config::array();
+      row[key] = Json::array();
       for (auto& one : given) row[key].push_back(finite(one[0]));
     }
   }
   return row;
 }
 
-}  // namespace muster::observe
+}  // namespace muster::detail::observe

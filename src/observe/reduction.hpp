@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-namespace muster::observe {
+namespace muster::detail::observe {
 
 /// A rank's metrics as bytes that keep NaN and integers. A reserved name (one that the row itself has, "epoch" aside)
 /// is an Error (ExitCode::user_error).
-Config encode(const Metrics& metrics);
+Json encode(const Metrics& metrics);
 
 /// One value per key, over the ranks that gave the key: integers that are equal stay; numbers become the mean weighted
 /// by samples (1 where a rank gave none); anything else is that of the lowest rank. With `reduce` false every key has
 /// the list over its ranks. NaN and infinity become null.
-Config reduce(const std::vector<Config>& ranks, bool reduce);
+Json reduce(const std::vector<Json>& ranks, bool reduce);
 
-}  // namespace muster::observe
+}  // namespace muster::detail::observe

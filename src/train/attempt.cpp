@@ -2,7 +2,7 @@
 
 #include "comm/agreement.hpp"
 
-namespace muster::train {
+namespace muster::detail::train {
 namespace {
 
 using comm::Outcome;
@@ -44,4 +44,4 @@ void check_together(const Communicator& world, const Patience& patience, const s
   if (const auto error = conclude(world, patience, mine)) throw *error;
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -8,7 +8,7 @@
 #include <functional>
 #include <optional>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 /// How long ranks wait for each other.
 struct Patience {
@@ -24,4 +24,4 @@ std::optional<Error> attempt(const Communicator& world, const Patience& patience
 /// Runs `work`, in which they do not, and throws the root cause. Collective over the world.
 void check_together(const Communicator& world, const Patience& patience, const std::function<void()>& work);
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

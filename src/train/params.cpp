@@ -10,23 +10,23 @@
 #include <string>
 #include <utility>
 
-namespace muster::train {
+namespace muster::detail::train {
 namespace {
 
 template <class T>
-Config or_null(const std::optional<T>& value) {
-  return value ? Config(*value) : Config(nullptr);
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
 }
 
 /// An object in the file, which knows its name.
 class Part {
  public:
-  Part(const Config& json, std::filesystem::path file, std::string name = {})
+  Part(const Json& json, std::filesystem::path file, std::string name = {})
       : json_(json), file_(std::move(file)), name_(std::move(name)) {
     if (!json_.is_object()) refuse(name_.empty() ? "it" : name_, "is not an object");
   }
 
-  const Config& at(const char* key) const {
+  const Json& at(const char* key) const {
     const auto found = json_.find(key);
     if (found == json_.end()) refuse(full(key), "is missing");
     return *found;
@@ -64,14 +64,14 @@ class Part {
   std::string full(const char* key) const { return name_ + (name_.empty() ? "\"" : " \"") + key + "\""; }
 
  private:
-  const Config& json_;
+  const Json& json_;
   std::filesystem::path file_;
   std::string name_;
 };
 
 }  // namespace
 
-Config to_json(const Params& params) {
+Json to_json(const Params& params) {
   const auto& [finished, train_loop_config, metadata, scaling, checkpoint, max_failures, torch, data] = params;
   return {{"train_loop_config", train_loop_config},
           {"metadata", metadata},
@@ -86,11 +86,11 @@ Config to_json(const Params& params) {
             {"checkpoint_score_order", checkpoint.checkpoint_score_order == ScoreOrder::max ? "max" : "min"},
             {"max_failures", max_failures}}},
           {"torch_config",
-           {{"backend", torch.backend}, {"timeout_ms", torch.timeout ? Config(torch.timeout->count()) : Config()}}},
+           {{"backend", torch.backend}, {"timeout_ms", torch.timeout ? Json(torch.timeout->count()) : Json()}}},
           {"dataset_config", {{"datasets_to_split", data.datasets_to_split}, {"split_all", data.split_all}}}};
 }
 
-Params params_from_json(const Config& json, const std::filesystem::path& path) {
+Params params_from_json(const Json& json, const std::filesystem::path& path) {
   const Part all(json, path);
   Params params{.finished = all.flag("finished", false),
                 .train_loop_config = all.at("train_loop_config"),
@@ -132,4 +132,4 @@ Params read_params(const std::filesystem::path& folder) {
   return params_from_json(read_json(path), path);
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

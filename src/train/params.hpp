@@ -5,12 +5,12 @@
 
 #include <filesystem>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 struct Params {
   bool finished = false;
-  Config train_loop_config = Config::object();
-  Config metadata = Config::object();
+  Json train_loop_config = Json::object();
+  Json metadata = Json::object();
   ScalingConfig scaling = {};
   CheckpointConfig checkpoint = {};
   int max_failures = 0;
@@ -19,11 +19,11 @@ struct Params {
 };
 
 /// Without "finished", which is written when the run is.
-Config to_json(const Params& params);
+Json to_json(const Params& params);
 /// An Error (ExitCode::data) names what is missing or cannot be. Keys that are unknown are left alone; those of later
 /// versions may be missing.
-Params params_from_json(const Config& json, const std::filesystem::path& path);
+Params params_from_json(const Json& json, const std::filesystem::path& path);
 /// Those of the run in `folder`; there is a params.json.
 Params read_params(const std::filesystem::path& folder);
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

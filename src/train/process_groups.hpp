@@ -5,7 +5,7 @@
 
 #include <functional>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 /// Set by TorchBackend.
 struct ProcessGroups {
@@ -15,4 +15,4 @@ struct ProcessGroups {
   c10::intrusive_ptr<c10d::ProcessGroup> own = {};
 };
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-namespace muster::train {
+namespace muster::detail::train {
 namespace {
 
 std::vector<at::Generator> generators(at::Device device) {
@@ -88,4 +88,4 @@ void set_generator_state(const std::string& state, at::Device device) {
   }
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

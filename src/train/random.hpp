@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 /// Seeds torch's generators with f(seed, rank).
 void seed_generators(std::uint64_t seed, int rank);
@@ -42,4 +42,4 @@ class ShardGenerators {
   int inside_ = -1;
 };
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

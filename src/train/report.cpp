@@ -12,36 +12,36 @@
 #include <ctime>
 #include <utility>
 
-namespace muster::train {
+namespace muster::detail::train {
 namespace {
 
 /// What one worker brings to a report.
-struct Part {
-  Config metrics;
+struct Contribution {
+  Json metrics;
   bool saves_state = false;
   bool saves_files = false;
   bool stop = false;
 
   std::string pack() const {
-    const auto bytes = Config::to_cbor({metrics, saves_state, saves_files, stop});
+    const auto bytes = Json::to_cbor({metrics, saves_state, saves_files, stop});
     return {bytes.begin(), bytes.end()};
   }
-  static Part unpack(const std::string& bytes) {
-    const auto fields = Config::from_cbor(bytes);
+  static Contribution unpack(const std::string& bytes) {
+    const auto fields = Json::from_cbor(bytes);
     return {fields[0], fields[1], fields[2], fields[3]};
   }
 };
 
-bool any(const std::vector<Part>& parts, bool Part::*flag) {
-  return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part.*flag; });
+bool any(const std::vector<Contribution>& parts, bool Contribution::*flag) {
+  return std::any_of(parts.begin(), parts.end(), [&](const Contribution& part) { return part.*flag; });
 }
 
 }  // namespace
 
-Config SessionState::make_row(Config metrics) const {
+Json SessionState::make_row(Json metrics) const {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_report).count();
-  Config row = std::move(metrics);
+  Json row = std::move(metrics);
   row.emplace("epoch", epoch);  // the user's own wins
   row["training_iteration"] = training_iteration;
   row["global_step"] = global_step;
@@ -62,30 +62,32 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
     throw Error(ExitCode::user_error, "reporting", "the step is not complete: other shards of it are to come",
                 "With virtual workers, report after the last batch of a step");
 
-  std::vector<Part> parts;
+  std::vector<Contribution> parts;
   for (const auto& bytes : comm::on_all(control, [&] {
          if (const auto* loader = passes->without_position(); entries != nullptr && loader != nullptr)
            throw Error(ExitCode::usage, "reporting with a state",
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
-         return Part{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}.pack();
+         return Contribution{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}
+             .pack();
        }))
-    parts.push_back(Part::unpack(bytes));
-  stop.hear(any(parts, &Part::stop));
-  const bool saves_state = any(parts, &Part::saves_state);
-  if (!std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return part.saves_state == saves_state; }))
+    parts.push_back(Contribution::unpack(bytes));
+  stop.hear(any(parts, &Contribution::stop));
+  const bool saves_state = any(parts, &Contribution::saves_state);
+  if (!std::all_of(parts.begin(), parts.end(),
+                   [&](const Contribution& part) { return part.saves_state == saves_state; }))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
 
   for (const auto& prepared : models) prepared->synchronise_buffers();
   ++training_iteration;
-  std::vector<Config> all_metrics;
+  std::vector<Json> all_metrics;
   for (const auto& part : parts) all_metrics.push_back(part.metrics);
-  Config row = make_row(observe::reduce(all_metrics, options.reduce));
-  row = Config::parse(control.broadcast(row.dump(-1, ' ', false, Config::error_handler_t::replace)));
+  Json row = make_row(observe::reduce(all_metrics, options.reduce));
+  row = Json::parse(control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
-  const bool saves_files = any(parts, &Part::saves_files), saves = saves_state || saves_files;
+  const bool saves_files = any(parts, &Contribution::saves_files), saves = saves_state || saves_files;
   check_score(row, saves);
   if (saves) row["checkpoint_dir_name"] = save(entries, files, saves_files, row).path().filename().string();
 
@@ -104,7 +106,7 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
   if (stop.known()) saves ? throw_stopped(true) : try_to_stop(true);
 }
 
-void SessionState::check_score(const Config& row, bool saves) {
+void SessionState::check_score(const Json& row, bool saves) {
   const auto& attribute = config.checkpoint_config.checkpoint_score_attribute;
   if (attribute.empty()) return;
   const auto at = row.find(attribute);
@@ -125,7 +127,7 @@ void SessionState::check_score(const Config& row, bool saves) {
 }
 
 Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
-                              const Config& row) {
+                              const Json& row) {
   checkpoint::Contents contents{.state = {},
                                 .random_state = save_random_state(),
                                 .directory = {},
@@ -153,4 +155,4 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
   return *newest;
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -19,7 +19,7 @@
 #include <random>
 #include <thread>
 
-namespace muster::train {
+namespace muster::detail::train {
 namespace {
 
 std::string default_name(const std::string& program, const std::filesystem::path& storage) {
@@ -72,9 +72,9 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
       previous_ = read_json(file);
       params_from_json(previous_, file);
     }
-    return Config{path_.string(), name_, previous_}.dump();
+    return Json{path_.string(), name_, previous_}.dump();
   });
-  const auto decided = Config::parse(chosen);
+  const auto decided = Json::parse(chosen);
   path_ = decided[0].get<std::string>();
   name_ = decided[1];
   previous_ = decided[2];
@@ -143,7 +143,7 @@ void Run::check_shared(const Communicator& world) const {
           "Choose a --storage on a file system that all nodes share");
 }
 
-void Run::write_params(const Config& params) const { write_file(path_ / "params.json", params.dump(2) + "\n"); }
+void Run::write_params(const Json& params) const { write_file(path_ / "params.json", params.dump(2) + "\n"); }
 
 void Run::write_error(const std::string& text) const noexcept {
   try {
@@ -167,4 +167,4 @@ void Run::remove_error() const noexcept {
   std::filesystem::remove(path_ / "error.txt", ignored);
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

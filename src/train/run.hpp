@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 /// Throws an Error (ExitCode::usage) unless `name` is one plain folder name.
 void check_run_name(const std::string& name);
@@ -27,9 +27,9 @@ class Run {
   const std::string& name() const noexcept { return name_; }
 
   /// What params.json said before this job; null for a new run.
-  const Config& previous_params() const noexcept { return previous_; }
+  const Json& previous_params() const noexcept { return previous_; }
   /// Replaces params.json. By one rank.
-  void write_params(const Config& params) const;
+  void write_params(const Json& params) const;
   /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
   /// with a file takes the place of the cause.
   void write_error(const std::string& text) const noexcept;
@@ -44,8 +44,8 @@ class Run {
   bool root_ = false;
   std::filesystem::path path_;
   std::string name_;
-  Config previous_;
+  Json previous_;
   std::optional<File> lock_;
 };
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -1,16 +1,16 @@
 #include "train/same_data.hpp"
 
-#include "muster/config.hpp"
 #include "muster/error.hpp"
+#include "muster/json.hpp"
 
 #include <cstddef>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 void require_same_data(const Communicator& world, int workers, const std::map<std::string, data::Fingerprint>& mine) {
-  Config prints = Config::object();
+  Json prints = Json::object();
   for (const auto& [name, print] : mine) prints[name] = print.to_json();
-  const auto of_rank = world.all_gather(prints.dump(-1, ' ', false, Config::error_handler_t::replace));
+  const auto of_rank = world.all_gather(prints.dump(-1, ' ', false, Json::error_handler_t::replace));
   const auto where = [&](std::size_t rank) {
     return "rank " + std::to_string(rank) + " (" + world.topology().hosts[rank] + ")";
   };
@@ -18,10 +18,10 @@ void require_same_data(const Communicator& world, int workers, const std::map<st
     throw Error(ExitCode::data, "comparing the dataset \"" + name + "\" over the ranks", fact,
                 "Copy the same files to every host, or make the same tensors on every rank");
   };
-  const auto first = Config::parse(of_rank.front());
+  const auto first = Json::parse(of_rank.front());
   for (std::size_t rank = 1; rank < static_cast<std::size_t>(workers); ++rank) {
     if (of_rank[rank] == of_rank.front()) continue;
-    const auto other = Config::parse(of_rank[rank]);
+    const auto other = Json::parse(of_rank[rank]);
     for (const auto& [name, print] : first.items()) {
       if (!other.contains(name)) refuse(name, where(rank) + " has none of that name, and " + where(0) + " has");
       if (const auto fact = data::difference(data::Fingerprint::from_json(print), where(0),
@@ -33,4 +33,4 @@ void require_same_data(const Communicator& world, int workers, const std::map<st
   }
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -7,10 +7,10 @@
 #include <map>
 #include <string>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 /// An Error (ExitCode::data), the same on all ranks, that names the dataset, what differs, and a rank and its host on
 /// each side. The first `workers` ranks are compared, each by what it found itself. Collective over the world.
 void require_same_data(const Communicator& world, int workers, const std::map<std::string, data::Fingerprint>& mine);
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -2,9 +2,9 @@
 
 #include "base/log.hpp"
 #include "checkpoint/components.hpp"
-#include "model/optimizer_step.hpp"
 #include "muster/error.hpp"
 #include "observe/reduction.hpp"
+#include "optim/optimizer_step.hpp"
 #include "train/process_groups.hpp"
 #include "train/random.hpp"
 #include "train/session_state.hpp"
@@ -18,7 +18,7 @@
 
 namespace muster {
 
-using train::SessionState;
+using detail::train::SessionState;
 
 State::State(SessionState& session, StateEntries entries)
     : session_(&session), entries_(std::make_shared<const StateEntries>(std::move(entries))) {}
@@ -30,7 +30,7 @@ bool State::restore() {
   if (!session.start) return false;
   const auto& saved = session.read_start();
   if (!saved.where.of_a_run) return session.restore_what_is_there(*entries_);
-  checkpoint::restore(*entries_, saved.state, {session.workers.rank(), session.workers.size()});
+  detail::checkpoint::restore(*entries_, saved.state, {session.workers.rank(), session.workers.size()});
   session.restore_progress(saved.where);
   session.restore_random_state(saved);
   return true;
@@ -75,7 +75,7 @@ int Session::node_rank() const noexcept { return state_->workers.topology().node
 int Session::num_nodes() const noexcept { return state_->workers.topology().num_nodes; }
 const std::string& Session::trial_name() const noexcept { return state_->run.name(); }
 const std::string& Session::experiment_name() const noexcept { return state_->run.name(); }
-const Config& Session::metadata() const noexcept { return state_->metadata; }
+const Json& Session::metadata() const noexcept { return state_->metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->launch.flags().seed; }
 std::int64_t Session::global_step() const noexcept { return state_->global_step; }
 at::Device Session::get_device() const { return state_->device; }
@@ -99,31 +99,31 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
   // Who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->launch.cpus_per_rank() > at::get_num_threads();
-  state_->models.push_back(
-      model::DataParallel::prepare(module,
-                                   {.communicator = state_->workers,
-                                    .new_group = state_->groups->make,
-                                    .weight = state_->passes->weight,
-                                    .no_sync_depth = state_->no_sync_depth,
-                                    .wishes_to_stop = [state = state_] { return state->launch.stop_requested(); },
-                                    .device = state_->device,
-                                    .share_memory = share_memory,
-                                    .spare_core = spare_core,
-                                    .share = state_->share},
-                                   options));
+  state_->models.push_back(detail::gradients::DataParallel::prepare(
+      module,
+      {.communicator = state_->workers,
+       .new_group = state_->groups->make,
+       .weight = state_->passes->weight,
+       .no_sync_depth = state_->no_sync_depth,
+       .wishes_to_stop = [state = state_] { return state->launch.stop_requested(); },
+       .device = state_->device,
+       .share_memory = share_memory,
+       .spare_core = spare_core,
+       .share = state_->share},
+      options));
 }
 
-std::unique_ptr<model::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
-                                                            const OptimizerOptions& options) {
-  return model::make_optimizer_step(optimizer, state_->models, options);
+std::unique_ptr<detail::optim::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
+                                                                    const OptimizerOptions& options) {
+  return detail::optim::make_optimizer_step(optimizer, state_->models, options);
 }
 
-StepScope::StepScope(std::shared_ptr<data::Passes> passes, std::shared_ptr<const data::StepWeight> step)
+StepScope::StepScope(std::shared_ptr<detail::data::Passes> passes, std::shared_ptr<const detail::step::StepWeight> step)
     : passes_(std::move(passes)), scope_(passes_->enter(std::move(step))) {}
 
 StepScope::~StepScope() { passes_->leave(scope_); }
 
-StepScope Session::step_of(std::shared_ptr<const data::StepWeight> step) const {
+StepScope Session::step_of(std::shared_ptr<const detail::step::StepWeight> step) const {
   return {state_->passes, std::move(step)};
 }
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 const checkpoint::Restored& SessionState::read_start() {
   if (!restored) restored = store.read(*start);
@@ -50,7 +50,7 @@ void SessionState::tell_beginning(bool saves) {
 void SessionState::watch_passes() {
   watch = std::make_shared<data::Passes::Watch>(data::Passes::Watch{
       .on_batch =
-          [this](const data::Track& track, const data::StepWeight& step, std::int64_t samples) {
+          [this](const data::Track& track, const step::StepWeight& step, std::int64_t samples) {
             tell_beginning(false);
             if (!step.completes_step()) return;
             ++global_step;
@@ -107,7 +107,7 @@ bool SessionState::restore_what_is_there(const StateEntries& entries) {
   return !there.empty();
 }
 
-Config SessionState::save_progress(bool in_report) const {
+Json SessionState::save_progress(bool in_report) const {
   return to_json(
       checkpoint::Progress{.of_a_run = true,
                            .training_iteration = training_iteration,
@@ -117,8 +117,8 @@ Config SessionState::save_progress(bool in_report) const {
                            .samples_since_report = in_report ? 0 : samples_since_report,
                            .time_total_s = time_before + std::chrono::duration<double>(Clock::now() - begin).count(),
                            .seed = launch.flags().seed,
-                           .positions = passes->positions().get<std::map<std::string, Config>>(),
-                           .preprocessor = preprocessor ? preprocessor->state() : Config(nullptr)});
+                           .positions = passes->positions().get<std::map<std::string, Json>>(),
+                           .preprocessor = preprocessor ? preprocessor->state() : Json(nullptr)});
 }
 
 void SessionState::restore_progress(const checkpoint::Progress& progress) {
@@ -130,4 +130,4 @@ void SessionState::restore_progress(const checkpoint::Progress& progress) {
   for (const auto& [name, position] : progress.positions) passes->restore(name, position, complete);
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -4,7 +4,7 @@
 #include "checkpoint/store.hpp"
 #include "data/passes.hpp"
 #include "data/shard.hpp"
-#include "model/data_parallel.hpp"
+#include "gradients/data_parallel.hpp"
 #include "muster/launch.hpp"
 #include "muster/preprocessor.hpp"
 #include "muster/session.hpp"
@@ -26,7 +26,7 @@ namespace muster {
 class Backend;
 }
 
-namespace muster::train {
+namespace muster::detail::train {
 
 struct ProcessGroups;
 
@@ -40,12 +40,12 @@ struct SessionState {
   Communicator control;  // report and checkpoint
   ScalingConfig scaling;
   RunConfig config;
-  Config metadata;
+  Json metadata;
   at::Device device = at::kCPU;
   PreprocessorPtr preprocessor = {};
   std::map<std::string, Dataset> datasets;
   DataConfig data_config;
-  data::StepShare share = {};
+  step::StepShare share = {};
 
   checkpoint::Store store;
   std::optional<Checkpoint> start = {};               // what the run goes on from
@@ -55,7 +55,7 @@ struct SessionState {
   std::shared_ptr<Backend> backend = {};  // from its start to its shutdown
   bool failed = false;
   std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
-  std::vector<std::shared_ptr<model::DataParallel>> models = {};
+  std::vector<std::shared_ptr<gradients::DataParallel>> models = {};
   std::shared_ptr<data::Passes> passes = std::make_shared<data::Passes>();
   std::shared_ptr<const data::Passes::Watch> watch = {};
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
@@ -117,17 +117,16 @@ struct SessionState {
   void end_training();
 
   /// Where training stands, for a checkpoint, of a report or in between; and back.
-  Config save_progress(bool in_report) const;
+  Json save_progress(bool in_report) const;
   void restore_progress(const checkpoint::Progress& progress);
 
  private:
-  Config make_row(Config metrics) const;
-  Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
-                  const Config& row);
-  void check_score(const Config& row, bool saves);
+  Json make_row(Json metrics) const;
+  Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files, const Json& row);
+  void check_score(const Json& row, bool saves);
   void try_to_stop(bool in_report);
   bool is_settled(const StateEntries* entries);
   [[noreturn]] void throw_stopped(bool saved);
 };
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

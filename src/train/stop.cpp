@@ -1,6 +1,6 @@
 #include "train/stop.hpp"
 
-#include "model/sample.hpp"
+#include "gradients/sample.hpp"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -12,7 +12,7 @@
 #include <span>
 #include <string_view>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 void StopWish::hear(bool any) noexcept {
   known_ = known_ || any;
@@ -65,7 +65,7 @@ bool Unspent::look(const std::vector<std::vector<at::Tensor>>& models) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       now.gradients = now.gradients * 31 + hash_of(gradient);
-      none = none && !model::has_values(gradient);
+      none = none && !gradients::has_values(gradient);
     }
     const auto [before, is_new] = models_.try_emplace(model.front().unsafeGetTensorImpl());
     const auto& was = before->second;
@@ -77,4 +77,4 @@ bool Unspent::look(const std::vector<std::vector<at::Tensor>>& models) {
   return unspent;
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -14,7 +14,7 @@
 #include <map>
 #include <vector>
 
-namespace muster::train {
+namespace muster::detail::train {
 
 /// Whether any worker has been asked to stop, as far as all of them know: the same on each at the same place.
 class StopWish {
@@ -52,4 +52,4 @@ class Unspent {
   std::map<const void*, Model> models_;  ///< by the first parameter
 };
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -1,7 +1,7 @@
 // A session that has been asked to stop.
 #include "base/log.hpp"
 #include "checkpoint/object.hpp"
-#include "model/reducer.hpp"
+#include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "train/session_state.hpp"
 
@@ -14,13 +14,13 @@
 #include <string>
 #include <utility>
 
-namespace muster::train {
+namespace muster::detail::train {
 namespace {
 
 /// Gradients that wait for longer are given up: a learning rate of 0 looks like that too.
 constexpr int longest_accumulation = 1000;
 
-bool is_joined(const std::shared_ptr<model::DataParallel>& model) {
+bool is_joined(const std::shared_ptr<gradients::DataParallel>& model) {
   const auto reducer = model->reducer();
   return reducer && reducer->joined();
 }
@@ -55,7 +55,7 @@ void SessionState::try_to_stop(bool in_report) {
   if (!lives && (in_report || no_files)) throw_stopped(false);
   if (!lives || !is_place) return;
   for (const auto& prepared : models) prepared->synchronise_buffers();
-  save(entries.get(), std::nullopt, false, Config::object());
+  save(entries.get(), std::nullopt, false, Json::object());
   throw_stopped(true);
 }
 
@@ -98,4 +98,4 @@ void SessionState::throw_stopped(bool saved) {
   throw Error(error.code(), std::string(error.what()));  // all workers have it
 }
 
-}  // namespace muster::train
+}  // namespace muster::detail::train

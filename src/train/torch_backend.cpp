@@ -13,11 +13,11 @@ void TorchBackend::on_start(Session& session) {
   auto& state = *session.state_;
   const auto& flags = state.launch.flags();
   auto backend = flags.backend.value_or(config_.backend);
-  if (state.device.is_cuda()) backend = group::on_gpus(backend, has_backend("nccl"));
+  if (state.device.is_cuda()) backend = detail::group::on_gpus(backend, has_backend("nccl"));
   if (state.device.is_cuda() && state.root() && backend == "auto")
-    log::warn("this muster has no NCCL backend, so that tensors go from GPU to GPU by way of the CPU and MPI");
+    detail::log::warn("this muster has no NCCL backend, so that tensors go from GPU to GPU by way of the CPU and MPI");
   const ProcessGroupOptions options{.backend = backend};
-  state.groups = std::make_shared<train::ProcessGroups>();
+  state.groups = std::make_shared<detail::train::ProcessGroups>();
   state.groups->make = [workers = state.workers, options] { return make_process_group(workers, options); };
   state.groups->own = state.groups->make();
 }

@@ -31,8 +31,8 @@
 namespace muster {
 
 using namespace std::chrono_literals;
-using train::Run;
-using train::SessionState;
+using detail::train::Run;
+using detail::train::SessionState;
 
 namespace {
 
@@ -59,7 +59,7 @@ std::chrono::milliseconds choose_limit(const Launch& launch, const BackendConfig
     throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
                 std::to_string(own->count()) + " ms is no time",
                 "Give TorchConfig::timeout more than 0, or leave it out");
-  return launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator())));
+  return launch.flags().timeout.value_or(own.value_or(detail::comm::time_limit(launch.communicator())));
 }
 
 int count_workers(const Launch& launch, const ScalingConfig& scaling) {
@@ -77,7 +77,7 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling) {
 }
 
 /// What each worker takes of a step.
-data::StepShare choose_share(const ScalingConfig& scaling, int workers, int rank) {
+detail::step::StepShare choose_share(const ScalingConfig& scaling, int workers, int rank) {
   if (!scaling.virtual_workers) return {.total = workers, .first = rank, .count = 1};
   const int total = *scaling.virtual_workers;
   if (total < 1 || total % workers != 0)
@@ -109,18 +109,18 @@ at::Device choose_device(const ScalingConfig& scaling, const Communicator& worke
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(workers.topology().local_rank % gpus));
 }
 
-Config describe(const Launch& launch, const DataParallelTrainerOptions& options, const Run& run, int workers) {
-  Config datasets = Config::object();
+Json describe(const Launch& launch, const DataParallelTrainerOptions& options, const Run& run, int workers) {
+  Json datasets = Json::object();
   if (launch.rank() < workers)
     for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
   const auto* torch = dynamic_cast<const TorchBackendConfig*>(options.backend_config.get());
-  auto params = to_json(train::Params{.train_loop_config = options.train_loop_config,
-                                      .metadata = options.metadata,
-                                      .scaling = options.scaling_config,
-                                      .checkpoint = options.run_config.checkpoint_config,
-                                      .max_failures = options.run_config.failure_config.max_failures,
-                                      .torch = torch != nullptr ? torch->config() : TorchConfig{},
-                                      .data = options.dataset_config});
+  auto params = to_json(detail::train::Params{.train_loop_config = options.train_loop_config,
+                                              .metadata = options.metadata,
+                                              .scaling = options.scaling_config,
+                                              .checkpoint = options.run_config.checkpoint_config,
+                                              .max_failures = options.run_config.failure_config.max_failures,
+                                              .torch = torch != nullptr ? torch->config() : TorchConfig{},
+                                              .data = options.dataset_config});
   params.update({
       {"muster_version", MUSTER_VERSION},
       {"program", launch.program()},
@@ -142,16 +142,16 @@ std::filesystem::path whole_path(const std::filesystem::path& path) {
 }
 
 /// Whether the run that left `previous` behind is finished and was asked for the same.
-bool already_finished(const Config& previous, const Config& params) {
+bool already_finished(const Json& previous, const Json& params) {
   return previous.is_object() && previous.value("finished", false) &&
-         previous.value("train_loop_config", Config()) == params.at("train_loop_config");
+         previous.value("train_loop_config", Json()) == params.at("train_loop_config");
 }
 
 /// The checkpoint that --resume PATH names: PATH itself, or the newest whole one of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& communicator) {
-  return Checkpoint::from_directory(comm::on_root(communicator, [&] {
-    if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
-    const auto newest = checkpoint::newest_readable(path);
+  return Checkpoint::from_directory(detail::comm::on_root(communicator, [&] {
+    if (std::filesystem::exists(detail::status_of(path / "manifest.json"))) return path.string();
+    const auto newest = detail::checkpoint::newest_readable(path);
     if (!newest)
       throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
                   "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
@@ -172,9 +172,9 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
   const auto path = named ? whole_path(flags.resume_path) : std::filesystem::path();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
   if (named) {
-    const auto own = comm::on_root(session.control, [&] {
+    const auto own = detail::comm::on_root(session.control, [&] {
       if (!is_in(path, session.run)) return std::string();
-      const auto index = checkpoint::index_of(path.filename());
+      const auto index = detail::checkpoint::index_of(path.filename());
       if (!index)
         throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
                     "Name a checkpoint; `muster checkpoint ls` shows those that are there");
@@ -197,8 +197,8 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
 /// Takes up the run's counters, history and preprocessor where `start` left them.
 void take_up(SessionState& session) {
   const bool first = session.root();
-  const auto open_history = [&](std::int64_t iteration, const Config& last) {
-    comm::on_root(session.control, [&] {
+  const auto open_history = [&](std::int64_t iteration, const Json& last) {
+    detail::comm::on_root(session.control, [&] {
       session.history.emplace(session.run.path(), iteration, last);
       return std::string();
     });
@@ -218,20 +218,20 @@ void take_up(SessionState& session) {
     open_history(0, nullptr);
   }
   if (!first) return;
-  if (!progress.of_a_run) return log::info("starting from " + session.start->path().string());
-  log::info("resuming from " + session.start->path().string() + " (report " +
-            std::to_string(session.training_iteration) + ", epoch " + std::to_string(progress.epoch + 1) +
-            (progress.epoch_complete ? " done)" : " in progress)"));
+  if (!progress.of_a_run) return detail::log::info("starting from " + session.start->path().string());
+  detail::log::info("resuming from " + session.start->path().string() + " (report " +
+                    std::to_string(session.training_iteration) + ", epoch " + std::to_string(progress.epoch + 1) +
+                    (progress.epoch_complete ? " done)" : " in progress)"));
 }
 
 /// Fits the preprocessor unless it is, or loads what a checkpoint has of it, and lays it over all datasets.
 void preprocess(SessionState& session) {
   if (!session.preprocessor) return;
-  const Config saved = session.start ? session.read_start().where.preprocessor : Config();
+  const Json saved = session.start ? session.read_start().where.preprocessor : Json();
   if (!saved.is_null()) {
     try {
       session.preprocessor->load_state(saved);
-    } catch (const Config::exception& error) {
+    } catch (const Json::exception& error) {
       throw Error(ExitCode::data, "restoring the preprocessor", error.what(),
                   "Build the same preprocessor as the run that was saved");
     }
@@ -250,7 +250,7 @@ void preprocess(SessionState& session) {
 void train_once(SessionState& session, const DataParallelTrainerOptions& options, const TrainLoop& train_loop) {
   const c10::DeviceGuard own(session.device);  // for the user's at::kCUDA without a number
   at::set_num_threads(threads_of(session.launch, session.scaling));
-  train::seed_generators(session.launch.flags().seed, session.workers.rank());
+  detail::train::seed_generators(session.launch.flags().seed, session.workers.rank());
   if (session.share.fixed)
     session.generators.emplace(session.launch.flags().seed, session.share.first, session.share.count, session.device);
   session.start = choose_start(session, options.resume_from_checkpoint);
@@ -279,21 +279,21 @@ void shut_down(SessionState& session) noexcept {
   if (const auto backend = std::exchange(session.backend, nullptr)) try {
       backend->on_shutdown(view);
     } catch (const std::exception& error) {
-      log::warn(std::string("shutting down the backend after a failure: ") + error.what());
+      detail::log::warn(std::string("shutting down the backend after a failure: ") + error.what());
     } catch (...) {
-      log::warn("shutting down the backend after a failure: an exception that is not a std::exception");
+      detail::log::warn("shutting down the backend after a failure: an exception that is not a std::exception");
     }
 }
 
 /// Says that training is done, which it is whether that can be written or not.
-void finish(const Run& run, Config params) {
+void finish(const Run& run, Json params) {
   run.remove_error();
   params["finished"] = true;
   try {
     run.write_params(params);
   } catch (const Error& error) {
-    log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
-              error.what());
+    detail::log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
+                      error.what());
   }
 }
 
@@ -305,7 +305,7 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
   if (config.checkpoint_score_attribute.empty()) return all;
   const auto score = [&](const CheckpointInfo& info) {
     const auto value =
-        info.metrics.is_object() ? info.metrics.value(config.checkpoint_score_attribute, Config()) : Config();
+        info.metrics.is_object() ? info.metrics.value(config.checkpoint_score_attribute, Json()) : Json();
     if (!value.is_number()) return -std::numeric_limits<double>::infinity();
     return config.checkpoint_score_order == ScoreOrder::max ? value.get<double>() : -value.get<double>();
   };
@@ -314,34 +314,34 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
 }
 
 /// What the run in that folder was asked for; an Error (ExitCode::data) if it cannot be restored.
-train::Params saved_params(const std::filesystem::path& run) {
+detail::train::Params saved_params(const std::filesystem::path& run) {
   const std::string doing = "restoring the run " + run.string();
-  if (!std::filesystem::exists(status_of(run / "params.json")))
+  if (!std::filesystem::exists(detail::status_of(run / "params.json")))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
-  auto params = train::read_params(run);
-  if (!checkpoint::newest_readable(run))
+  auto params = detail::train::read_params(run);
+  if (!detail::checkpoint::newest_readable(run))
     throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
   return params;
 }
 
 /// What the run's directory holds now, the same on every rank.
 Result read_result(const Communicator& world, const Run& run, const CheckpointConfig& config) {
-  const auto content = Config::parse(comm::on_root(world, [&] {
-    const auto steps = checkpoint::read_steps_back(run.path());
-    Config checkpoints = Config::array();
+  const auto content = Json::parse(detail::comm::on_root(world, [&] {
+    const auto steps = detail::checkpoint::read_steps_back(run.path());
+    Json checkpoints = Json::array();
     std::string newest;
     int newest_index = -1;
     for (const auto& info : ranked_checkpoints(run.path(), config)) {
-      if (checkpoint::given_up(steps, info.index)) continue;
+      if (detail::checkpoint::given_up(steps, info.index)) continue;
       checkpoints.push_back({info.path.string(), info.metrics});
       if (info.index > newest_index) newest = info.path.string();
       newest_index = std::max(newest_index, info.index);
     }
-    return Config{observe::History::read(run.path()), checkpoints, newest}.dump();
+    return Json{detail::observe::History::read(run.path()), checkpoints, newest}.dump();
   }));
   Result result;
   result.path = run.path();
-  result.metrics_history = content[0].get<std::vector<Config>>();
+  result.metrics_history = content[0].get<std::vector<Json>>();
   if (!result.metrics_history.empty()) result.metrics = result.metrics_history.back();
   for (const auto& entry : content[1])
     result.best_checkpoints.emplace_back(Checkpoint::from_directory(entry[0].get<std::string>()), entry[1]);
@@ -368,15 +368,16 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 Result DataParallelTrainer::fit() {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
-  train::check_together(world, {.done = comm::time_limit(world), .failed = last_grace}, [&] { setup(); });
+  detail::train::check_together(world, {.done = detail::comm::time_limit(world), .failed = last_grace},
+                                [&] { setup(); });
   const int workers = count_workers(launch_, options_.scaling_config);
   static_cast<void>(choose_share(options_.scaling_config, workers, 0));
-  options_.train_loop_config = Config::parse(comm::on_root(
-      world, [&] { return launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
+  options_.train_loop_config = Json::parse(detail::comm::on_root(
+      world, [&] { return detail::launch::resolve(options_.train_loop_config, flags.config_file, flags.set).dump(); }));
   const Run run(world, launch_, options_.run_config);
   try {
     return train(run, workers);
-  } catch (const comm::Lost& lost) {
+  } catch (const detail::comm::Lost& lost) {
     run.write_error(world, lost);
     throw;
   }
@@ -386,11 +387,11 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
   const auto limit = choose_limit(launch_, options_.backend_config.get());
-  const comm::TimeLimit everywhere(world, limit);
-  comm::on_root(world, [&] {
+  const detail::comm::TimeLimit everywhere(world, limit);
+  detail::comm::on_root(world, [&] {
     for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
                              ".owner", "logs/.owner"})
-      remove_unfinished(run.path() / name);
+      detail::remove_unfinished(run.path() / name);
     if (flags.resume == Resume::never && !list_checkpoints(run.path()).empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                   "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
@@ -400,31 +401,31 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   // neither a GPU nor the data.
   const bool works = world.rank() < workers;
   at::Device device = at::kCPU;
-  std::map<std::string, data::Fingerprint> prints;
-  train::check_together(world, {.done = limit, .failed = last_grace}, [&] {
+  std::map<std::string, detail::data::Fingerprint> prints;
+  detail::train::check_together(world, {.done = limit, .failed = last_grace}, [&] {
     if (!works) return;
     device = choose_device(options_.scaling_config, world);
     for (const auto& [name, dataset] : options_.datasets) prints[name] = dataset.source()->fingerprint();
   });
-  train::require_same_data(world, workers, prints);
+  detail::train::require_same_data(world, workers, prints);
   for (const auto& name : options_.dataset_config.datasets_to_split)
     if (name != "train" && !options_.datasets.contains(name))  // the default names "train" whether there is one or not
-      log::warn("datasets_to_split names \"" + name + "\", and the trainer was given no such dataset");
+      detail::log::warn("datasets_to_split names \"" + name + "\", and the trainer was given no such dataset");
 
-  Config params = describe(launch_, options_, run, workers);
+  Json params = describe(launch_, options_, run, workers);
   if (flags.resume == Resume::automatic && already_finished(run.previous_params(), params)) {
-    log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
-    comm::on_root(world, [&] { return checkpoint::remove_leftovers(run.path()), std::string(); });
+    detail::log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
+    detail::comm::on_root(world, [&] { return detail::checkpoint::remove_leftovers(run.path()), std::string(); });
     return read_result(world, run, options_.run_config.checkpoint_config);
   }
-  comm::on_root(world, [&] { return run.write_params(params), std::string(); });
+  detail::comm::on_root(world, [&] { return run.write_params(params), std::string(); });
   const auto counted = [](int count, const char* what) {
     return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
   };
   if (world.rank() == 0)
-    log::info("run " + run.path().string() + ": " + counted(workers, "worker") + " on " +
-              counted(nodes_of(world.topology(), workers), "node") + ", " +
-              counted(threads_of(launch_, options_.scaling_config), "thread") + " each");
+    detail::log::info("run " + run.path().string() + ": " + counted(workers, "worker") + " on " +
+                      counted(nodes_of(world.topology(), workers), "node") + ", " +
+                      counted(threads_of(launch_, options_.scaling_config), "thread") + " each");
 
   const int max_failures = options_.run_config.failure_config.max_failures;
   std::optional<Error> error;
@@ -433,29 +434,30 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto part = world.split(works ? 0 : 1);
     const auto control = part.duplicate();
-    const train::Patience patience{.done = works ? limit : std::chrono::milliseconds(spare_patience),
-                                   .failed = last ? std::chrono::milliseconds(last_grace) : limit};
+    const detail::train::Patience patience{.done = works ? limit : std::chrono::milliseconds(spare_patience),
+                                           .failed = last ? std::chrono::milliseconds(last_grace) : limit};
     bool stopped = false;
-    error = train::attempt(world, patience, [&] {
+    error = detail::train::attempt(world, patience, [&] {
       if (!works) return;
-      SessionState session{.launch = launch_,
-                           .run = run,
-                           .workers = part,
-                           .control = control,
-                           .scaling = options_.scaling_config,
-                           .config = options_.run_config,
-                           .metadata = options_.metadata,
-                           .device = device,
-                           .preprocessor = options_.preprocessor,
-                           .datasets = options_.datasets,
-                           .data_config = options_.dataset_config,
-                           .share = choose_share(options_.scaling_config, workers, part.rank()),
-                           .store = checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
+      SessionState session{
+          .launch = launch_,
+          .run = run,
+          .workers = part,
+          .control = control,
+          .scaling = options_.scaling_config,
+          .config = options_.run_config,
+          .metadata = options_.metadata,
+          .device = device,
+          .preprocessor = options_.preprocessor,
+          .datasets = options_.datasets,
+          .data_config = options_.dataset_config,
+          .share = choose_share(options_.scaling_config, workers, part.rank()),
+          .store = detail::checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
       try {
         train_once(session, options_, train_loop_);
       } catch (...) {
         // Before the session goes, and with it connections on which the others may be waiting.
-        comm::raise_alarm(world, comm::caught(world));
+        detail::comm::raise_alarm(world, detail::comm::caught(world));
         shut_down(session);
         stopped = session.stopped;
         throw;
@@ -467,8 +469,9 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
     // Nothing may have been saved, but nobody wants another attempt. Ranks that only wait do not know.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{stopped}, ReduceOp::max) != 0) break;
     if (world.rank() == 0)
-      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
-                std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+      detail::log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
+                        std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") +
+                        ")");
   }
   if (!error && world.rank() == 0) finish(run, std::move(params));
   Result result;
@@ -476,7 +479,7 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
     result = read_result(world, run, options_.run_config.checkpoint_config);
   } catch (const Error& unreadable) {
     if (!error) throw;
-    log::warn(unreadable.what());  // and not in the place of the cause
+    detail::log::warn(unreadable.what());  // and not in the place of the cause
     result.path = run.path();
   }
   result.error = error;

@@ -25,7 +25,7 @@
 namespace {
 
 namespace fs = std::filesystem;
-using muster::checkpoint::Store;
+using muster::detail::checkpoint::Store;
 
 constexpr int rounds = 25;
 constexpr std::size_t kept = 2;
@@ -57,14 +57,14 @@ std::int64_t check(const fs::path& run, Store& store, std::int64_t committed) {
 }
 
 void live(const fs::path& run, std::int64_t committed, int out) {
-  const muster::comm::Environment environment;
+  const muster::detail::comm::Environment environment;
   Store store(environment.world(), run, {.num_to_keep = static_cast<int>(kept)});
   auto number = check(run, store, committed);
   for (;;) {
     const auto tell = ::write(out, &number, sizeof number);
     if (tell != sizeof number) wrong("the parent is gone");
     ++number;
-    muster::checkpoint::Contents contents;
+    muster::detail::checkpoint::Contents contents;
     contents.state.tensors.emplace("w", values_of(number));
     contents.progress = {{"number", number}};
     store.commit(contents);

@@ -19,11 +19,11 @@ namespace {
 
 using namespace std::chrono_literals;
 using namespace test;
-using group::Bytes;
+using detail::group::Bytes;
 using Tensors = std::vector<at::Tensor>;
 
 c10::intrusive_ptr<c10d::Store> make_store(std::chrono::milliseconds timeout = 30s) {
-  return c10::make_intrusive<group::Store>(world().duplicate(), timeout);
+  return c10::make_intrusive<detail::group::Store>(world().duplicate(), timeout);
 }
 
 TEST(Store, GivesWhatAnotherRankSetsLater) {
@@ -122,15 +122,15 @@ TEST(Store, GivesUpAfterItsTimeout) {
 
 TEST(Store, AWaitHearsOfAnotherRanksFailure) {
   const auto store = make_store();
-  comm::Outcome mine;
+  detail::comm::Outcome mine;
   if (rank() == size() - 1) {
-    mine = {comm::Outcome::Kind::failed, ExitCode::user_error, false, "it broke"};
+    mine = {detail::comm::Outcome::Kind::failed, ExitCode::user_error, false, "it broke"};
   } else {
     EXPECT_THROW(store->get("what the last rank would give"), RemoteError);
-    mine.kind = comm::Outcome::Kind::left;
+    mine.kind = detail::comm::Outcome::Kind::left;
   }
-  comm::raise_alarm(world(), mine);
-  comm::agree(world(), mine, 30s);
+  detail::comm::raise_alarm(world(), mine);
+  detail::comm::agree(world(), mine, 30s);
 }
 
 int threads() {

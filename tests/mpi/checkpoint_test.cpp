@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 
 using comm::on_all;
 using comm::on_root;
@@ -38,7 +38,7 @@ StateDict state_of(int value) {
   return {.tensors = {{"model/w", at::arange(60'000, at::kDouble).add(value)},
                       {"model/b.bias", at::full({3}, value, at::kFloat)},
                       {"optimizer/model/w/step", at::full({}, value, at::kLong)}},
-          .values = {{"model", Config::object()}, {"best", value}}};
+          .values = {{"model", Json::object()}, {"best", value}}};
 }
 
 Contents contents_of(int value) {
@@ -58,11 +58,11 @@ void expect_state(const StateDict& state, int value) {
 /// The names in the run's directory, as rank 0 sees them.
 std::set<std::string> names_in(const fs::path& run) {
   const auto text = on_root(world(), [&] {
-    auto names = Config::array();
+    auto names = Json::array();
     for (const auto& entry : fs::directory_iterator(run)) names.push_back(entry.path().filename().string());
     return names.dump();
   });
-  return Config::parse(text).get<std::set<std::string>>();
+  return Json::parse(text).get<std::set<std::string>>();
 }
 
 void flip_a_byte(const fs::path& file, std::uint64_t at) {
@@ -155,7 +155,7 @@ Contents own_contents(int value) {
   auto contents = contents_of(value);
   contents.state.tensors["seen"] = at::full({2, 3}, 10 * value + rank, at::kFloat);
   contents.state.tensors["mark"] = at::full({}, rank, at::kLong);
-  contents.state.values["seen"] = contents.state.values["mark"] = Config::object();
+  contents.state.values["seen"] = contents.state.values["mark"] = Json::object();
   contents.state.values["where"] = {{"rank", rank}};
   contents.copies = {{"seen", Copies::own}, {"mark", Copies::own}, {"where", Copies::own}};
   return contents;
@@ -178,7 +178,7 @@ TEST(Store, EachRankGetsItsOwnBack) {
 
   auto seen = at::zeros({2, 3});
   auto mark = at::zeros({}, at::kLong);
-  Config where;
+  Json where;
   for (const auto& handle : {checkpoint, *store.newest()}) {
     handle.load("seen", per_rank(seen.zero_()));
     EXPECT_TRUE(seen.eq(40 + rank).all().item<bool>());
@@ -576,4 +576,4 @@ TEST(Store, ANameInTheWayIsNotReplaced) {
 }
 
 }  // namespace
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

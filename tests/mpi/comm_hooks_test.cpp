@@ -1,6 +1,6 @@
 // Communication hooks: what they make of a bucket, and of a model's gradients.
 #include "muster/comm_hooks.hpp"
-#include "model/powersgd.hpp"
+#include "gradients/powersgd.hpp"
 #include "muster/error.hpp"
 #include "support/prepared.hpp"
 
@@ -44,7 +44,9 @@ class BucketOf {
     }
     return averages;
   }
-  const model::PowerSgdMemory& memory() const { return std::any_cast<const model::PowerSgdMemory&>(bucket_.memory); }
+  const detail::gradients::PowerSgdMemory& memory() const {
+    return std::any_cast<const detail::gradients::PowerSgdMemory&>(bucket_.memory);
+  }
 
  private:
   static GradBucket make(const Shapes& shapes, at::ScalarType type) {
@@ -107,11 +109,11 @@ TEST(Orthonormalise, MakesAnyRowsOrthonormal) {
     const auto rows = values({4, 9}, 2) * scale;
     rows[2].copy_(rows[1]);
     rows[3].zero_();
-    model::orthonormalise(rows, 5);
+    detail::gradients::orthonormalise(rows, 5);
     EXPECT_TRUE(at::allclose(rows.mm(rows.t()), at::eye(4), 1e-5, 1e-5)) << rows;
   }
   const auto square = values({3, 3}, 1);
-  model::orthonormalise(square, 5);
+  detail::gradients::orthonormalise(square, 5);
   EXPECT_TRUE(at::allclose(square.mm(square.t()), at::eye(3), 1e-5, 1e-5)) << square;
 }
 
@@ -135,10 +137,10 @@ TEST(PowerSgd, RecoversAGradientOfItsRank) {
 }
 
 TEST(PowerSgd, LeavesAloneWhatWouldNotGain) {
-  EXPECT_TRUE(model::gains(100, 100, 1, 2));
-  EXPECT_FALSE(model::gains(4, 4, 1, 2)) << "8 numbers for 16 is not more than a factor of 2";
-  EXPECT_FALSE(model::gains(100, 1, 1, 1));
-  EXPECT_FALSE(model::gains(0, 0, 0, 1));
+  EXPECT_TRUE(detail::gradients::gains(100, 100, 1, 2));
+  EXPECT_FALSE(detail::gradients::gains(4, 4, 1, 2)) << "8 numbers for 16 is not more than a factor of 2";
+  EXPECT_FALSE(detail::gradients::gains(100, 1, 1, 1));
+  EXPECT_FALSE(detail::gradients::gains(0, 0, 0, 1));
   const auto hook = powersgd_hook({.start_iteration = 0});
   const auto small = values({4, 4}, 1), empty = values({0, 5}, 1), scalar = values({}, 4);
   const auto have = BucketOf(Shapes{{4, 4}, {0, 5}, {}}).average(hook, {small, empty, scalar});

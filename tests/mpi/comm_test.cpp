@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-namespace muster::comm {
+namespace muster::detail::comm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -411,4 +411,4 @@ TEST(Agreement, RanksThatLeftWithoutACauseAreAnError) {
 }
 
 }  // namespace
-}  // namespace muster::comm
+}  // namespace muster::detail::comm

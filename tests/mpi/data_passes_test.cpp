@@ -40,8 +40,8 @@ Samples indices(std::int64_t n) {
 /// Of all ranks, in order. Collective.
 Samples of_all(const Samples& mine) {
   Samples all;
-  for (const auto& theirs : world().all_gather(Config(mine).dump()))
-    for (const auto& sample : Config::parse(theirs)) all.push_back(sample);
+  for (const auto& theirs : world().all_gather(Json(mine).dump()))
+    for (const auto& sample : Json::parse(theirs)) all.push_back(sample);
   std::sort(all.begin(), all.end());
   return all;
 }
@@ -303,7 +303,7 @@ TEST(Passes, AnotherNumberOfWorkersIsSaidBetweenEpochsToo) {
             });
     EXPECT_EQ(code, 0) << error_of(result);
   }
-  const auto log = read_file(storage / "smaller" / "logs" / "rank_00000.log");
+  const auto log = detail::read_file(storage / "smaller" / "logs" / "rank_00000.log");
   EXPECT_NE(log.find("a step now takes " + std::to_string(2 * (world().size() - 1)) + " samples"), std::string::npos)
       << "log: " << log;
   world().barrier();
@@ -315,7 +315,7 @@ std::string refused(const std::filesystem::path& storage, const std::string& nam
   EXPECT_EQ(storage_code, code) << name;
   const auto path = storage / name / "logs" / "rank_00000.log";
   world().barrier();
-  return read_file(path);
+  return detail::read_file(path);
 }
 
 TEST(Data, ThatDiffersByRankIsRefusedBeforeTraining) {
@@ -345,7 +345,7 @@ TEST(Data, OfCopiesOnNodesIsTheSameAndAStaleOneIsRefused) {
     std::filesystem::remove(copy);
     std::string text = "x,y\n";
     for (std::size_t row = 0; row < rows; ++row) text += "1," + std::to_string(stale ? row + 1 : row) + "\n";
-    write_file(storage / (copy.stem().string() + ".csv"), text);
+    detail::write_file(storage / (copy.stem().string() + ".csv"), text);
     convert_csv({storage / (copy.stem().string() + ".csv")}, copy);
   };
   const int bad = world().size() - 1;

@@ -1,6 +1,6 @@
 // The exchanges that a progress thread drives, compiled for the thread sanitizer: it sees the threads of each rank.
-#include "model/bucket_exchange.hpp"
-#include "model/shared_exchange.hpp"
+#include "gradients/bucket_exchange.hpp"
+#include "gradients/shared_exchange.hpp"
 #include "muster/process_group.hpp"
 #include "support/world.hpp"
 
@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace muster::model {
+namespace muster::detail::gradients {
 namespace {
 
 using test::world;
@@ -60,4 +60,4 @@ TEST(ProgressThread, DrivesAveragesInSharedMemory) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::gradients

@@ -24,8 +24,8 @@ TorchTrainerOptions named(std::string name) {
 
 void make_folder(const std::filesystem::path& folder, const std::string& file) {
   if (world().rank() == 0) {
-    make_directories(folder);
-    write_file(folder / file, "the user's own");
+    detail::make_directories(folder);
+    detail::write_file(folder / file, "the user's own");
   }
   world().barrier();
 }
@@ -76,11 +76,11 @@ TEST(GivenCheckpoint, WhatWasSavedIsReportedAgain) {
   const auto all = list_checkpoints(storage / "again");
   ASSERT_EQ(all.size(), 4u);
   for (const auto& info : all) EXPECT_EQ(verify_checkpoint(info.path).problem, "");
-  EXPECT_EQ(Checkpoint::from_directory(all[1].path).to_dict().values, (Config{{"best", 0.5}}));
-  EXPECT_EQ(read_file(all[1].path / "notes.txt"), "the user's own");
+  EXPECT_EQ(Checkpoint::from_directory(all[1].path).to_dict().values, (Json{{"best", 0.5}}));
+  EXPECT_EQ(detail::read_file(all[1].path / "notes.txt"), "the user's own");
   for (const int at : {2, 3})
     EXPECT_EQ(Checkpoint::from_directory(all[static_cast<std::size_t>(at)].path).to_dict().values,
-              (Config{{"best", 0.75}, {"other", 7.0}}));
+              (Json{{"best", 0.75}, {"other", 7.0}}));
 }
 
 TEST(GivenCheckpoint, OfSeveralRanksIsUnitedAsFilesAre) {
@@ -119,7 +119,7 @@ TEST(GivenCheckpoint, APlainDirectoryReachesGetCheckpoint) {
     auto state = session.state({{"value", value}});
     EXPECT_FALSE(state.restore()) << "there is nothing of the state in it";
     ASSERT_TRUE(session.get_checkpoint());
-    EXPECT_EQ(read_file(session.get_checkpoint()->path() / "weights.bin"), "the user's own");
+    EXPECT_EQ(detail::read_file(session.get_checkpoint()->path() / "weights.bin"), "the user's own");
     EXPECT_EQ(*session.epochs(2).begin(), 0);
     session.report({{"a", 1}}, state);
   });

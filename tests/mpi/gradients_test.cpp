@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::model {
+namespace muster::detail::gradients {
 namespace {
 
 using test::expect_close;
@@ -60,7 +60,7 @@ class Gradients : public testing::Test {
     for (int r = 0; r < size(); ++r) weight().global += samples[static_cast<std::size_t>(r)];
   }
   double share() { return weight().relative(size()) / size(); }
-  data::StepWeight& weight() { return *prepare_.weight; }
+  step::StepWeight& weight() { return *prepare_.weight; }
   void zero_grad() { net_->zero_grad(); }
   std::vector<at::Tensor> parameters() { return net_->parameters(); }
 
@@ -476,4 +476,4 @@ TEST(GradientsOf, SeveralTypesAndLayouts) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::gradients

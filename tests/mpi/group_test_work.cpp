@@ -123,7 +123,7 @@ TEST(Work, EndsWithWhatAnotherRankRaised) {
   if (size() == 1) GTEST_SKIP() << "needs another rank";
   const auto attempt = make_process_group(world());
   attempt->barrier()->wait();  // everybody has it
-  comm::Outcome mine{comm::Outcome::Kind::failed, ExitCode::data, false, "a bad sample"};
+  detail::comm::Outcome mine{detail::comm::Outcome::Kind::failed, ExitCode::data, false, "a bad sample"};
   if (rank() != 0) {
     const auto work = attempt->barrier();
     try {
@@ -131,15 +131,15 @@ TEST(Work, EndsWithWhatAnotherRankRaised) {
       ADD_FAILURE() << "the barrier cannot finish";
     } catch (const RemoteError& error) {
       EXPECT_EQ(error.rank(), 0);
-      mine = comm::caught();
+      mine = detail::comm::caught();
     }
     EXPECT_TRUE(work->isCompleted());
     EXPECT_FALSE(work->isSuccess());
     EXPECT_THROW(std::rethrow_exception(work->exception()), RemoteError);
     EXPECT_THROW(work->getFuture()->value(), RemoteError);
   }
-  comm::raise_alarm(world(), mine);
-  comm::agree(world(), mine, 30s);
+  detail::comm::raise_alarm(world(), mine);
+  detail::comm::agree(world(), mine, 30s);
   const auto fresh = make_process_group(world());
   Tensors tensors{values(rank(), 3, at::kDouble)};
   fresh->allreduce(tensors)->wait();

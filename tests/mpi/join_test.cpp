@@ -1,8 +1,8 @@
 // Ranks with different numbers of batches in one join scope.
-#include "model/optimizer_step.hpp"
-#include "model/reducer.hpp"
+#include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
+#include "optim/optimizer_step.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -103,7 +103,7 @@ class Joining : public testing::Test {
 
   test::Preparation prepare_;
   nn::Sequential net_ = make_net();
-  std::shared_ptr<model::DataParallel> prepared_ = prepare_(net_.ptr());
+  std::shared_ptr<detail::gradients::DataParallel> prepared_ = prepare_(net_.ptr());
 };
 
 TEST_F(Joining, IsWhatOneRankDoesByHand) {
@@ -194,7 +194,7 @@ TEST_F(Joining, RefusesWhatItCannotDo) {
     EXPECT_THROW(Join({prepared_}, {}), Error) << "one in the other";
   }
   torch::optim::SGD optimizer(net_->parameters(), torch::optim::SGDOptions(rate));
-  const auto step = model::make_optimizer_step(optimizer, {prepared_}, {.fuse = Fuse::always});
+  const auto step = detail::optim::make_optimizer_step(optimizer, {prepared_}, {.fuse = Fuse::always});
   if (step->fused()) {
     EXPECT_THROW(Join({prepared_}, {}), Error) << "a fused optimizer";
   }

@@ -10,7 +10,7 @@
 #include <functional>
 #include <optional>
 
-namespace muster::model {
+namespace muster::detail::gradients {
 namespace {
 
 using test::Preparation;
@@ -176,4 +176,4 @@ TEST(Changed, ParametersAreRefusedWithTheirName) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::gradients

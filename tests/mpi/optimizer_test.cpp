@@ -1,10 +1,10 @@
 // Prepared optimizers: fused with the averaging, they do what torch's own do.
 #include "checkpoint/object.hpp"
-#include "model/optimizer_step.hpp"
-#include "model/written_pages.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "node/shared_segment.hpp"
+#include "optim/optimizer_step.hpp"
+#include "optim/written_pages.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::model {
+namespace muster::detail::optim {
 namespace {
 
 using test::expect_close;
@@ -27,7 +27,6 @@ using test::expect_same_bits_everywhere;
 using test::values;
 using test::world;
 namespace nn = torch::nn;
-namespace optim = torch::optim;
 
 /// One large weight and several small parameters; `extra` is left out at will.
 struct NetImpl : nn::Module {
@@ -54,7 +53,7 @@ template <class O>
 struct Training {
   Net net;
   test::Preparation prepare;
-  std::shared_ptr<DataParallel> prepared = prepare(net.ptr());
+  std::shared_ptr<gradients::DataParallel> prepared = prepare(net.ptr());
   std::unique_ptr<PreparedOptimizer<O>> optimizer;
 
   template <class Options>
@@ -103,32 +102,35 @@ void expect_alike(const Options& options, const std::string& what, int steps = 5
 }
 
 TEST(PreparedOptimizer, SgdIsTorchs) {
-  expect_alike<optim::SGD>(optim::SGDOptions(0.01), "plain");
-  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9), "momentum");
-  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9).dampening(0.3).weight_decay(0.01), "dampening, decay");
-  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9).nesterov(true).weight_decay(0.01), "Nesterov");
+  expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01), "plain");
+  expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9), "momentum");
+  expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9).dampening(0.3).weight_decay(0.01),
+                                  "dampening, decay");
+  expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9).nesterov(true).weight_decay(0.01),
+                                  "Nesterov");
 }
 
 TEST(PreparedOptimizer, AdamIsTorchs) {
-  expect_alike<optim::Adam>(optim::AdamOptions(1e-3), "Adam");
-  expect_alike<optim::Adam>(optim::AdamOptions(1e-3).weight_decay(0.01).betas({0.8, 0.99}).eps(1e-6), "decay");
-  expect_alike<optim::AdamW>(optim::AdamWOptions(1e-3).weight_decay(0.1), "AdamW");
+  expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3), "Adam");
+  expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3).weight_decay(0.01).betas({0.8, 0.99}).eps(1e-6),
+                                   "decay");
+  expect_alike<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3).weight_decay(0.1), "AdamW");
 }
 
 TEST(PreparedOptimizer, OverAThousandSteps) {
-  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9).weight_decay(1e-4), "SGD", 1000);
-  expect_alike<optim::AdamW>(optim::AdamWOptions(1e-4), "AdamW", 1000);
+  expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(1e-4), "SGD", 1000);
+  expect_alike<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-4), "AdamW", 1000);
 }
 
 TEST(PreparedOptimizer, ScalesDownByTheGlobalNorm) {
-  expect_alike<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9), "clipped", 30, {.max_grad_norm = 0.05});
-  expect_alike<optim::Adam>(optim::AdamOptions(1e-3), "never reached", 10, {.max_grad_norm = 1e6});
+  expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9), "clipped", 30, {.max_grad_norm = 0.05});
+  expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3), "never reached", 10, {.max_grad_norm = 1e6});
 }
 
 TEST(PreparedOptimizer, WhatCannotBeFusedIsStillRight) {
-  Training<optim::Adam> training(optim::AdamOptions(1e-3).amsgrad(true), {.fuse = Fuse::always});
+  Training<torch::optim::Adam> training(torch::optim::AdamOptions(1e-3).amsgrad(true), {.fuse = Fuse::always});
   EXPECT_FALSE(training.optimizer->fused());
-  Training<optim::RMSprop> other(optim::RMSpropOptions(1e-3), {.fuse = Fuse::always});
+  Training<torch::optim::RMSprop> other(torch::optim::RMSpropOptions(1e-3), {.fuse = Fuse::always});
   EXPECT_FALSE(other.optimizer->fused());
   for (int step = 0; step < 3; ++step) {
     training.step(step);
@@ -136,14 +138,14 @@ TEST(PreparedOptimizer, WhatCannotBeFusedIsStillRight) {
   }
   for (const auto& p : training.net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
   for (const auto& p : other.net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
-  Training<optim::Adam> small(optim::AdamOptions(1e-3), {});
+  Training<torch::optim::Adam> small(torch::optim::AdamOptions(1e-3), {});
   EXPECT_FALSE(small.optimizer->fused()) << "it gains nothing";
 }
 
 /// The same change to the parameters of both, between steps.
 void expect_alike_with(const std::function<void(Net&, int step)>& change, const std::string& what) {
-  const auto options = optim::AdamOptions(1e-2);
-  Training<optim::Adam> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  const auto options = torch::optim::AdamOptions(1e-2);
+  Training<torch::optim::Adam> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
   for (int step = 0; step < 20; ++step) {
     const bool use_extra = step % 4 != 2;
     for (auto* training : {&fused, &plain}) {
@@ -207,26 +209,26 @@ TEST(PreparedOptimizer, WhatIsWrittenThroughPointersIsTakenOver) {
   const auto zero = [](const at::Tensor& p, std::int64_t first, std::int64_t count) {
     std::fill_n(p.data_ptr<float>() + first, count, 0.0f);
   };
-  const auto options = optim::AdamOptions(1e-2);
-  expect_alike_changing<optim::Adam>(
+  const auto options = torch::optim::AdamOptions(1e-2);
+  expect_alike_changing<torch::optim::Adam>(
       options,
       [&](auto& t, int step) {
         if (step == 3) zero(t.net->middle->weight, 17 * 96, 96);
       },
       "a row");
-  expect_alike_changing<optim::Adam>(
+  expect_alike_changing<torch::optim::Adam>(
       options,
       [&](auto& t, int step) {
         if (step % 2 == 1) zero(t.net->in->bias, 5, 1);
       },
       "an element");
-  expect_alike_changing<optim::Adam>(
+  expect_alike_changing<torch::optim::Adam>(
       options,
       [&](auto& t, int step) {
         if (step == 1) zero(t.net->extra->weight, 5000, 96);
       },
       "before it is not used");
-  expect_alike_changing<optim::Adam>(
+  expect_alike_changing<torch::optim::Adam>(
       options,
       [&](auto& t, int step) {
         if (step == 4) zero(t.net->middle->weight, 50 * 96, 96);
@@ -257,8 +259,8 @@ TEST(WrittenPages, AreKnownByTheKernelAndByComparison) {
 }
 
 TEST(PreparedOptimizer, OtherMemoryMayHaveAnotherOrder) {
-  expect_alike_changing<optim::SGD>(
-      optim::SGDOptions(0.01).momentum(0.9),
+  expect_alike_changing<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.01).momentum(0.9),
       [](auto& t, int step) {
         auto& weight = t.net->middle->weight;
         if (step == 4) weight.set_data(weight.detach().t().contiguous().t());
@@ -267,20 +269,20 @@ TEST(PreparedOptimizer, OtherMemoryMayHaveAnotherOrder) {
 }
 
 TEST(PreparedOptimizer, TheStateMayBeChangedBetweenSteps) {
-  expect_alike_changing<optim::SGD>(
-      optim::SGDOptions(0.01).momentum(0.9),
+  expect_alike_changing<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.01).momentum(0.9),
       [](auto& t, int step) {
         const at::NoGradGuard no_grad;
         for (auto& [parameter, state] : t.optimizer->state()) {
-          auto& buffer = static_cast<optim::SGDParamState&>(*state).momentum_buffer();
+          auto& buffer = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
           if (step == 3) buffer.mul_(0.5);
           if (step == 5) buffer.data_ptr<float>()[0] = 1;
           if (step == 7) buffer = buffer.clone();
         }
       },
       "momentum");
-  expect_alike_changing<optim::Adam>(
-      optim::AdamOptions(1e-3),
+  expect_alike_changing<torch::optim::Adam>(
+      torch::optim::AdamOptions(1e-3),
       [](auto& t, int step) {
         if (step == 5) t.optimizer->state().clear();
       },
@@ -288,13 +290,13 @@ TEST(PreparedOptimizer, TheStateMayBeChangedBetweenSteps) {
 }
 
 template <class Options>
-Options& options_of(optim::Optimizer& optimizer) {
+Options& options_of(torch::optim::Optimizer& optimizer) {
   return static_cast<Options&>(optimizer.param_groups()[0].options());
 }
 
 TEST(PreparedOptimizer, OptionsMayChangeAtAnyTime) {
   const auto sgd = [](auto& t, int step) {
-    auto& options = options_of<optim::SGDOptions>(*t.optimizer);
+    auto& options = options_of<torch::optim::SGDOptions>(*t.optimizer);
     if (step == 1) options.lr(0.005);
     if (step == 2) options.momentum(0.8);  // after a warm-up
     if (step == 4) options.weight_decay(0.1).dampening(0.5);
@@ -302,21 +304,21 @@ TEST(PreparedOptimizer, OptionsMayChangeAtAnyTime) {
     if (step == 7) options.momentum(0.6).dampening(0).nesterov(true);
     if (step == 9) options.set_lr(0.001);
   };
-  expect_alike_changing<optim::SGD>(optim::SGDOptions(0.01), sgd, "SGD");
-  expect_alike_changing<optim::SGD>(optim::SGDOptions(0.01).momentum(0.9), sgd, "SGD with momentum");
-  expect_alike_changing<optim::Adam>(
-      optim::AdamOptions(1e-3),
+  expect_alike_changing<torch::optim::SGD>(torch::optim::SGDOptions(0.01), sgd, "SGD");
+  expect_alike_changing<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9), sgd, "SGD with momentum");
+  expect_alike_changing<torch::optim::Adam>(
+      torch::optim::AdamOptions(1e-3),
       [](auto& t, int step) {
-        auto& options = options_of<optim::AdamOptions>(*t.optimizer);
+        auto& options = options_of<torch::optim::AdamOptions>(*t.optimizer);
         if (step == 2) options.betas({0.5, 0.9}).eps(1e-3);
         if (step == 4) options.weight_decay(0.1);
         if (step == 6) options.set_lr(0.003);
       },
       "Adam");
-  expect_alike_changing<optim::AdamW>(
-      optim::AdamWOptions(1e-3),
+  expect_alike_changing<torch::optim::AdamW>(
+      torch::optim::AdamWOptions(1e-3),
       [](auto& t, int step) {
-        auto& options = options_of<optim::AdamWOptions>(*t.optimizer);
+        auto& options = options_of<torch::optim::AdamWOptions>(*t.optimizer);
         if (step == 2) options.betas({0.5, 0.9}).eps(1e-3);
         if (step == 4) options.weight_decay(0.3);
         if (step == 8) options.weight_decay(0);
@@ -326,12 +328,12 @@ TEST(PreparedOptimizer, OptionsMayChangeAtAnyTime) {
 
 TEST(PreparedOptimizer, WhatCannotBeFusedAnyLongerGoesOnAlone) {
   // amsgrad from a state that was saved with it; torch itself does not bear it switched on by hand.
-  Training<optim::Adam> source(optim::AdamOptions(1e-3).amsgrad(true), {.fuse = Fuse::never});
+  Training<torch::optim::Adam> source(torch::optim::AdamOptions(1e-3).amsgrad(true), {.fuse = Fuse::never});
   for (int step = 0; step < 3; ++step) source.step(step + 70);
   auto saved = StateEntry(*source.optimizer).object()->save(paths_of(source.net));
   for (auto& [path, tensor] : saved.tensors) tensor = tensor.clone();
-  expect_alike_changing<optim::Adam>(
-      optim::AdamOptions(1e-3),
+  expect_alike_changing<torch::optim::Adam>(
+      torch::optim::AdamOptions(1e-3),
       [&](auto& t, int step) {
         if (step == 4) StateEntry(*t.optimizer).object()->load(saved, paths_of(t.net));
         if (step == 5) {
@@ -340,12 +342,12 @@ TEST(PreparedOptimizer, WhatCannotBeFusedAnyLongerGoesOnAlone) {
       },
       "amsgrad from a state");
   // A group of other parameters.
-  expect_alike_changing<optim::SGD>(
-      optim::SGDOptions(0.01).momentum(0.9),
+  expect_alike_changing<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.01).momentum(0.9),
       [&, extra = std::vector<at::Tensor>()](auto& t, int step) mutable {
         if (step == 4) {
           extra.push_back(at::ones({3}).requires_grad_());
-          t.optimizer->add_param_group(optim::OptimizerParamGroup(std::vector<at::Tensor>{extra.back()}));
+          t.optimizer->add_param_group(torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{extra.back()}));
         }
         if (step > 4) {
           EXPECT_FALSE(t.optimizer->fused());
@@ -361,10 +363,10 @@ TEST(PreparedOptimizer, WhatCannotBeFusedAnyLongerGoesOnAlone) {
 }
 
 TEST(PreparedOptimizer, FrozenOnesStayAndOthersJoin) {
-  const auto options = optim::SGDOptions(0.01).momentum(0.9).weight_decay(0.01);
+  const auto options = torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(0.01);
   for (const auto fuse : {Fuse::always, Fuse::never}) {
     SCOPED_TRACE(fuse == Fuse::always ? "fused" : "plain");
-    Training<optim::SGD> training(options, {.fuse = fuse}), want(options, {.fuse = Fuse::never});
+    Training<torch::optim::SGD> training(options, {.fuse = fuse}), want(options, {.fuse = Fuse::never});
     for (int step = 0; step < 8; ++step)
       for (auto* t : {&training, &want}) {
         if (step == 3)
@@ -379,8 +381,8 @@ TEST(PreparedOptimizer, FrozenOnesStayAndOthersJoin) {
 
 TEST(PreparedOptimizer, AnAverageModelReadsWhatWasStepped) {
   const at::NoGradGuard no_grad;
-  const auto options = optim::SGDOptions(0.1).momentum(0.9);
-  Training<optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  Training<torch::optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
   auto average_of_fused = fused.net->middle->weight.clone(), average_of_plain = plain.net->middle->weight.clone();
   for (int step = 0; step < 10; ++step) {
     const at::AutoGradMode grad(true);
@@ -393,9 +395,9 @@ TEST(PreparedOptimizer, AnAverageModelReadsWhatWasStepped) {
 }
 
 TEST(PreparedOptimizer, FollowsItsScheduler) {
-  const auto options = optim::SGDOptions(0.1);
-  Training<optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
-  optim::StepLR of_fused(*fused.optimizer, 2, 0.5), of_plain(*plain.optimizer, 2, 0.5);
+  const auto options = torch::optim::SGDOptions(0.1);
+  Training<torch::optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  torch::optim::StepLR of_fused(*fused.optimizer, 2, 0.5), of_plain(*plain.optimizer, 2, 0.5);
   for (int step = 0; step < 8; ++step) {
     fused.step(step);
     plain.step(step);
@@ -406,8 +408,8 @@ TEST(PreparedOptimizer, FollowsItsScheduler) {
 }
 
 TEST(PreparedOptimizer, SeveralPassesAndClosures) {
-  const auto options = optim::AdamOptions(1e-3);
-  Training<optim::Adam> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  const auto options = torch::optim::AdamOptions(1e-3);
+  Training<torch::optim::Adam> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
   for (int step = 0; step < 6; ++step)
     for (auto* training : {&fused, &plain}) {
       training->optimizer->zero_grad();
@@ -432,8 +434,8 @@ TEST(PreparedOptimizer, SeveralPassesAndClosures) {
 }
 
 TEST(PreparedOptimizer, GradientsMayBeChangedBeforeTheStep) {
-  const auto options = optim::SGDOptions(0.1).momentum(0.9);
-  Training<optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  Training<torch::optim::SGD> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
   for (int step = 0; step < 4; ++step)
     for (auto* training : {&fused, &plain}) {
       training->optimizer->zero_grad();
@@ -450,9 +452,9 @@ TEST(PreparedOptimizer, UnfrozenParametersJoin) {
     for (auto& p : net->extra->parameters()) p.set_requires_grad(false);
     test::Preparation prepare;
     const auto prepared = prepare(net.ptr());
-    optim::SGD own(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::SGD own(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
-    PreparedOptimizer<optim::SGD> optimizer(std::move(own), std::move(step));
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
     const auto before = net->extra->weight.clone();
     for (int i = 0; i < 6; ++i) {
       if (i == 3)
@@ -467,10 +469,10 @@ TEST(PreparedOptimizer, UnfrozenParametersJoin) {
 }
 
 TEST(PreparedOptimizer, StatesGoFromOneToTheOther) {
-  const auto options = optim::AdamOptions(1e-3);
+  const auto options = torch::optim::AdamOptions(1e-3);
   for (const auto to : {Fuse::always, Fuse::never}) {
     const auto from = to == Fuse::always ? Fuse::never : Fuse::always;
-    Training<optim::Adam> first(options, {.fuse = from}), second(options, {.fuse = to});
+    Training<torch::optim::Adam> first(options, {.fuse = from}), second(options, {.fuse = to});
     for (int step = 0; step < 5; ++step) first.step(step, step % 2 == 0);
     for (int step = 0; step < 2; ++step) second.step(step + 70);  // what is there is replaced
     auto saved = StateEntry(*first.optimizer).object()->save(paths_of(first.net));
@@ -490,8 +492,8 @@ TEST(PreparedOptimizer, StatesGoFromOneToTheOther) {
 }
 
 TEST(PreparedOptimizer, ParametersOutliveIt) {
-  auto training =
-      std::make_unique<Training<optim::Adam>>(optim::AdamOptions(1e-3), OptimizerOptions{.fuse = Fuse::always});
+  auto training = std::make_unique<Training<torch::optim::Adam>>(torch::optim::AdamOptions(1e-3),
+                                                                 OptimizerOptions{.fuse = Fuse::always});
   for (int step = 0; step < 3; ++step) training->step(step);
   Net net = training->net;
   const auto want = net->middle->weight.clone();
@@ -508,15 +510,15 @@ TEST(PreparedOptimizer, DoublePrecisionAndGroups) {
     net->to(at::kDouble);
     test::Preparation prepare;
     const auto prepared = prepare(net.ptr());
-    std::vector<optim::OptimizerParamGroup> groups;
-    groups.emplace_back(net->middle->parameters(), std::make_unique<optim::SGDOptions>(0.2));
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(net->middle->parameters(), std::make_unique<torch::optim::SGDOptions>(0.2));
     std::vector<at::Tensor> rest;
     for (auto& part : {net->in, net->extra, net->out})
       for (auto& p : part->parameters()) rest.push_back(p);
-    groups.emplace_back(rest, std::make_unique<optim::SGDOptions>(optim::SGDOptions(0.01).momentum(0.9)));
-    optim::SGD own(groups, optim::SGDOptions(0.1));
+    groups.emplace_back(rest, std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.01).momentum(0.9)));
+    torch::optim::SGD own(groups, torch::optim::SGDOptions(0.1));
     auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
-    PreparedOptimizer<optim::SGD> optimizer(std::move(own), std::move(step));
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
     for (int i = 0; i < 10; ++i) {
       optimizer.zero_grad();
       net->forward(values({5, 3}, i).to(at::kDouble), true).square().mean().backward();
@@ -529,4 +531,4 @@ TEST(PreparedOptimizer, DoublePrecisionAndGroups) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::optim

@@ -2,10 +2,10 @@
 // order of each rank's own. In double precision, so that rounding hides nothing, against torch alone.
 #include "base/log.hpp"
 #include "comm/environment.hpp"
-#include "model/optimizer_step.hpp"
-#include "model/reducer.hpp"
+#include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
+#include "optim/optimizer_step.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -25,12 +25,11 @@
 #include <utility>
 #include <vector>
 
-namespace muster::model {
+namespace muster::detail::gradients {
 namespace {
 
 using test::world;
 namespace nn = torch::nn;
-namespace optim = torch::optim;
 
 int rank() { return world().rank(); }
 int size() { return world().size(); }
@@ -294,7 +293,7 @@ struct Training {
 
   Training(const Options& options, Fuse fuse) : plain_optimizer(plain->parameters(), options) {
     O own(a.net->parameters(), options);
-    auto step = make_optimizer_step(own, {a.model}, {.fuse = fuse});
+    auto step = optim::make_optimizer_step(own, {a.model}, {.fuse = fuse});
     optimizer = std::make_unique<PreparedOptimizer<O>>(std::move(own), std::move(step));
   }
   void samples(const std::vector<std::int64_t>& of_ranks) {
@@ -337,12 +336,12 @@ struct Training {
   std::vector<std::int64_t> samples_;
 };
 
-using Sgd = Training<optim::SGD, optim::SGDOptions>;
-using AdamW = Training<optim::AdamW, optim::AdamWOptions>;
+using Sgd = Training<torch::optim::SGD, torch::optim::SGDOptions>;
+using AdamW = Training<torch::optim::AdamW, torch::optim::AdamWOptions>;
 
 TEST(ThrownAway, AGradientIsGoneThoughTheNextPassDoesNotReachIt) {
   for (const auto fuse : {Fuse::always, Fuse::never}) {
-    Sgd training(optim::SGDOptions(0.001).momentum(0.9), fuse);
+    Sgd training(torch::optim::SGDOptions(0.001).momentum(0.9), fuse);
     for (int step = 0; step < 4; ++step) {
       training.zero_grad();
       training.backward(step);
@@ -358,7 +357,7 @@ TEST(ThrownAway, AGradientIsGoneThoughTheNextPassDoesNotReachIt) {
 
 TEST(ThrownAway, APassWithoutAveragingLeavesNoMark) {
   for (const auto fuse : {Fuse::always, Fuse::never}) {
-    AdamW training(optim::AdamWOptions(0.01), fuse);
+    AdamW training(torch::optim::AdamWOptions(0.01), fuse);
     const int ghost = size() - 1;
     for (int step = 0; step < 4; ++step) {
       training.samples({3, 3, 3});
@@ -388,7 +387,7 @@ TEST(ThrownAway, APassWithoutAveragingLeavesNoMark) {
 
 TEST(TwoModels, MayComeInAnotherOrderOnEachRank) {
   for (const auto fuse : {Fuse::always, Fuse::never}) {
-    Sgd a(optim::SGDOptions(0.001).momentum(0.9), fuse), b(optim::SGDOptions(0.002).momentum(0.8), fuse);
+    Sgd a(torch::optim::SGDOptions(0.001).momentum(0.9), fuse), b(torch::optim::SGDOptions(0.002).momentum(0.8), fuse);
     const auto loss = [](Net& first, Net& second, double seed, int of_rank) {
       auto l = first->loss(seed, of_rank);
       return l + second->loss(seed + 0.3, of_rank);
@@ -458,9 +457,9 @@ TEST(AWishToStop, RidesWithAPreparedOptimizersStep) {
     int step = 0;
     prepare.shared.wishes_to_stop = [&] { return wishes(step, rank()); };
     Prepared a(prepare);
-    optim::SGD own(a.net->parameters(), optim::SGDOptions(0.001));
-    auto how = make_optimizer_step(own, {a.model}, {.max_grad_norm = norm, .fuse = Fuse::always});
-    PreparedOptimizer<optim::SGD> optimizer(std::move(own), std::move(how));
+    torch::optim::SGD own(a.net->parameters(), torch::optim::SGDOptions(0.001));
+    auto how = optim::make_optimizer_step(own, {a.model}, {.max_grad_norm = norm, .fuse = Fuse::always});
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(how));
     for (; step < 5; ++step) {
       optimizer.zero_grad();
       a.net->loss(step, rank()).backward();
@@ -559,4 +558,4 @@ TEST(ModelOptions, SizesOfBucketsThatHaveNoEffectAreSaid) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::gradients

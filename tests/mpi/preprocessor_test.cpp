@@ -33,7 +33,7 @@ Batch fitted(const PreprocessorPtr& preprocessor, const Dataset& dataset) {
 
 /// Another of the same kind, given the state as a file would hold it.
 void expect_restores(const PreprocessorPtr& from, const PreprocessorPtr& to, const Dataset& dataset) {
-  to->load_state(Config::parse(from->state().dump()));
+  to->load_state(Json::parse(from->state().dump()));
   const auto want = all_of(dataset.transform(from)), got = all_of(dataset.transform(to));
   for (const auto& [name, tensor] : want) EXPECT_TRUE(at::equal(tensor, got[name])) << name;
 }

@@ -1,7 +1,7 @@
 // Sparse gradients of embeddings: what backward() leaves in .grad, beside dense ones.
-#include "model/optimizer_step.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
+#include "optim/optimizer_step.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::model {
+namespace muster::detail::gradients {
 namespace {
 
 using test::expect_close;
@@ -158,7 +158,7 @@ TEST_F(SparseGradients, TrainTheSameEmbeddingEverywhere) {
   for (const double limit : {0.0, 0.5}) {
     const OptimizerOptions options{.max_grad_norm = limit, .fuse = Fuse::always};
     torch::optim::SGD plain(net_->parameters(), torch::optim::SGDOptions(0.1));
-    auto step = make_optimizer_step(plain, {prepared_}, options);
+    auto step = optim::make_optimizer_step(plain, {prepared_}, options);
     PreparedOptimizer<torch::optim::SGD> optimizer(std::move(plain), std::move(step));
     EXPECT_FALSE(optimizer.fused());
     const auto before = net_->words->weight.detach().clone();
@@ -175,7 +175,7 @@ TEST_F(SparseGradients, TrainTheSameEmbeddingEverywhere) {
 
 TEST_F(SparseGradients, BesideAFusedOptimizerOfTheDenseOnes) {
   torch::optim::SGD dense(net_->out->parameters(), torch::optim::SGDOptions(0.1));
-  auto step = make_optimizer_step(dense, {prepared_}, {.fuse = Fuse::always});
+  auto step = optim::make_optimizer_step(dense, {prepared_}, {.fuse = Fuse::always});
   PreparedOptimizer<torch::optim::SGD> optimizer(std::move(dense), std::move(step));
   torch::optim::SGD sparse({net_->words->weight, net_->pairs->weight}, torch::optim::SGDOptions(0.1));
   for (int i = 0; i < 3; ++i) {
@@ -248,4 +248,4 @@ TEST(SparseGradientsOf, OtherModulesAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::gradients

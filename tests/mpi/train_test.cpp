@@ -91,7 +91,7 @@ TEST(Train, RunsTheWholePath) {
   for (const char* name : {"params.json", "result.json", "progress.csv", "logs/rank_00000.log"})
     EXPECT_TRUE(std::filesystem::exists(storage / "whole" / name)) << name;
   // The same numbers on all ranks.
-  const auto mine = Config(fit.weights).dump() + Config(result->metrics).dump();
+  const auto mine = Json(fit.weights).dump() + Json(result->metrics).dump();
   for (const auto& theirs : world().all_gather(mine)) EXPECT_EQ(theirs, mine);
 }
 
@@ -134,7 +134,7 @@ TEST(Train, OneRanksExceptionSurfacesOnAll) {
     EXPECT_NE(text.find("rank " + std::to_string(bad)), std::string::npos) << text;
     EXPECT_NE(text.find(world().topology().hosts[static_cast<std::size_t>(bad)]), std::string::npos) << text;
   }
-  EXPECT_EQ(read_file(result->path / "error.txt"), text + "\n");
+  EXPECT_EQ(detail::read_file(result->path / "error.txt"), text + "\n");
 }
 
 /// Goes with the session: between a rank's failure and the agreement it hears of the others'.
@@ -330,11 +330,11 @@ TEST(Train, AGpuThatIsMissingIsSaid) {
 
 TEST(Train, ASecondJobIsRefused) {
   const auto storage = test::shared_folder();
-  std::optional<File> other;
+  std::optional<detail::File> other;
   if (world().rank() == 0) {
-    make_directories(storage / "held");
-    write_file(storage / "held" / ".lock", "another host, process 1");
-    other.emplace(storage / "held" / ".lock", File::Mode::write);
+    detail::make_directories(storage / "held");
+    detail::write_file(storage / "held" / ".lock", "another host, process 1");
+    other.emplace(storage / "held" / ".lock", detail::File::Mode::write);
     struct flock whole {};
     whole.l_type = F_WRLCK;
     ASSERT_EQ(::fcntl(other->descriptor(), F_OFD_SETLK, &whole), 0);
@@ -346,7 +346,7 @@ TEST(Train, ASecondJobIsRefused) {
 
 TEST(Train, ARunOfSomebodyElseIsNotWrittenTo) {
   const auto storage = test::shared_folder();
-  if (world().rank() == 0) make_directories(storage / "theirs");
+  if (world().rank() == 0) detail::make_directories(storage / "theirs");
   const bool root = ::geteuid() == 0;
   if (world().rank() == 0 && root) {
     ASSERT_EQ(::chown((storage / "theirs").c_str(), 65534, 65534), 0);
@@ -361,11 +361,11 @@ TEST(Train, NothingIsWrittenThroughLinks) {
   for (const char* name : {".lock", "logs", "logs/rank_00000.log", "result.json", "progress.csv", "params.json"}) {
     const auto storage = test::shared_folder(), precious = storage / "precious", link = storage / "run" / name;
     if (world().rank() == 0) {
-      make_directories(link.parent_path());
+      detail::make_directories(link.parent_path());
       if (std::string(name) == "logs")
-        make_directories(precious);
+        detail::make_directories(precious);
       else
-        write_file(precious, "theirs");
+        detail::write_file(precious, "theirs");
       std::filesystem::create_symlink(precious, link);
     }
     world().barrier();
@@ -374,7 +374,7 @@ TEST(Train, NothingIsWrittenThroughLinks) {
     if (std::string(name) == "logs")
       EXPECT_TRUE(std::filesystem::is_empty(precious));
     else
-      EXPECT_EQ(read_file(precious), "theirs") << name;
+      EXPECT_EQ(detail::read_file(precious), "theirs") << name;
   }
 }
 
@@ -385,7 +385,7 @@ TEST(Train, TroubleWithItsFilesIsNotTakenForTheCause) {
   const auto block = [&](const char* name) {  // no file can take the place of a folder
     if (world().rank() != 0) return;
     std::filesystem::remove(storage / "blocked" / name);
-    make_directories(storage / "blocked" / name / "x");
+    detail::make_directories(storage / "blocked" / name / "x");
   };
   block("error.txt");
   world().barrier();
@@ -500,7 +500,7 @@ TEST(Train, WhatIsTheUsersAndDiffersByRankIsNotSaved) {
   const auto report = [&](const std::string& name, const auto& make) {
     const auto [code, result] = run({storage, {}, with_line(name)}, [&](Session& session, const Config&) {
       double best = 0.5;
-      Config own = {{"seen", {1, 2}}};
+      Json own = {{"seen", {1, 2}}};
       auto table = torch::zeros({300, 400});
       auto state = session.state({{"best", best}, {"own", own}, {"table", table}});
       session.report({{"a", 1}}, state);
@@ -516,13 +516,13 @@ TEST(Train, WhatIsTheUsersAndDiffersByRankIsNotSaved) {
     EXPECT_NE(text.find("per_rank"), std::string::npos) << text;
     return text;
   };
-  auto text = report("tensor", [&](int rank, double&, Config&, torch::Tensor& table) {
+  auto text = report("tensor", [&](int rank, double&, Json&, torch::Tensor& table) {
     if (rank == last) table.fill_(1);
   });
   EXPECT_NE(text.find("saving table"), std::string::npos) << text;
-  text = report("number", [&](int rank, double& best, Config&, torch::Tensor&) { best = rank == last ? 0.75 : 0.5; });
+  text = report("number", [&](int rank, double& best, Json&, torch::Tensor&) { best = rank == last ? 0.75 : 0.5; });
   EXPECT_NE(text.find("best (0.5 on rank 0, 0.75 on rank " + std::to_string(last)), std::string::npos) << text;
-  text = report("json", [&](int rank, double&, Config& own, torch::Tensor&) { own["seen"][1] = rank == last ? 3 : 2; });
+  text = report("json", [&](int rank, double&, Json& own, torch::Tensor&) { own["seen"][1] = rank == last ? 3 : 2; });
   EXPECT_NE(text.find("own/seen/1"), std::string::npos) << text;
 }
 
@@ -557,7 +557,7 @@ TEST(Train, EachRankGoesOnWithItsOwn) {
   const auto train = [&](Session& session, bool resumes) {
     const int rank = session.world_rank();
     auto mine = torch::full({2}, double(rank));
-    Config notes = {{"rank", rank}};
+    Json notes = {{"rank", rank}};
     if (resumes) {
       mine.zero_();
       session.get_checkpoint()->load("mine", per_rank(mine));
@@ -577,7 +577,7 @@ TEST(Train, EachRankGoesOnWithItsOwn) {
     const auto [code, result] =
         run({storage, {"--workers", "1"}, with_line("own")}, [](Session& session, const Config&) {
           auto mine = torch::full({2}, -1.0);
-          Config notes = "as before";
+          Json notes = "as before";
           auto state = session.state({{"mine", per_rank(mine)}, {"notes", per_rank(notes)}});
           EXPECT_THROW(state.restore(), Error);
           EXPECT_EQ(mine[1].item<double>(), -1);
@@ -593,7 +593,7 @@ TEST(Train, EachRankGoesOnWithItsOwn) {
 }
 
 /// Rows of reports without what is of the clock.
-std::vector<Config> timeless(std::vector<Config> rows) {
+std::vector<Json> timeless(std::vector<Json> rows) {
   for (auto& row : rows)
     for (const char* key : {"timestamp", "time_this_iter_s", "time_total_s", "samples_per_s"}) row.erase(key);
   return rows;
@@ -660,14 +660,14 @@ TEST(Train, UsersFilesAreUnited) {
   const auto storage = test::shared_folder();
   const auto [code, result] = run({storage, {}, with_line("files")}, [&](Session& session, const Config&) {
     const auto mine = storage / ("from_" + std::to_string(session.world_rank()));
-    make_directories(mine);
-    write_file(mine / ("rank_" + std::to_string(session.world_rank())), "hello");
+    detail::make_directories(mine);
+    detail::write_file(mine / ("rank_" + std::to_string(session.world_rank())), "hello");
     session.report({{"a", 1}}, Checkpoint::from_directory(mine));
     ASSERT_TRUE(session.get_checkpoint());
   });
   EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
   for (int r = 0; r < world().size(); ++r)
-    EXPECT_EQ(read_file(result->checkpoint->path() / ("rank_" + std::to_string(r))), "hello");
+    EXPECT_EQ(detail::read_file(result->checkpoint->path() / ("rank_" + std::to_string(r))), "hello");
 }
 
 TEST(Train, TheUsersMetadataWinsOverTheTrainers) {
@@ -677,14 +677,14 @@ TEST(Train, TheUsersMetadataWinsOverTheTrainers) {
   const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
     const auto name = std::to_string(session.world_rank());
     const auto mine = storage / ("from_" + name);
-    make_directories(mine);
-    write_file(mine / "file", "hello");
+    detail::make_directories(mine);
+    detail::write_file(mine / "file", "hello");
     const auto checkpoint = Checkpoint::from_directory(mine);
     checkpoint.set_metadata({{"who", "the user on rank " + name}, {"rank_" + name, true}});
     session.report({{"a", 1}}, checkpoint);
   });
   EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
-  Config want{{"who", "the user on rank 0"}, {"lr", 0.1}};
+  Json want{{"who", "the user on rank 0"}, {"lr", 0.1}};
   for (int r = 0; r < world().size(); ++r) want["rank_" + std::to_string(r)] = true;
   EXPECT_EQ(result->checkpoint->get_metadata(), want);
 }
@@ -707,7 +707,7 @@ TEST(Train, EvaluationLeavesTheModeAsItWas) {
 
 TEST(Train, CallbacksAndBackendsAreCalled) {
   struct Counter : Callback {
-    void on_report(const Config& row) override { seen.push_back(row.at("training_iteration")); }
+    void on_report(const Json& row) override { seen.push_back(row.at("training_iteration")); }
     std::vector<int> seen;
   };
   auto options = with_line("callbacks");
@@ -720,7 +720,7 @@ TEST(Train, CallbacksAndBackendsAreCalled) {
 }
 
 /// What rank 0 has in its log. Collective.
-std::string log_of(const std::filesystem::path& run) { return read_file(run / "logs" / "rank_00000.log"); }
+std::string log_of(const std::filesystem::path& run) { return detail::read_file(run / "logs" / "rank_00000.log"); }
 
 TEST(Train, WhatBeginsAgainAfterLoadingByHandIsSaid) {
   const auto storage = test::shared_folder();
@@ -915,9 +915,9 @@ TEST(Train, WhatCannotBeInARunsFilesIsDamageOnAllRanks) {
   const auto change = [&](const std::filesystem::path& file, const std::function<std::string(std::string)>& how) {
     world().barrier();
     if (world().rank() == 0) {
-      const auto text = how(read_file(file));
+      const auto text = how(detail::read_file(file));
       std::filesystem::remove(file);
-      write_file(file, text);
+      detail::write_file(file, text);
     }
     world().barrier();
   };
@@ -928,7 +928,7 @@ TEST(Train, WhatCannotBeInARunsFilesIsDamageOnAllRanks) {
   const auto all = list_checkpoints(folder);
   const auto newest = all.back().path;
   change(newest / "manifest.json", [&](const std::string&) {
-    return test::forge(newest, [](Config& json) { json["progress"]["epoch_complete"] = 1.5; });
+    return test::forge(newest, [](Json& json) { json["progress"]["epoch_complete"] = 1.5; });
   });
   EXPECT_EQ(again(), 0);
   EXPECT_EQ(list_checkpoints(folder).size(), all.size() - 1);
@@ -1077,9 +1077,9 @@ TEST(Train, LeftoversGoAtTheNextStart) {
   const auto litter = [&] {
     world().barrier();
     if (world().rank() == 0) {
-      make_directories(folder / ".checkpoint_000003.pruning/sub");
+      detail::make_directories(folder / ".checkpoint_000003.pruning/sub");
       for (const char* name : {"progress.csv.tmp.77.0", "result.json.tmp.77.12", "params.json.tmp.1.2", "mine.tmp.1.2"})
-        write_file(folder / name, "half");
+        detail::write_file(folder / name, "half");
     }
     world().barrier();
   };
@@ -1209,9 +1209,9 @@ TEST(Train, RestoreLosesNoOption) {
   world().barrier();
   const auto file = storage / "all/params.json";
   if (world().rank() == 0) {  // as a run on GPUs would have it
-    auto params = Config::parse(read_file(file));
+    auto params = Json::parse(detail::read_file(file));
     params["scaling_config"]["use_gpu"] = true;
-    write_file(file, params.dump());
+    detail::write_file(file, params.dump());
   }
   world().barrier();
 
@@ -1236,7 +1236,7 @@ TEST(Train, RestoreLosesNoOption) {
     EXPECT_TRUE(other.get_dataset_config().split_all);
   });
   EXPECT_EQ(code, 0);
-  const auto saved = Config::parse(read_file(file));
+  const auto saved = Json::parse(detail::read_file(file));
   EXPECT_EQ(saved.at("torch_config").at("backend"), "mpi");
   EXPECT_EQ(saved.at("torch_config").at("timeout_ms"), 77'000);
   world().barrier();
@@ -1251,7 +1251,7 @@ TEST(Train, CanRestoreAndRestoreAgree) {
     for (const char* name : {"no params", "params damaged", "checkpoints damaged"})
       std::filesystem::copy(storage / "whole", storage / name, std::filesystem::copy_options::recursive);
     std::filesystem::remove(storage / "no params/params.json");
-    write_file(storage / "params damaged/params.json", "{}");
+    detail::write_file(storage / "params damaged/params.json", "{}");
     for (const auto& info : list_checkpoints(storage / "checkpoints damaged"))
       std::filesystem::remove(info.path / "state.h5");
   }

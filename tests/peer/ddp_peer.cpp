@@ -3,7 +3,7 @@
 // Trains the model of ddp_peer.py on the same weights and batches, with gradients averaged by muster, and writes the
 // loss of each step, the mean over the ranks, one per line.
 #include "comm/environment.hpp"
-#include "model/data_parallel.hpp"
+#include "gradients/data_parallel.hpp"
 #include "muster/process_group.hpp"
 
 #include <torch/nn.h>
@@ -28,7 +28,7 @@ at::Tensor wave(at::IntArrayRef sizes, double scale, double frequency, double ph
 }  // namespace
 
 int main(int argc, char** argv) {
-  const muster::comm::Environment environment;
+  const muster::detail::comm::Environment environment;
   const auto& world = environment.world();
   if (argc != 2) return 64;
 
@@ -41,12 +41,12 @@ int main(int argc, char** argv) {
   }
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   const auto prepared =
-      muster::model::DataParallel::prepare(net,
-                                           {.communicator = world,
-                                            .new_group = [&] { return muster::make_process_group(world); },
-                                            .weight = std::make_shared<muster::data::StepWeight>(),
-                                            .no_sync_depth = std::make_shared<int>(0)},
-                                           {.bucket_bytes = 4096, .first_bucket_bytes = 512});
+      muster::detail::gradients::DataParallel::prepare(net,
+                                                       {.communicator = world,
+                                                        .new_group = [&] { return muster::make_process_group(world); },
+                                                        .weight = std::make_shared<muster::detail::step::StepWeight>(),
+                                                        .no_sync_depth = std::make_shared<int>(0)},
+                                                       {.bucket_bytes = 4096, .first_bucket_bytes = 512});
 
   std::ofstream losses;
   if (world.rank() == 0) losses.open(argv[1]);

@@ -1,10 +1,10 @@
 #include "soak/prepared.hpp"
 
-#include "model/data_parallel.hpp"
-#include "model/optimizer_step.hpp"
+#include "gradients/data_parallel.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
 #include "muster/process_group.hpp"
+#include "optim/optimizer_step.hpp"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -23,23 +23,23 @@ void average(GradBucket& bucket, c10d::ProcessGroup& group) {
 class Prepared final : public Side {
  public:
   Prepared(const Program& program, const Communicator& world) : Side(program), rank_(world.rank()) {
-    const model::Shared shared{.communicator = world,
-                               .new_group = [world] { return make_process_group(world); },
-                               .weight = weight_,
-                               .no_sync_depth = no_sync_depth_,
-                               .share_memory = program.exchange == Program::Exchange::shared,
-                               .share = {.total = world.size(), .first = world.rank()}};
+    const detail::gradients::Shared shared{.communicator = world,
+                                           .new_group = [world] { return make_process_group(world); },
+                                           .weight = weight_,
+                                           .no_sync_depth = no_sync_depth_,
+                                           .share_memory = program.exchange == Program::Exchange::shared,
+                                           .share = {.total = world.size(), .first = world.rank()}};
     const auto bucket = static_cast<std::size_t>(program.bucket_bytes);
     const ModelOptions options{
         .bucket_bytes = bucket,
         .first_bucket_bytes = bucket / 2,
         .comm_hook = program.exchange == Program::Exchange::hook ? CommHook(average) : CommHook(),
         .progress_thread = program.progress_thread};
-    for (auto& net : nets_) models_.push_back(model::DataParallel::prepare(net.ptr(), shared, options));
+    for (auto& net : nets_) models_.push_back(detail::gradients::DataParallel::prepare(net.ptr(), shared, options));
     for (std::size_t m = 0; m < nets_.size(); ++m)
       with_optimizer(program.optimizer, program.settings[m], nets_[m]->each(), [&](auto own) {
         using Optimizer = PreparedOptimizer<std::decay_t<decltype(own)>>;
-        auto step = model::make_optimizer_step(
+        auto step = detail::optim::make_optimizer_step(
             own, models_, {.max_grad_norm = program.max_grad_norm, .fuse = program.fuse ? Fuse::always : Fuse::never});
         auto prepared = std::make_unique<Optimizer>(std::move(own), std::move(step));
         fused_.push_back([raw = prepared.get()] { return raw->fused(); });
@@ -103,9 +103,9 @@ class Prepared final : public Side {
   }
 
   int rank_;
-  std::shared_ptr<data::StepWeight> weight_ = std::make_shared<data::StepWeight>();
+  std::shared_ptr<detail::step::StepWeight> weight_ = std::make_shared<detail::step::StepWeight>();
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
-  std::vector<std::shared_ptr<model::DataParallel>> models_;
+  std::vector<std::shared_ptr<detail::gradients::DataParallel>> models_;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
   std::vector<std::function<bool()>> fused_;
 };

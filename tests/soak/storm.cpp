@@ -146,7 +146,7 @@ int run(const Communicator& world, const Choice& choice) {
       difference = play(draw(seed, world.size()), world, choice.aloud);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "ended by an error on rank %d (%s): %s\n", world.rank(), error.what(), again.c_str());
-      comm::abort(1);
+      detail::comm::abort(1);
     }
     if (difference && world.rank() == 0) std::fprintf(stderr, "differs %s: %s\n", difference->c_str(), again.c_str());
     const auto ranks = world.all_reduce(std::int64_t{difference.has_value()});
@@ -165,8 +165,8 @@ int run(const Communicator& world, const Choice& choice) {
 }  // namespace muster::soak
 
 int main(int argc, char** argv) {
-  const muster::comm::Environment environment;
-  muster::comm::set_time_limit(environment.world(), muster::soak::patience);
+  const muster::detail::comm::Environment environment;
+  muster::detail::comm::set_time_limit(environment.world(), muster::soak::patience);
   muster::soak::Silence silence;
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
   ::signal(SIGALRM, muster::soak::complain);

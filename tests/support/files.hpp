@@ -1,7 +1,7 @@
 // Small files in the formats that are converted, and what came out of them.
 #pragma once
 
-#include "data/hdf5.hpp"
+#include "hdf5/hdf5.hpp"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -91,14 +91,14 @@ inline std::string npy(const std::string& header, const std::string& values, int
 /// All values of a dataset, converted to Number.
 template <class Number>
 std::vector<Number> values(const std::filesystem::path& path, const std::string& name) {
-  const hdf5::Lock lock;
-  const auto file = hdf5::open_file(path);
-  const auto dataset = hdf5::open_dataset(file.get(), name, name);
+  const detail::hdf5::Lock lock;
+  const auto file = detail::hdf5::open_file(path);
+  const auto dataset = detail::hdf5::open_dataset(file.get(), name, name);
   std::int64_t count = 1;
-  for (const auto size : hdf5::shape(dataset.get())) count *= size;
+  for (const auto size : detail::hdf5::shape(dataset.get())) count *= size;
   std::vector<Number> all(static_cast<std::size_t>(count));
-  const auto type = hdf5::type_of(c10::CppTypeToScalarType<Number>::value);
-  hdf5::check(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, all.data()), "reading back");
+  const auto type = detail::hdf5::type_of(c10::CppTypeToScalarType<Number>::value);
+  detail::hdf5::check(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, all.data()), "reading back");
   return all;
 }
 

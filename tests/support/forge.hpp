@@ -17,12 +17,13 @@ inline std::string with_checksum(std::string text) {
   text.back() = ',';
   text += '\n';
   char line[64];
-  std::snprintf(line, sizeof line, "\"checksum\": \"%08x\"\n}\n", checkpoint::crc32(std::as_bytes(std::span(text))));
+  std::snprintf(line, sizeof line, "\"checksum\": \"%08x\"\n}\n",
+                detail::checkpoint::crc32(std::as_bytes(std::span(text))));
   return text + line;
 }
 
-inline std::string forge(const std::filesystem::path& checkpoint, const std::function<void(Config&)>& change) {
-  auto json = Config::parse(read_file(checkpoint / checkpoint::manifest_name));
+inline std::string forge(const std::filesystem::path& checkpoint, const std::function<void(Json&)>& change) {
+  auto json = Json::parse(detail::read_file(checkpoint / detail::checkpoint::manifest_name));
   json.erase("checksum");
   change(json);
   return with_checksum(json.dump());

@@ -1,7 +1,7 @@
 // HDF5 files for tests, written by HDF5 itself.
 #pragma once
 
-#include "data/hdf5.hpp"
+#include "hdf5/hdf5.hpp"
 #include "support/folder.hpp"
 
 #include <cstdint>
@@ -31,42 +31,46 @@ std::vector<T> counting(std::size_t n) {
 class H5File {
  public:
   explicit H5File(const std::string& path, hsize_t userblock = 0) {
-    const hdf5::Lock lock;
-    const hdf5::Handle creation(hdf5::check(H5Pcreate(H5P_FILE_CREATE), "fixture"), H5Pclose);
-    if (userblock > 0) hdf5::check(H5Pset_userblock(creation.get(), userblock), "fixture");
-    file_ = {hdf5::check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), H5P_DEFAULT), "fixture"), H5Fclose};
+    const detail::hdf5::Lock lock;
+    const detail::hdf5::Handle creation(detail::hdf5::check(H5Pcreate(H5P_FILE_CREATE), "fixture"), H5Pclose);
+    if (userblock > 0) detail::hdf5::check(H5Pset_userblock(creation.get(), userblock), "fixture");
+    file_ = {detail::hdf5::check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), H5P_DEFAULT), "fixture"),
+             H5Fclose};
   }
 
   hid_t id() const { return file_.get(); }
 
   void group(const std::string& name) {
-    hdf5::Handle(hdf5::check(H5Gcreate2(id(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "fixture"),
-                 H5Gclose);
+    detail::hdf5::Handle(
+        detail::hdf5::check(H5Gcreate2(id(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "fixture"),
+        H5Gclose);
   }
 
   /// `stored`: type in the file; `given`: of `values`, null leaves the dataset unwritten.
   void dataset(const std::string& name, const std::vector<hsize_t>& shape, hid_t stored, hid_t given,
                const void* values, const Layout& layout = {}) {
-    const hdf5::Lock lock;
-    const hdf5::Handle space(
-        hdf5::check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr), "fixture"), H5Sclose);
-    const hdf5::Handle creation(hdf5::check(H5Pcreate(H5P_DATASET_CREATE), "fixture"), H5Pclose);
-    if (layout.compact) hdf5::check(H5Pset_layout(creation.get(), H5D_COMPACT), "fixture");
+    const detail::hdf5::Lock lock;
+    const detail::hdf5::Handle space(
+        detail::hdf5::check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr), "fixture"),
+        H5Sclose);
+    const detail::hdf5::Handle creation(detail::hdf5::check(H5Pcreate(H5P_DATASET_CREATE), "fixture"), H5Pclose);
+    if (layout.compact) detail::hdf5::check(H5Pset_layout(creation.get(), H5D_COMPACT), "fixture");
     if (layout.chunk > 0) {
       auto chunk = shape;
       chunk[0] = layout.chunk;
-      hdf5::check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()), "fixture");
+      detail::hdf5::check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()), "fixture");
     }
-    if (layout.deflate > 0) hdf5::check(H5Pset_deflate(creation.get(), layout.deflate), "fixture");
+    if (layout.deflate > 0) detail::hdf5::check(H5Pset_deflate(creation.get(), layout.deflate), "fixture");
     create(name, stored, given, space.get(), creation.get(), values);
   }
 
   void create(const std::string& name, hid_t stored, hid_t given, hid_t space, hid_t creation, const void* values) {
-    const hdf5::Handle dataset(
-        hdf5::check(H5Dcreate2(id(), name.c_str(), stored, space, H5P_DEFAULT, creation, H5P_DEFAULT), "fixture"),
+    const detail::hdf5::Handle dataset(
+        detail::hdf5::check(H5Dcreate2(id(), name.c_str(), stored, space, H5P_DEFAULT, creation, H5P_DEFAULT),
+                            "fixture"),
         H5Dclose);
     if (values != nullptr)
-      hdf5::check(H5Dwrite(dataset.get(), given, H5S_ALL, H5S_ALL, H5P_DEFAULT, values), "fixture");
+      detail::hdf5::check(H5Dwrite(dataset.get(), given, H5S_ALL, H5S_ALL, H5P_DEFAULT, values), "fixture");
   }
 
   /// x [rows, 3] float32 = 0, 1, 2, … and y [rows] int64 = first, first + 1, …
@@ -80,7 +84,7 @@ class H5File {
   }
 
  private:
-  hdf5::Handle file_;
+  detail::hdf5::Handle file_;
 };
 
 }  // namespace muster::test

@@ -17,7 +17,7 @@
 namespace muster::test {
 namespace {
 
-const comm::Environment* environment = nullptr;
+const detail::comm::Environment* environment = nullptr;
 std::vector<std::filesystem::path> folders;
 
 class FailuresOnly : public testing::EmptyTestEventListener {
@@ -56,7 +56,7 @@ std::filesystem::path shared_folder() {
 int main(int argc, char** argv) {
   std::optional<muster::test::OwnMpi> own;
   if (std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) own.emplace();
-  const muster::comm::Environment environment;
+  const muster::detail::comm::Environment environment;
   muster::test::environment = &environment;
   testing::InitGoogleTest(&argc, argv);
   if (environment.world().rank() != 0) {

@@ -1,7 +1,7 @@
 // A model prepared over the ranks of a test, without a session.
 #pragma once
 
-#include "model/data_parallel.hpp"
+#include "gradients/data_parallel.hpp"
 #include "muster/process_group.hpp"
 #include "support/world.hpp"
 
@@ -30,22 +30,22 @@ inline bool by(const std::string& way) {
 
 /// What a session gives its models.
 struct Preparation {
-  std::shared_ptr<data::StepWeight> weight = std::make_shared<data::StepWeight>();
+  std::shared_ptr<detail::step::StepWeight> weight = std::make_shared<detail::step::StepWeight>();
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  model::Shared shared{.communicator = world(),
-                       .new_group = [] { return make_process_group(world()); },
-                       .weight = weight,
-                       .no_sync_depth = no_sync_depth,
-                       .share_memory = !by("buckets"),
-                       .share = {.total = world().size(), .first = world().rank()}};
+  detail::gradients::Shared shared{.communicator = world(),
+                                   .new_group = [] { return make_process_group(world()); },
+                                   .weight = weight,
+                                   .no_sync_depth = no_sync_depth,
+                                   .share_memory = !by("buckets"),
+                                   .share = {.total = world().size(), .first = world().rank()}};
   /// Small, so that a small model has several.
   ModelOptions options{.bucket_bytes = 64,
                        .first_bucket_bytes = 16,
                        .comm_hook = by("hook") ? CommHook(average_bucket) : CommHook(),
                        .progress_thread = by("threads")};
 
-  std::shared_ptr<model::DataParallel> operator()(std::shared_ptr<torch::nn::Module> module) const {
-    return model::DataParallel::prepare(std::move(module), shared, options);
+  std::shared_ptr<detail::gradients::DataParallel> operator()(std::shared_ptr<torch::nn::Module> module) const {
+    return detail::gradients::DataParallel::prepare(std::move(module), shared, options);
   }
 };
 

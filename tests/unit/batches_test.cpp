@@ -17,7 +17,7 @@
 #include <set>
 #include <tuple>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 using Samples = std::vector<std::int64_t>;
@@ -42,7 +42,7 @@ struct World {
     return state;
   }
   DatasetShard shard(std::size_t rank = 0) const { return DatasetShard(states[rank]); }
-  const StepWeight& weight(std::size_t rank = 0) const { return *passes[rank]->weight; }
+  const step::StepWeight& weight(std::size_t rank = 0) const { return *passes[rank]->weight; }
   std::vector<std::shared_ptr<Passes>> passes;
   std::vector<std::shared_ptr<ShardState>> states;
 };
@@ -58,9 +58,9 @@ Samples all_of(BatchRange range) {
 }
 
 /// The real samples of all ranks, a pass of each, no more than `stop` batches; positions are compared and given.
-Samples run(const World& world, const BatchOptions& options, std::int64_t stop = 1000, Config* position = nullptr) {
+Samples run(const World& world, const BatchOptions& options, std::int64_t stop = 1000, Json* position = nullptr) {
   Samples samples;
-  std::set<Config> positions;
+  std::set<Json> positions;
   std::set<std::int64_t> steps;
   for (const auto& state : world.states) {
     auto range = DatasetShard(state).iter_batches(options);
@@ -232,10 +232,10 @@ TEST(Position, GoesOnAtAnotherWorld) {
         for (std::int64_t stop = 1; stop <= 4; ++stop)
           for (const std::optional<std::int64_t> buffer : {std::optional<std::int64_t>{}, {3}}) {
             const BatchOptions options{.global_batch_size = 4, .shuffle = !buffer, .local_shuffle_buffer_size = buffer};
-            Config position;
+            Json position;
             auto samples = run(World(size, ranks), options, stop, &position);
             const World later(size, later_ranks, true, /*seed=*/later_ranks == 1 ? 99 : 0);
-            for (const auto& state : later.states) state->restore(Config::parse(position.dump()));
+            for (const auto& state : later.states) state->restore(Json::parse(position.dump()));
             const auto rest = run(later, options);
             samples.insert(samples.end(), rest.begin(), rest.end());
             ASSERT_EQ(sorted(samples), indices(size)) << ranks << " " << later_ranks << " " << stop;
@@ -255,7 +255,7 @@ TEST(Position, FinishedPassesComeBackEmpty) {
     return all_of(other.shard().iter_batches(options));
   }();
   Samples samples;
-  Config position;
+  Json position;
   {
     auto range = world.shard().iter_batches(options);
     auto batch = range.begin();
@@ -287,7 +287,7 @@ TEST(Position, FinishedPassesComeBackEmpty) {
 
 TEST(Position, TheLastBatchInHandCountsAsTaken) {
   const World world(4, 1);
-  Config position;
+  Json position;
   run(world, {.batch_size = 2}, 2, &position);
   EXPECT_EQ(position.at("consumed"), 4);
   const World later(4, 1);
@@ -324,7 +324,7 @@ TEST(Position, ARangeThatDiesEarlyEndsItsPass) {
 
 TEST(Position, IsRefusedForOtherData) {
   const World world(10, 1);
-  Config position;
+  Json position;
   run(world, {.batch_size = 2}, 2, &position);
   const World later(11, 1);
   later.states[0]->restore(position);
@@ -344,7 +344,7 @@ TEST(Position, IsRefusedForOtherData) {
 }
 
 TEST(Position, AnotherGlobalBatchIsSaid) {
-  Config position;
+  Json position;
   run(World(100, 4), {.batch_size = 8}, 1, &position);
   const auto said = [&](int ranks, const BatchOptions& options) {
     const World later(100, ranks);
@@ -363,7 +363,7 @@ TEST(Position, AnotherGlobalBatchIsSaid) {
 }
 
 TEST(Position, AnotherGlobalBatchIsSaidBetweenEpochsToo) {
-  Config position;
+  Json position;
   run(World(100, 4), {.batch_size = 8}, 1000, &position);
   const auto said = [&](int ranks, const BatchOptions& options) {
     const World later(100, ranks);
@@ -522,7 +522,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
        }},
   };
   for (const auto& program : programs) {
-    const auto told = [&](std::int64_t stop, const Config& from, Config* until) {
+    const auto told = [&](std::int64_t stop, const Json& from, Json* until) {
       std::string seen;
       World world(12, 1);
       for (const auto& [name, position] : from.items()) world.passes[0]->restore(name, position, false);
@@ -540,10 +540,10 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
       }
       return seen;
     };
-    const auto undisturbed = told(-1, Config::object(), nullptr);
+    const auto undisturbed = told(-1, Json::object(), nullptr);
     for (std::int64_t stop = 1; stop <= 6; ++stop) {
-      Config positions;
-      const auto before = told(stop, Config::object(), &positions);
+      Json positions;
+      const auto before = told(stop, Json::object(), &positions);
       auto after = told(-1, positions, nullptr);
       // A report inside a batch is the end of that batch.
       const auto rest = undisturbed.substr(before.size());
@@ -553,7 +553,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
       EXPECT_EQ(after, want) << program.name << ", stopped after " << before;
       if (stop > 5) continue;
       // And once more, after one further batch.
-      Config twice;
+      Json twice;
       const auto between = told(1, positions, &twice);
       EXPECT_EQ(told(-1, twice, nullptr), program.name == "one inside the other" ? after.substr(after.find('t', 1))
                                                                                  : after.substr(between.size()))
@@ -564,7 +564,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
 
 TEST(Position, OfWhatComesAfterTheRestore) {
   World world(10, 1);
-  Config position;
+  Json position;
   run(world, {.batch_size = 2}, 2, &position);
   World later(10, 1);
   later.passes[0]->restore("late", position, false);
@@ -599,8 +599,8 @@ class Poison : public Preprocessor {
     if (calls++ == bad_) throw std::runtime_error("a bad sample");
     batch.set("y2", batch["y"] * 2);
   }
-  Config state() const override { return {}; }
-  void load_state(const Config&) override {}
+  Json state() const override { return {}; }
+  void load_state(const Json&) override {}
   mutable std::atomic<int> calls = 0;
 
  private:
@@ -680,4 +680,4 @@ TEST(Prefetch, NothingComesAfterAnError) {
 }
 
 }  // namespace
-}  // namespace muster::data
+}  // namespace muster::detail::data

@@ -1,4 +1,4 @@
-#include "model/buckets.hpp"
+#include "gradients/buckets.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-namespace muster::model {
+namespace muster::detail::gradients {
 namespace {
 
 using Buckets = std::vector<std::vector<std::size_t>>;
@@ -16,7 +16,7 @@ using Buckets = std::vector<std::vector<std::size_t>>;
 Buckets assign_buckets(const std::vector<GradientSize>& sizes, std::size_t first_bytes, std::size_t bytes) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
-  return model::assign_buckets(sizes, order, first_bytes, bytes);
+  return gradients::assign_buckets(sizes, order, first_bytes, bytes);
 }
 
 TEST(Buckets, NoGradientsNoBuckets) { EXPECT_TRUE(assign_buckets({}, 1, 1).empty()); }
@@ -24,7 +24,7 @@ TEST(Buckets, NoGradientsNoBuckets) { EXPECT_TRUE(assign_buckets({}, 1, 1).empty
 TEST(Buckets, GoInTheOrderThatIsGiven) {
   const std::vector<GradientSize> sizes{{10, 0}, {10, 0}, {10, 1}, {10, 0}, {10, 1}};
   const std::vector<std::size_t> order{3, 4, 0, 2, 1};
-  EXPECT_EQ(model::assign_buckets(sizes, order, 20, 20), (Buckets{{3, 0}, {4, 2}, {1}}));
+  EXPECT_EQ(gradients::assign_buckets(sizes, order, 20, 20), (Buckets{{3, 0}, {4, 2}, {1}}));
 }
 
 TEST(Buckets, GoFromTheLastToTheFirst) {
@@ -81,4 +81,4 @@ TEST(Buckets, EveryIndexOnceAndNoneTooFull) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::gradients

@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 using at::Tensor;
@@ -224,7 +224,7 @@ TEST(Components, ValuesComeBack) {
   double best = std::numeric_limits<double>::infinity(), worst = std::nan("");
   std::int64_t count = std::numeric_limits<std::int64_t>::min();
   std::string word = "zoë\n\"";
-  Config json = {{"a", {1, 2.5, nullptr}}}, empty = Config::object(), nothing;
+  Json json = {{"a", {1, 2.5, nullptr}}}, empty = Json::object(), nothing;
   auto mask = at::ones({2, 2}, at::kBool);
   StateDict given;
   const StateEntries entries{{"best", best},
@@ -248,8 +248,8 @@ TEST(Components, ValuesComeBack) {
   EXPECT_TRUE(std::isnan(worst));
   EXPECT_EQ(count, std::numeric_limits<std::int64_t>::min());
   EXPECT_EQ(word, "zoë\n\"");
-  EXPECT_EQ(json, (Config{{"a", {1, 2.5, nullptr}}}));
-  EXPECT_EQ(empty, Config::object());
+  EXPECT_EQ(json, (Json{{"a", {1, 2.5, nullptr}}}));
+  EXPECT_EQ(empty, Json::object());
   EXPECT_TRUE(nothing.is_null());
   EXPECT_TRUE(mask.all().item<bool>());
   EXPECT_TRUE(given.tensors.at("t/x").all().item<bool>());
@@ -300,7 +300,7 @@ TEST(Components, AllDifferencesAreListedAndNothingChanges) {
   EXPECT_EQ(wide->b[0].item<float>(), 2);
   EXPECT_EQ(extra, 2);
 
-  Config json = collect({{"best", best}}).values;
+  Json json = collect({{"best", best}}).values;
   EXPECT_SAYS(error_of([&] { restore({{"best", text}}, {.tensors = {}, .values = json}); }), "best: a string here");
   EXPECT_EQ(text, "as before");
 }
@@ -312,7 +312,7 @@ TEST(Components, OptimizersOfOtherShapeAreRefused) {
   auto state = collect({{"model", net}, {"optimizer", optimizer}});
 
   auto groups = state;
-  groups.values["optimizer"]["param_groups"].push_back(Config::object());
+  groups.values["optimizer"]["param_groups"].push_back(Json::object());
   EXPECT_SAYS(error_of([&] { restore({{"model", net}, {"optimizer", optimizer}}, groups); }), "1 groups of parameters");
   optim::Adam some({net->w, net->b});
   EXPECT_SAYS(error_of([&] {
@@ -331,7 +331,7 @@ TEST(Components, OptimizersOfOtherShapeAreRefused) {
   EXPECT_SAYS(what, "optimizer/model/w/exp_avg: shape [2]");
   EXPECT_SAYS(what, "optimizer/model/w/who: in the checkpoint, not here");
   EXPECT_SAYS(what, "optimizer/model/b: step is missing");
-  for (const Config& nonsense : {Config(), Config(3), Config::array(), Config("x"), Config{{"kind", 4}}}) {
+  for (const Json& nonsense : {Json(), Json(3), Json::array(), Json("x"), Json{{"kind", 4}}}) {
     auto broken = state;
     broken.values["optimizer"] = nonsense;
     EXPECT_THROW(restore({{"model", net}, {"optimizer", optimizer}}, broken), Error) << nonsense;
@@ -351,24 +351,24 @@ TEST(Components, AUsersRefusalLeavesTheRestAlone) {
 TEST(Components, WhatIsEachRanksOwnIsTakenByRank) {
   auto row = at::arange(3, at::kFloat);
   double number = 0;
-  Config json;
+  Json json;
   const StateEntries entries{{"row", per_rank(row)}, {"number", per_rank(number)}, {"json", per_rank(json)}};
-  const auto taken = [&] { return Config{row[0].item<float>(), number, json}; };
+  const auto taken = [&] { return Json{row[0].item<float>(), number, json}; };
   // What a save of three ranks holds.
   const StateDict saved{.tensors = {{"row", at::arange(9, at::kFloat).reshape({3, 3})}},
-                        .values = {{"row", {Config::object(), Config::object(), Config::object()}},
+                        .values = {{"row", {Json::object(), Json::object(), Json::object()}},
                                    {"number", {0.5, "nan", 1.5}},
                                    {"json", {{{"a", 1}}, nullptr, {1, 2}}}}};
   restore(entries, saved, {0, 3});
-  EXPECT_EQ(taken(), (Config{0, 0.5, {{"a", 1}}}));
+  EXPECT_EQ(taken(), (Json{0, 0.5, {{"a", 1}}}));
   restore(entries, saved, {2, 3});
-  EXPECT_EQ(taken(), (Config{6, 1.5, {1, 2}}));
+  EXPECT_EQ(taken(), (Json{6, 1.5, {1, 2}}));
   for (const Part here : {Part{0, 1}, Part{1, 2}, Part{3, 4}, Part{0, 0}}) {
     const auto what = error_of([&] { restore(entries, saved, here); });
     for (const char* entry : {"row: each of 3 ranks had its own", "number: each of 3 ranks", "json: each of 3 ranks"})
       EXPECT_SAYS(what, entry);
   }
-  EXPECT_EQ(taken(), (Config{6, 1.5, {1, 2}})) << "nothing was changed";
+  EXPECT_EQ(taken(), (Json{6, 1.5, {1, 2}})) << "nothing was changed";
 
   auto wide = at::zeros({2, 3}, at::kFloat);
   EXPECT_SAYS(error_of([&] {
@@ -412,10 +412,10 @@ TEST(Components, AMeanCountsOnceAtAnyNumberOfRanks) {
     EXPECT_TRUE(std::isnan(mean.value()));
   }
   mean.add(5, 2);
-  for (const Config& nonsense : {Config(3), Config{{"sum", "x"}, {"samples", 1}}, Config{{"sum", 1}, {"samples", -1}}})
+  for (const Json& nonsense : {Json(3), Json{{"sum", "x"}, {"samples", 1}}, Json{{"sum", 1}, {"samples", -1}}})
     for (const int count : {1, 2})
       EXPECT_SAYS(error_of([&] {
-                    restore({{"loss", mean}}, {.values = {{"loss", Config::array({nonsense})}}}, {0, count});
+                    restore({{"loss", mean}}, {.values = {{"loss", Json::array({nonsense})}}}, {0, count});
                   }),
                   "loss: a mean here, something else");
   EXPECT_EQ(mean.value(), 5);
@@ -460,4 +460,4 @@ TEST(Components, NamesAreChecked) {
 }
 
 }  // namespace
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::checkpoint {
+namespace muster::detail::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -176,7 +176,7 @@ TEST(StateFile, RefusesWhatCannotBeStored) {
 TEST(StateFile, RanksMustSaveTheSame) {
   const Folder folder;
   const Tensors mine{{"a", at::full({2}, 1.0)}, {"b", at::full({2}, 1.0)}};
-  const auto layout = layout_from_json(Config::parse(to_json(lay_out(folder / "state.h5", mine)).dump()));
+  const auto layout = layout_from_json(Json::parse(to_json(lay_out(folder / "state.h5", mine)).dump()));
   const auto writing = [&](const Tensors& other) {
     return error_of([&] { write_pieces(folder / "state.h5", layout, other, piece_writers(layout, 1), 0); });
   };
@@ -198,46 +198,46 @@ TEST(Manifest, ComesBackAsItWas) {
 TEST(Manifest, TrustsNothing) {
   const Folder folder;
   const auto path = make_checkpoint(folder / "checkpoint", sample());
-  ASSERT_EQ(error_of([&] { from_text(forge(path, [](Config&) {}), "it"); }), "no error");
-  const std::pair<const char*, std::function<void(Config&)>> changes[] = {
-      {"leads out", [](Config& j) { j["files"][1]["name"] = "../notes.txt"; }},
-      {"leads out", [](Config& j) { j["files"][1]["name"] = "/etc/passwd"; }},
-      {"leads out", [](Config& j) { j["files"][1]["name"] = "a/../../b"; }},
-      {"zero byte", [](Config& j) { j["files"][1]["name"] = std::string("a\0b", 3); }},
-      {"leads out", [](Config& j) { j["tensors"][0]["name"] = "a/../b"; }},
-      {"lists itself", [](Config& j) { j["files"][1]["name"] = "manifest.json"; }},
-      {"is there twice", [](Config& j) { j["files"][1] = j["files"][0]; }},
-      {"does not list state.h5", [](Config& j) { j["files"].erase(0); }},
-      {"more or fewer checksums", [](Config& j) { j["files"][0]["crc32"].push_back(1); }},
-      {"is not one", [](Config& j) { j["files"][0]["crc32"][0] = -1; }},
-      {"is not one", [](Config& j) { j["files"][0]["crc32"][0] = 1ull << 40; }},
-      {"odd size", [](Config& j) { j["files"][0]["piece_bytes"] = 0; }},
-      {"odd size", [](Config& j) { j["files"][0]["bytes"] = ~0ull; }},
-      {"is not that of its shape", [](Config& j) { j["tensors"][0]["shape"] = {100'001}; }},
-      {"absurd", [](Config& j) { j["tensors"][0]["shape"] = {-1}; }},
+  ASSERT_EQ(error_of([&] { from_text(forge(path, [](Json&) {}), "it"); }), "no error");
+  const std::pair<const char*, std::function<void(Json&)>> changes[] = {
+      {"leads out", [](Json& j) { j["files"][1]["name"] = "../notes.txt"; }},
+      {"leads out", [](Json& j) { j["files"][1]["name"] = "/etc/passwd"; }},
+      {"leads out", [](Json& j) { j["files"][1]["name"] = "a/../../b"; }},
+      {"zero byte", [](Json& j) { j["files"][1]["name"] = std::string("a\0b", 3); }},
+      {"leads out", [](Json& j) { j["tensors"][0]["name"] = "a/../b"; }},
+      {"lists itself", [](Json& j) { j["files"][1]["name"] = "manifest.json"; }},
+      {"is there twice", [](Json& j) { j["files"][1] = j["files"][0]; }},
+      {"does not list state.h5", [](Json& j) { j["files"].erase(0); }},
+      {"more or fewer checksums", [](Json& j) { j["files"][0]["crc32"].push_back(1); }},
+      {"is not one", [](Json& j) { j["files"][0]["crc32"][0] = -1; }},
+      {"is not one", [](Json& j) { j["files"][0]["crc32"][0] = 1ull << 40; }},
+      {"odd size", [](Json& j) { j["files"][0]["piece_bytes"] = 0; }},
+      {"odd size", [](Json& j) { j["files"][0]["bytes"] = ~0ull; }},
+      {"is not that of its shape", [](Json& j) { j["tensors"][0]["shape"] = {100'001}; }},
+      {"absurd", [](Json& j) { j["tensors"][0]["shape"] = {-1}; }},
       {"absurd",
-       [](Config& j) {
+       [](Json& j) {
          j["tensors"][0]["shape"] = {1ull << 62, 16};
        }},
-      {"absurd", [](Config& j) { j["tensors"][0]["shape"] = std::vector<int>(33, 1); }},
-      {"absurd", [](Config& j) { j["tensors"][0]["offset"] = ~0ull; }},
-      {"past the end", [](Config& j) { j["tensors"][0]["offset"] = 1ull << 60; }},
-      {"overlaps", [](Config& j) { j["tensors"][4]["offset"] = j["tensors"][0]["offset"]; }},
-      {"is unknown", [](Config& j) { j["tensors"][0]["type"] = "pickle"; }},
-      {"is there twice", [](Config& j) { j["tensors"].push_back(j["tensors"][0]); }},
-      {"which is not there", [](Config& j) { j["tensors"][0]["same_as"] = "model/gone"; }},
-      {"differ in shape", [](Config& j) { j["tensors"][1]["same_as"] = j["tensors"][0]["name"]; }},
-      {"not a list", [](Config& j) { j["tensors"] = 3; }},
-      {"not a list", [](Config& j) { j["files"] = Config::object(); }},
-      {"not an object", [](Config& j) { j["values"] = 3; }},
-      {"not an object", [](Config& j) { j["progress"] = "x"; }},
-      {"world_size", [](Config& j) { j["world_size"] = -2; }},
-      {"out of range", [](Config& j) { j["index"] = 1ull << 40; }},
-      {"must be string", [](Config& j) { j["time"] = 3; }},
-      {"tensors", [](Config& j) { j.erase("tensors"); }},
-      {"not a checkpoint's", [](Config& j) { j["format"] = "something"; }},
-      {"newer muster", [](Config& j) { j["version"] = 2; }},
-      {"version", [](Config& j) { j["version"] = "1"; }},
+      {"absurd", [](Json& j) { j["tensors"][0]["shape"] = std::vector<int>(33, 1); }},
+      {"absurd", [](Json& j) { j["tensors"][0]["offset"] = ~0ull; }},
+      {"past the end", [](Json& j) { j["tensors"][0]["offset"] = 1ull << 60; }},
+      {"overlaps", [](Json& j) { j["tensors"][4]["offset"] = j["tensors"][0]["offset"]; }},
+      {"is unknown", [](Json& j) { j["tensors"][0]["type"] = "pickle"; }},
+      {"is there twice", [](Json& j) { j["tensors"].push_back(j["tensors"][0]); }},
+      {"which is not there", [](Json& j) { j["tensors"][0]["same_as"] = "model/gone"; }},
+      {"differ in shape", [](Json& j) { j["tensors"][1]["same_as"] = j["tensors"][0]["name"]; }},
+      {"not a list", [](Json& j) { j["tensors"] = 3; }},
+      {"not a list", [](Json& j) { j["files"] = Json::object(); }},
+      {"not an object", [](Json& j) { j["values"] = 3; }},
+      {"not an object", [](Json& j) { j["progress"] = "x"; }},
+      {"world_size", [](Json& j) { j["world_size"] = -2; }},
+      {"out of range", [](Json& j) { j["index"] = 1ull << 40; }},
+      {"must be string", [](Json& j) { j["time"] = 3; }},
+      {"tensors", [](Json& j) { j.erase("tensors"); }},
+      {"not a checkpoint's", [](Json& j) { j["format"] = "something"; }},
+      {"newer muster", [](Json& j) { j["version"] = 2; }},
+      {"version", [](Json& j) { j["version"] = "1"; }},
   };
   for (const auto& [fact, change] : changes)
     EXPECT_SAYS(error_of([&, &change = change] { from_text(forge(path, change), "it"); }), fact);
@@ -246,8 +246,8 @@ TEST(Manifest, TrustsNothing) {
 }
 
 /// What a report of a run saves.
-Config progress() {
-  return Config::parse(R"({"training_iteration": 5, "epoch": 2, "epoch_complete": false, "global_step": 40,
+Json progress() {
+  return Json::parse(R"({"training_iteration": 5, "epoch": 2, "epoch_complete": false, "global_step": 40,
     "samples_since_report": 3, "time_total_s": 1.5, "seed": 18446744073709551615, "preprocessor": null, "something new": {"a": 1},
     "positions": {"train": {"epoch": 2, "passes": 1, "consumed": 8, "window": 0, "global_batch_size": 4, "samples": 46,
                             "seed": 7, "something new": [1]}, "whole": null}})");
@@ -267,7 +267,7 @@ TEST(Progress, IsReadIntoAStruct) {
   auto known = progress();
   known.erase("something new");
   EXPECT_EQ(to_json(read), known);
-  const auto none = progress_from_json(Config::object());
+  const auto none = progress_from_json(Json::object());
   EXPECT_FALSE(none.of_a_run);
   EXPECT_EQ(none.epoch, 0);
 }
@@ -275,23 +275,23 @@ TEST(Progress, IsReadIntoAStruct) {
 TEST(Manifest, ProgressThatCannotBeIsDamage) {
   const Folder folder;
   const auto path = make_checkpoint(folder / "checkpoint", sample());
-  const auto with = [&](const char* pointer, const Config& value) {
-    return forge(path, [&](Config& json) {
+  const auto with = [&](const char* pointer, const Json& value) {
+    return forge(path, [&](Json& json) {
       json["progress"] = progress();
-      json["progress"][Config::json_pointer(pointer)] = value;
+      json["progress"][Json::json_pointer(pointer)] = value;
     });
   };
   EXPECT_EQ(error_of([&] { from_text(with("/something new", 3), "it"); }), "no error");
   EXPECT_EQ(error_of([&] { from_text(with("/seed", 0), "it"); }), "no error");
-  const std::pair<const char*, std::vector<Config>> absurd[] = {
-      {"/training_iteration", {"5", 5.0, -1, 1e300, true, nullptr, 1ull << 63, 1ull << 60, Config::array()}},
-      {"/epoch", {"2", 1.5, -5, 1e300, nullptr, 1ull << 63, 1ull << 50, Config::object()}},
-      {"/epoch_complete", {1.5, 1, "true", nullptr, Config::array()}},
+  const std::pair<const char*, std::vector<Json>> absurd[] = {
+      {"/training_iteration", {"5", 5.0, -1, 1e300, true, nullptr, 1ull << 63, 1ull << 60, Json::array()}},
+      {"/epoch", {"2", 1.5, -5, 1e300, nullptr, 1ull << 63, 1ull << 50, Json::object()}},
+      {"/epoch_complete", {1.5, 1, "true", nullptr, Json::array()}},
       {"/global_step", {"40", 0.5, -1, 1e300, nullptr, 1ull << 63}},
-      {"/time_total_s", {"1.5", -1, -1.0, 1e300, nullptr, Config::array()}},
+      {"/time_total_s", {"1.5", -1, -1.0, 1e300, nullptr, Json::array()}},
       {"/seed", {"7", -1, 1.0, nullptr}},
-      {"/positions", {nullptr, 3, Config::array(), "train"}},
-      {"/positions/train", {3, "x", Config::array(), true}},
+      {"/positions", {nullptr, 3, Json::array(), "train"}},
+      {"/positions/train", {3, "x", Json::array(), true}},
       {"/positions/train/epoch", {-1, "2", 2.0, 1ull << 63}},
       {"/positions/train/passes", {-1, "1", 1.5, nullptr}},
       {"/positions/train/consumed", {-1, 47, "8", 8.5, 1ull << 63}},
@@ -306,15 +306,14 @@ TEST(Manifest, ProgressThatCannotBeIsDamage) {
       const std::string key(pointer);
       EXPECT_SAYS(problem, key.substr(key.rfind('/') + 1)) << value;
     }
-  EXPECT_SAYS(
-      error_of([&] { from_text(forge(path, [](Config& j) { j["metrics"]["training_iteration"] = 4; }), "it"); }),
-      "is not that of its metrics");
-  EXPECT_SAYS(error_of([&] { from_text(forge(path, [](Config& j) { j["world_size"] = 0; }), "it"); }), "world_size");
+  EXPECT_SAYS(error_of([&] { from_text(forge(path, [](Json& j) { j["metrics"]["training_iteration"] = 4; }), "it"); }),
+              "is not that of its metrics");
+  EXPECT_SAYS(error_of([&] { from_text(forge(path, [](Json& j) { j["world_size"] = 0; }), "it"); }), "world_size");
 }
 
 /// Calls visit(pointer) for every value inside `json`.
-void each_value(const Config& json, const Config::json_pointer& at,
-                const std::function<void(const Config::json_pointer&)>& visit) {
+void each_value(const Json& json, const Json::json_pointer& at,
+                const std::function<void(const Json::json_pointer&)>& visit) {
   visit(at);
   if (json.is_object())
     for (const auto& [key, value] : json.items()) each_value(value, at / key, visit);
@@ -325,17 +324,16 @@ void each_value(const Config& json, const Config::json_pointer& at,
 TEST(Manifest, WhateverStandsThereIsReadOrIsDamage) {
   const Folder folder;
   const auto path = make_checkpoint(folder / "checkpoint", {{"a", at::full({2}, 1.0)}, {"b", at::full({2}, 1)}});
-  write_file(path / manifest_name, forge(path, [](Config& json) { json["progress"] = progress(); }));
-  auto whole = Config::parse(read_file(path / manifest_name));
+  write_file(path / manifest_name, forge(path, [](Json& json) { json["progress"] = progress(); }));
+  auto whole = Json::parse(read_file(path / manifest_name));
   whole.erase("checksum");
-  const Config values[] = {nullptr,         true, -1, 0, 1.5, 1e300, 1ull << 63, "x", "../x", Config::array(),
-                           Config::object()};
+  const Json values[] = {nullptr, true, -1, 0, 1.5, 1e300, 1ull << 63, "x", "../x", Json::array(), Json::object()};
   int damaged = 0, tried = 0;
-  each_value(whole, Config::json_pointer(), [&](const Config::json_pointer& at) {
+  each_value(whole, Json::json_pointer(), [&](const Json::json_pointer& at) {
     for (const auto& value : values) {
       ++tried;
       try {
-        const auto manifest = from_text(forge(path, [&](Config& json) { json[at] = value; }), "it");
+        const auto manifest = from_text(forge(path, [&](Json& json) { json[at] = value; }), "it");
         const auto read = progress_from_json(manifest.progress);
         EXPECT_GE(read.epoch, 0);
         EXPECT_GE(read.training_iteration, 0);
@@ -351,7 +349,7 @@ TEST(Manifest, WhateverStandsThereIsReadOrIsDamage) {
 TEST(Manifest, JsonOfAnyDepthIsDamageNotACrash) {
   const Folder folder;
   const auto path = make_checkpoint(folder / "checkpoint", sample());
-  const auto text = forge(path, [](Config& json) { json["metadata"] = "here"; });
+  const auto text = forge(path, [](Json& json) { json["metadata"] = "here"; });
   const auto nested = [&](std::size_t depth) {
     auto deep = text.substr(0, text.rfind("\n\"checksum\"") + 1);
     deep.replace(deep.find("\"here\""), 6, std::string(depth, '[') + std::string(depth, ']'));
@@ -477,15 +475,15 @@ TEST(Checkpoint, CopiesAreWhole) {
 TEST(Checkpoint, MetadataTravels) {
   const Folder folder;
   const auto checkpoint = Checkpoint::from_directory(make_checkpoint(folder / "checkpoint", sample()));
-  EXPECT_EQ(checkpoint.get_metadata(), Config::object());
+  EXPECT_EQ(checkpoint.get_metadata(), Json::object());
   checkpoint.set_metadata({{"by", "zoë"}});
-  EXPECT_EQ(checkpoint.get_metadata(), (Config{{"by", "zoë"}}));
+  EXPECT_EQ(checkpoint.get_metadata(), (Json{{"by", "zoë"}}));
   EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
 
   fs::create_directory(folder / "foreign");
   write_file(folder / "foreign/weights.bin", "abc");
   const auto foreign = Checkpoint::from_directory(folder / "foreign");
-  EXPECT_EQ(foreign.get_metadata(), Config::object());
+  EXPECT_EQ(foreign.get_metadata(), Json::object());
   foreign.set_metadata({{"n", 1}});
   EXPECT_EQ(foreign.get_metadata().at("n"), 1);
   foreign.to_directory(folder / "copy");
@@ -566,4 +564,4 @@ TEST(Retention, KeepsTheNewestOrTheBest) {
 }
 
 }  // namespace
-}  // namespace muster::checkpoint
+}  // namespace muster::detail::checkpoint

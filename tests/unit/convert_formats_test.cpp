@@ -15,7 +15,7 @@ using Bytes = std::vector<std::uint8_t>;
 using Shape = std::vector<std::int64_t>;
 const ConvertOptions only_x{.columns = {"x"}};
 
-Config column(const std::filesystem::path& path, std::size_t index = 0) {
+Json column(const std::filesystem::path& path, std::size_t index = 0) {
   return describe_dataset(path.string()).at("columns").at(index);
 }
 

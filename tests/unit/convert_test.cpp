@@ -273,13 +273,13 @@ TEST_F(Convert, DescribesAndAdvises) {
   auto dataset = describe_dataset(output().string());
   EXPECT_EQ(dataset.at("samples"), 100);
   EXPECT_EQ(dataset.at("bytes"), std::filesystem::file_size(output()));
-  EXPECT_EQ(dataset.at("columns").at(0), (Config{{"name", "x"},
-                                                 {"dtype", "int32"},
-                                                 {"shape", {100, 2}},
-                                                 {"layout", "contiguous"},
-                                                 {"chunk", nullptr},
-                                                 {"compression", "none"},
-                                                 {"bytes", 800}}));
+  EXPECT_EQ(dataset.at("columns").at(0), (Json{{"name", "x"},
+                                               {"dtype", "int32"},
+                                               {"shape", {100, 2}},
+                                               {"layout", "contiguous"},
+                                               {"chunk", nullptr},
+                                               {"compression", "none"},
+                                               {"bytes", 800}}));
   EXPECT_TRUE(dataset.at("advice").empty());
   run({.compress = 1});
   dataset = describe_dataset(output().string());
@@ -300,21 +300,22 @@ TEST_F(Convert, DescribesWhatIsNoDataset) {
 TEST_F(Convert, AdvisesOnForeignFiles) {
   const auto path = folder / "foreign.h5";
   {
-    const hdf5::Lock lock;
-    auto file = hdf5::create_file(path);
+    const detail::hdf5::Lock lock;
+    auto file = detail::hdf5::create_file(path);
     const auto add = [&](const char* name, hid_t type, std::vector<hsize_t> shape) {
-      const hdf5::Handle space(
-          hdf5::check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr), name), H5Sclose);
-      const hdf5::Handle set(
-          hdf5::check(H5Dcreate2(file.get(), name, type, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), name),
+      const detail::hdf5::Handle space(
+          detail::hdf5::check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr), name), H5Sclose);
+      const detail::hdf5::Handle set(
+          detail::hdf5::check(H5Dcreate2(file.get(), name, type, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                              name),
           H5Dclose);
     };
     add("a", H5T_IEEE_F64BE, {4, 2});
     add("b", H5T_NATIVE_FLOAT, {5});
     add("s", H5T_C_S1, {4});
-    hdf5::check(H5Lcreate_soft("/nowhere", file.get(), "dangling", H5P_DEFAULT, H5P_DEFAULT), "linking");
-    const hdf5::Handle inner(
-        hdf5::check(H5Gcreate2(file.get(), "inner", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "making a group"),
+    detail::hdf5::check(H5Lcreate_soft("/nowhere", file.get(), "dangling", H5P_DEFAULT, H5P_DEFAULT), "linking");
+    const detail::hdf5::Handle inner(
+        detail::hdf5::check(H5Gcreate2(file.get(), "inner", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "making a group"),
         H5Gclose);
     file.close("closing");
   }
@@ -322,7 +323,7 @@ TEST_F(Convert, AdvisesOnForeignFiles) {
   const auto advice = dataset.at("advice").dump();
   EXPECT_EQ(dataset.at("samples"), nullptr);
   EXPECT_EQ(dataset.at("columns").size(), 2U);
-  EXPECT_EQ(dataset.at("groups"), Config::array({"inner"}));
+  EXPECT_EQ(dataset.at("groups"), Json::array({"inner"}));
   for (const char* part : {"a: nothing was ever written", "a: its byte order", "a: float64 is twice", "(a 4, b 5)",
                            "s: it holds strings", "dangling"})
     EXPECT_NE(advice.find(part), std::string::npos) << part << " in " << advice;

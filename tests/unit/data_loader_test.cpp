@@ -25,7 +25,7 @@ auto numbers(std::int64_t n) {
 }
 
 Worker worker(int rank, int world) {
-  return {.rank = rank, .world = world, .seed = 3, .passes = std::make_shared<data::Passes>()};
+  return {.rank = rank, .world = world, .seed = 3, .passes = std::make_shared<detail::data::Passes>()};
 }
 
 template <class Loader>
@@ -122,7 +122,7 @@ TEST(DataLoader, GoesOnWhereItWasSaved) {
     const auto loader = prepare_data_loader(self, numbers(20), {.batch_size = 2, .shuffle = true, .workers = threads});
     const auto undisturbed = pass(*prepare_data_loader(worker(0, 1), numbers(20), {.batch_size = 2, .shuffle = true}));
     Samples samples;
-    Config positions;
+    Json positions;
     for (const auto& batch : *loader) {
       for (int i = 0; i < 2; ++i) samples.push_back(batch.data[i].item<std::int64_t>());
       if (samples.size() < 6) continue;
@@ -197,7 +197,7 @@ TEST(DataLoader, MovesWhatABatchHolds) {
   for (const auto& batch : *loader)
     for (const auto& example : batch) EXPECT_TRUE(example.data.is_meta());
   torch::data::Example<> pair(at::arange(2), at::arange(2));
-  data::move_to(pair, at::kMeta);
+  detail::data::move_to(pair, at::kMeta);
   EXPECT_TRUE(pair.data.is_meta() && pair.target.is_meta());
 }
 

@@ -146,7 +146,8 @@ TEST(Hdf5, StoredTypesAreKept) {
   const auto ints = counting<std::int32_t>(6);
   const auto floats = counting<float>(6);
   const std::uint8_t flags[] = {0, 1, 1, 0, 1, 0};
-  const auto half = hdf5::type_of(at::kHalf), bf16 = hdf5::type_of(at::kBFloat16), boolean = hdf5::type_of(at::kBool);
+  const auto half = detail::hdf5::type_of(at::kHalf), bf16 = detail::hdf5::type_of(at::kBFloat16),
+             boolean = detail::hdf5::type_of(at::kBool);
   {
     H5File file(folder.file("a.h5"));
     file.dataset("u8", {6}, H5T_STD_U8LE, H5T_NATIVE_UINT8, bytes.data());
@@ -176,7 +177,7 @@ TEST(Hdf5, StoredTypesAreKept) {
 TEST(Hdf5, ABoolIsZeroOrOneWhateverIsStored) {
   const Folder folder;
   const std::uint8_t flags[] = {0, 1, 2, 255};
-  const auto boolean = hdf5::type_of(at::kBool);
+  const auto boolean = detail::hdf5::type_of(at::kBool);
   H5File(folder.file("a.h5")).dataset("x", {4}, boolean.get(), boolean.get(), flags);
   const auto x = Dataset(folder.file("a.h5")).read(Samples{0, 1, 2, 3})["x"];
   const auto* values = static_cast<const std::uint8_t*>(x.const_data_ptr());
@@ -284,7 +285,7 @@ TEST(BadFiles, ColumnsMustAgree) {
 
 TEST(BadFiles, OnlyNumbersAreColumns) {
   const Folder folder;
-  const hdf5::Handle text(H5Tcopy(H5T_C_S1), H5Tclose), pair(H5Tcreate(H5T_COMPOUND, 8), H5Tclose);
+  const detail::hdf5::Handle text(H5Tcopy(H5T_C_S1), H5Tclose), pair(H5Tcreate(H5T_COMPOUND, 8), H5Tclose);
   H5Tset_size(text.get(), H5T_VARIABLE);
   H5Tinsert(pair.get(), "a", 0, H5T_NATIVE_INT);
   H5Tinsert(pair.get(), "b", 4, H5T_NATIVE_INT);
@@ -317,14 +318,14 @@ TEST(BadFiles, NothingLeadsOutside) {
   H5File(folder.file("target.h5")).columns(3);
   std::ofstream(folder.file("raw")) << std::string(100, 'x');
   const hsize_t rows = 3;
-  const hdf5::Handle space(H5Screate_simple(1, &rows, nullptr), H5Sclose);
+  const detail::hdf5::Handle space(H5Screate_simple(1, &rows, nullptr), H5Sclose);
   {
     H5File dangling(folder.file("dangling.h5"));
     H5Lcreate_soft("/nowhere", dangling.id(), "y", H5P_DEFAULT, H5P_DEFAULT);
-    const hdf5::Handle external(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    const detail::hdf5::Handle external(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_external(external.get(), folder.file("raw").c_str(), 0, 24);
     H5File(folder.file("external.h5")).create("y", H5T_NATIVE_INT64, 0, space.get(), external.get(), nullptr);
-    const hdf5::Handle view(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    const detail::hdf5::Handle view(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_virtual(view.get(), space.get(), folder.file("target.h5").c_str(), "/y", space.get());
     H5File(folder.file("virtual.h5")).create("y", H5T_NATIVE_INT64, 0, space.get(), view.get(), nullptr);
   }

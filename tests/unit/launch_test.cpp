@@ -10,7 +10,7 @@
 #include <functional>
 #include <map>
 
-namespace muster::launch {
+namespace muster::detail::launch {
 namespace {
 
 std::string message(const std::function<void()>& action, ExitCode expected) {
@@ -24,7 +24,7 @@ std::string message(const std::function<void()>& action, ExitCode expected) {
   return {};
 }
 
-const Config defaults{{"lr", 0.1}, {"epochs", 10}, {"model", {{"width", 64}, {"name", "mlp"}}}, {"free", nullptr}};
+const Json defaults{{"lr", 0.1}, {"epochs", 10}, {"model", {{"width", 64}, {"name", "mlp"}}}, {"free", nullptr}};
 
 TEST(Settings, FlagsWinOverTheProgram) {
   const auto config = resolve(defaults, {}, {"lr=1", "model.width=32", "model.name=12", "free=[1,2]"});
@@ -107,4 +107,4 @@ TEST(Worlds, TellSeparateOnesFromAWorldOfOne) {
 }
 
 }  // namespace
-}  // namespace muster::launch
+}  // namespace muster::detail::launch

@@ -1,9 +1,9 @@
-#include "model/layout.hpp"
+#include "gradients/layout.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-namespace muster::model {
+namespace muster::detail::gradients {
 namespace {
 
 TEST(Layout, SaysKindNameTypeAndShape) {
@@ -50,4 +50,4 @@ TEST(FirstDifference, ShortensLongListsOfRanks) {
 }
 
 }  // namespace
-}  // namespace muster::model
+}  // namespace muster::detail::gradients

@@ -31,12 +31,12 @@
 namespace {
 
 using muster::ReduceOp;
-using muster::node::Dtype;
-using muster::node::Isa;
-using muster::node::Reduction;
-using muster::node::Region;
-using muster::node::size_of;
-using muster::node::Team;
+using muster::detail::node::Dtype;
+using muster::detail::node::Isa;
+using muster::detail::node::Reduction;
+using muster::detail::node::Region;
+using muster::detail::node::size_of;
+using muster::detail::node::Team;
 using muster::test::on_ranks;
 using muster::test::wait;
 using Bytes = std::vector<std::byte>;
@@ -154,10 +154,10 @@ std::string described(Dtype type, ReduceOp op, int ranks, std::size_t count) {
 
 TEST(Kernels, EveryTypeAndOperationOnEveryInstructionSet) {
   for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-    if (isa > muster::node::best_isa()) continue;
+    if (isa > muster::detail::node::best_isa()) continue;
     for (const auto type : all_types)
       for (const auto op : all_ops) {
-        if (!muster::node::reducible(type, op)) continue;
+        if (!muster::detail::node::reducible(type, op)) continue;
         for (const std::size_t count : {std::size_t{1}, std::size_t{7}, std::size_t{1024}, std::size_t{2051}}) {
           constexpr int ranks = 3;
           std::vector<Bytes> data(ranks, Bytes(count * size_of(type)));
@@ -169,7 +169,7 @@ TEST(Kernels, EveryTypeAndOperationOnEveryInstructionSet) {
             sources.push_back(bytes.data());
             targets.push_back(bytes.data());
           }
-          muster::node::reduce_arrays(targets, sources, count, {type, op}, isa);
+          muster::detail::node::reduce_arrays(targets, sources, count, {type, op}, isa);
           for (const auto& bytes : data)
             ASSERT_EQ(first_wrong(bytes.data(), count, type, op, ranks), count) << described(type, op, ranks, count);
         }
@@ -178,9 +178,9 @@ TEST(Kernels, EveryTypeAndOperationOnEveryInstructionSet) {
 }
 
 TEST(Kernels, RefuseWhatHasNoMeaning) {
-  EXPECT_FALSE(muster::node::reducible(Dtype::f32, ReduceOp::bit_and));
-  EXPECT_FALSE(muster::node::reducible(Dtype::c64, ReduceOp::max));
-  EXPECT_TRUE(muster::node::reducible(Dtype::boolean, ReduceOp::bit_xor));
+  EXPECT_FALSE(muster::detail::node::reducible(Dtype::f32, ReduceOp::bit_and));
+  EXPECT_FALSE(muster::detail::node::reducible(Dtype::c64, ReduceOp::max));
+  EXPECT_TRUE(muster::detail::node::reducible(Dtype::boolean, ReduceOp::bit_xor));
 }
 
 /// Adds 0 to every pattern, so that it goes through float and back.
@@ -189,13 +189,13 @@ std::vector<std::uint16_t> round_trip(Dtype type, Isa isa) {
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
   void* const target = values.data();
   const std::array<const void*, 2> sources{values.data(), zeroes.data()};
-  muster::node::reduce_arrays(std::span(&target, 1), sources, values.size(), {.type = type}, isa);
+  muster::detail::node::reduce_arrays(std::span(&target, 1), sources, values.size(), {.type = type}, isa);
   return values;
 }
 
 TEST(Kernels, EveryHalfSurvivesTheWayThroughFloat) {
   for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-    if (isa > muster::node::best_isa()) continue;
+    if (isa > muster::detail::node::best_isa()) continue;
     for (const auto type : {Dtype::f16, Dtype::bf16}) {
       const auto values = round_trip(type, isa);
       const std::uint16_t infinity = type == Dtype::f16 ? 0x7c00 : 0x7f80;
@@ -214,12 +214,12 @@ TEST(Kernels, HalvesAreRoundedOnceToNearest) {
   // 2048 + 1 + 1 is 2050 in half precision, but 2048 if each sum were rounded; three ranks.
   const std::array<std::uint16_t, 3> ranks{half_bits(2048), half_bits(1), half_bits(1)};
   for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-    if (isa > muster::node::best_isa()) continue;
+    if (isa > muster::detail::node::best_isa()) continue;
     std::vector<std::vector<std::uint16_t>> data;
     for (const auto value : ranks) data.emplace_back(11, value);
     const std::array<const void*, 3> sources{data[0].data(), data[1].data(), data[2].data()};
     void* const target = data[0].data();
-    muster::node::reduce_arrays(std::span(&target, 1), sources, 11, {.type = Dtype::f16}, isa);
+    muster::detail::node::reduce_arrays(std::span(&target, 1), sources, 11, {.type = Dtype::f16}, isa);
     for (const auto value : data[0]) EXPECT_EQ(value, half_bits(2050));
   }
 }
@@ -230,7 +230,7 @@ TEST(Kernels, ANumberThatIsNoneIsKept) {
     std::array<float, 2> a{nan, 1}, b{2, nan};
     const std::array<const void*, 2> sources{a.data(), b.data()};
     void* const target = a.data();
-    muster::node::reduce_arrays(std::span(&target, 1), sources, 2, {.type = Dtype::f32, .op = op});
+    muster::detail::node::reduce_arrays(std::span(&target, 1), sources, 2, {.type = Dtype::f32, .op = op});
     EXPECT_TRUE(std::isnan(a[0]) && std::isnan(a[1]));
   }
 }
@@ -284,7 +284,7 @@ TEST(Team, EveryCollectiveOfEveryTypeAndOperation) {
   for (int ranks = 1; ranks <= (brief ? 3 : 5); ++ranks)
     for (const auto type : all_types)
       for (const auto op : all_ops) {
-        if (!muster::node::reducible(type, op)) continue;
+        if (!muster::detail::node::reducible(type, op)) continue;
         for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}, std::size_t{9001}}) {
           if (brief && count > 5000) continue;
           check_collectives(ranks, type, op, count, [](int) { return false; });
@@ -397,7 +397,7 @@ TEST(Team, AThousandRandomOperations) {
   }
 }
 
-using muster::node::BlockReduction;
+using muster::detail::node::BlockReduction;
 
 TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
   const std::vector<BlockReduction::Block> blocks{
@@ -407,7 +407,7 @@ TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
     const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), blocks.size()));
     on_ranks(ranks, 2 * bytes, [&](Team& team, const Region& region) {
       BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, blocks.size());
-      const auto sum = muster::node::in_place_sum(blocks, 1.0);
+      const auto sum = muster::detail::node::in_place_sum(blocks, 1.0);
       for (int round = 0; round < (brief ? 5 : 20); ++round) {
         reduction.begin();
         std::byte* data = region.of(team.rank()) + (round + team.rank()) % 2 * bytes;  // where they lie may change
@@ -441,7 +441,7 @@ TEST(BlockReduction, WithASecondThreadPerRankAndAnotherOrder) {
     std::atomic<int> parts{0};
     on_ranks(ranks, bytes, [&](Team& team, const Region& region) {
       BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 0);
-      const auto sum = muster::node::in_place_sum(blocks, 1.0);
+      const auto sum = muster::detail::node::in_place_sum(blocks, 1.0);
       const auto count = [&parts](BlockReduction::Work work) -> BlockReduction::Work {
         return [&parts, work = std::move(work)](const BlockReduction::Part& part, std::span<std::byte* const> data) {
           ++parts;
@@ -497,7 +497,7 @@ TEST(BlockReduction, EveryPartIsWorkedOnOnce) {
   for (const auto& count : touched) ASSERT_EQ(count, 2);
 }
 
-using muster::node::SharedSegment;
+using muster::detail::node::SharedSegment;
 
 std::filesystem::path path_of(const std::string& name) { return "/dev/shm" + name; }
 

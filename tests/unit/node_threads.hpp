@@ -30,22 +30,22 @@ void wait_for(Ready&& ready) {
     if (spin > 20) ::sched_yield();
 }
 
-inline void wait(node::Team& team, node::Team::Ticket ticket) {
+inline void wait(detail::node::Team& team, detail::node::Team::Ticket ticket) {
   wait_for([&] { return team.done(ticket); });
 }
 
 /// Runs body(team) on `size` threads, each a rank; `region_bytes` of registered memory per rank in `region`.
 inline void on_ranks(int size, std::size_t region_bytes,
-                     const std::function<void(node::Team& team, const node::Region& region)>& body) {
-  const auto memory = shared_bytes(node::Team::memory(size));
+                     const std::function<void(detail::node::Team& team, const detail::node::Region& region)>& body) {
+  const auto memory = shared_bytes(detail::node::Team::memory(size));
   const auto registered = shared_bytes(std::max<std::size_t>(1, region_bytes * static_cast<std::size_t>(size)));
-  const node::Region region{registered.get(), region_bytes};
+  const detail::node::Region region{registered.get(), region_bytes};
   std::vector<std::thread> ranks;
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
   for (int r = 0; r < size; ++r)
     ranks.emplace_back([&, r] {
       try {
-        node::Team team(memory.get(), r, size);
+        detail::node::Team team(memory.get(), r, size);
         team.add(region);
         body(team, region);
       } catch (...) {

@@ -11,12 +11,12 @@
 #include <fstream>
 #include <sstream>
 
-namespace muster::observe {
+namespace muster::detail::observe {
 namespace {
 
-Config reduced(const std::vector<Metrics>& ranks, bool mean = true) {
-  std::vector<Config> encoded;
-  for (const auto& metrics : ranks) encoded.push_back(Config::from_cbor(Config::to_cbor(encode(metrics))));
+Json reduced(const std::vector<Metrics>& ranks, bool mean = true) {
+  std::vector<Json> encoded;
+  for (const auto& metrics : ranks) encoded.push_back(Json::from_cbor(Json::to_cbor(encode(metrics))));
   return reduce(encoded, mean);
 }
 
@@ -62,7 +62,7 @@ TEST(Reduction, WritesNaNAsNull) {
 }
 
 TEST(Reduction, CanKeepTheList) {
-  EXPECT_EQ(reduced({{{"a", 1}}, {{"a", 2}, {"b", 3}}}, false), Config::parse(R"({"a": [1, 2], "b": [3]})"));
+  EXPECT_EQ(reduced({{{"a", 1}}, {{"a", 2}, {"b", 3}}}, false), Json::parse(R"({"a": [1, 2], "b": [3]})"));
 }
 
 TEST(Reduction, RefusesReservedNames) {
@@ -83,7 +83,7 @@ class HistoryTest : public testing::Test {
     text << std::ifstream(folder / name).rdbuf();
     return text.str();
   }
-  static Config row(int iteration, double loss) { return {{"training_iteration", iteration}, {"loss", loss}}; }
+  static Json row(int iteration, double loss) { return {{"training_iteration", iteration}, {"loss", loss}}; }
 
   std::filesystem::path folder;
 };
@@ -161,13 +161,13 @@ TEST(Progress, FitsItsWidth) {
 }
 
 TEST(Progress, ReportsNameTheUsersMetrics) {
-  const Config row{{"epoch", 2},
-                   {"loss", 0.123456},
-                   {"global_step", 7},
-                   {"samples_per_s", 1500.4},
-                   {"checkpoint_dir_name", "checkpoint_000002"}};
+  const Json row{{"epoch", 2},
+                 {"loss", 0.123456},
+                 {"global_step", 7},
+                 {"samples_per_s", 1500.4},
+                 {"checkpoint_dir_name", "checkpoint_000002"}};
   EXPECT_EQ(report_line(row, 10), "epoch 3/10  loss 0.1235  1500 samples/s  checkpoint_000002");
 }
 
 }  // namespace
-}  // namespace muster::observe
+}  // namespace muster::detail::observe

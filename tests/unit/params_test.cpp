@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::train {
+namespace muster::detail::train {
 namespace {
 
 Params sample() {
@@ -56,9 +56,9 @@ TEST(Params, WhatCannotBeIsNamed) {
       EXPECT_NE(std::string(error.what()).find(fact), std::string::npos) << error.what();
     }
   };
-  const std::pair<const char*, std::vector<Config>> absurd[] = {
+  const std::pair<const char*, std::vector<Json>> absurd[] = {
       {"/finished", {"yes", 1, nullptr}},
-      {"/scaling_config", {3, nullptr, Config::array()}},
+      {"/scaling_config", {3, nullptr, Json::array()}},
       {"/scaling_config/num_workers", {"3", 1.5, 1ull << 31, 1e300, true}},
       {"/scaling_config/use_gpu", {"yes", 1}},
       {"/run_config/num_to_keep", {"3", 1.5, -(1ll << 40)}},
@@ -73,7 +73,7 @@ TEST(Params, WhatCannotBeIsNamed) {
   for (const auto& [pointer, values] : absurd)
     for (const auto& value : values) {
       auto json = to_json(sample());
-      json[Config::json_pointer(pointer)] = value;
+      json[Json::json_pointer(pointer)] = value;
       const std::string path(pointer);
       refused(json.dump(), path.ends_with("/0") ? "names" : path.substr(path.rfind('/') + 1));
     }
@@ -88,4 +88,4 @@ TEST(Params, WhatCannotBeIsNamed) {
 }
 
 }  // namespace
-}  // namespace muster::train
+}  // namespace muster::detail::train

@@ -1,5 +1,5 @@
 // The progress threads inside ranks, with what they drive, for the thread sanitizer: ranks are threads too.
-#include "model/progress_thread.hpp"
+#include "gradients/progress_thread.hpp"
 #include "node/block_reduction.hpp"
 #include "unit/node_threads.hpp"
 
@@ -13,11 +13,11 @@
 
 namespace {
 
-using muster::model::ProgressThread;
-using muster::node::BlockReduction;
-using muster::node::Dtype;
-using muster::node::Region;
-using muster::node::Team;
+using muster::detail::gradients::ProgressThread;
+using muster::detail::node::BlockReduction;
+using muster::detail::node::Dtype;
+using muster::detail::node::Region;
+using muster::detail::node::Team;
 using muster::test::on_ranks;
 
 constexpr int rounds = 30;
@@ -32,7 +32,7 @@ TEST(ProgressThread, AveragesBesideARankThatPublishes) {
     const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), 1));
     on_ranks(ranks, elements * sizeof(double), [&](Team& team, const Region& region) {
       BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 1);
-      const auto average = muster::node::in_place_sum(blocks, 1.0 / ranks);
+      const auto average = muster::detail::node::in_place_sum(blocks, 1.0 / ranks);
       ProgressThread thread([&reduction, own = average] { return reduction.help(own); });
       for (int round = 0; round < rounds; ++round) {
         // As an exchange does in backward().

@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-namespace muster::data {
+namespace muster::detail::data {
 namespace {
 
 using Samples = std::vector<std::int64_t>;
@@ -210,4 +210,4 @@ TEST(Steps, ARankLeftEmptyReadsTheFirstSampleOfTheStep) {
 }
 
 }  // namespace
-}  // namespace muster::data
+}  // namespace muster::detail::data

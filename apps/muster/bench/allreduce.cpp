@@ -145,7 +145,7 @@ Row measure_case(const Communicator& communicator, const Case& wanted, int round
                   }));
 }
 
-std::vector<Row> measure_all(Launch& launch, const Options& options) {
+std::vector<Row> measure_sizes(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
   const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
   std::vector<Row> rows;
@@ -161,7 +161,7 @@ std::vector<Row> measure_all(Launch& launch, const Options& options) {
 Benchmark allreduce() {
   Benchmark benchmark{.name = "allreduce", .description = "Sum fp32 values over the ranks in place, against MPI"};
   for (const auto& entry : cases) benchmark.cases.emplace_back(entry.name);
-  benchmark.inside = measure_all;
+  benchmark.inside = measure_sizes;
   return benchmark;
 }
 

@@ -213,7 +213,7 @@ Timings measure_adam(Session& session, int rounds, tool::ProgressLine& line) {
   });
 }
 
-std::vector<Row> measure_all(Launch& launch, const Options& options) {
+std::vector<Row> measure_steps(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
   const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
   std::vector<Row> rows;
@@ -232,7 +232,7 @@ Benchmark step() {
   Benchmark benchmark{.name = "step", .description = "Train, against no communication, plain MPI and torch's DDP"};
   for (const auto& entry : step_cases) benchmark.cases.emplace_back(entry.name);
   benchmark.cases.emplace_back(adam_case);
-  benchmark.inside = measure_all;
+  benchmark.inside = measure_steps;
   benchmark.processes = add_step_peers;
   return benchmark;
 }

@@ -1,0 +1,69 @@
+// One prepared model: weights made equal once, gradients averaged in every backward().
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "muster/model.hpp"
+#include "step/step_weight.hpp"
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <memory>
+
+namespace c10d {
+class ProcessGroup;
+}
+namespace torch::nn {
+class Module;
+}
+
+namespace muster::detail::gradients {
+
+class Reducer;
+
+/// What the models of a session share.
+struct Shared {
+  Communicator communicator;
+  /// A process group over the ranks of `communicator`, a new one at each call: each model has its own, so that two
+  /// models in one backward() cannot take each other's messages. Collective.
+  std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
+  std::shared_ptr<const step::StepWeight> weight;
+  std::shared_ptr<const int> no_sync_depth;  ///< 0: gradients are averaged
+  /// Whether this rank wishes that all stop, asked in every averaging pass (Reducer::stop_wished), on the thread that
+  /// runs backward(). None: it never does.
+  std::function<bool()> wishes_to_stop = {};
+  c10::Device device = c10::kCPU;
+  /// Gradients go through node-shared memory where that is possible, not through the process group.
+  bool share_memory = true;
+  /// This rank has a core that its threads of torch leave alone.
+  bool spare_core = false;
+  /// This rank's part of each step; one shard unless there are virtual workers.
+  step::StepShare share = {};
+};
+
+/// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.
+class DataParallel {
+ public:
+  /// Moves the module, compares names, shapes and types over the ranks, copies rank 0's weights and buffers to all, in
+  /// place, and installs the hooks. A mismatch is an Error (ExitCode::data) that names the tensor and the ranks, the
+  /// same on all. A module that is prepared already, or shares a parameter with one that is, is refused. With
+  /// Parallel::none the module is moved and nothing else. Collective.
+  static std::shared_ptr<DataParallel> prepare(std::shared_ptr<torch::nn::Module> module, const Shared& shared,
+                                               const ModelOptions& options);
+  virtual ~DataParallel() = default;
+
+  /// With virtual workers: the buffers become those of that shard (of this rank's, from 0).
+  virtual void enter(int shard) = 0;
+  /// Batch-norm's running statistics become the mean over the shards, every other buffer the first one's. Collective.
+  virtual void synchronise_buffers() = 0;
+  /// Parameters and buffers become those of that rank. Collective.
+  virtual void copy_from(int rank) = 0;
+  /// For the ranks to agree on what they have left to do, made at the first call. Collective.
+  virtual const Communicator& channel() = 0;
+  virtual const torch::nn::Module* module() const noexcept = 0;
+  /// Null with Parallel::none.
+  virtual std::shared_ptr<Reducer> reducer() const noexcept = 0;
+};
+
+}  // namespace muster::detail::gradients

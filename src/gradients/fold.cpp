@@ -1,0 +1,20 @@
+#include "gradients/fold.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace muster::detail::gradients {
+
+at::Tensor fold(c10d::ProcessGroup& group, const std::vector<at::Tensor>& shards) {
+  const at::NoGradGuard no_grad;
+  const int rank = group.getRank(), last = group.getSize() - 1;
+  std::vector<at::Tensor> sum{rank == 0 ? shards.front().clone() : at::empty_like(shards.front())};
+  if (rank > 0) group.recv(sum, rank - 1, 0)->wait();
+  for (std::size_t s = rank == 0 ? 1 : 0; s < shards.size(); ++s) sum[0].add_(shards[s]);
+  if (rank < last) group.send(sum, rank + 1, 0)->wait();
+  if (last > 0) group.broadcast(sum, {.rootRank = last})->wait();
+  return sum[0];
+}
+
+}  // namespace muster::detail::gradients

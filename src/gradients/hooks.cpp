@@ -1,0 +1,95 @@
+#include "gradients/hooks.hpp"
+
+#include "gradients/reducer.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+namespace muster::detail::gradients {
+namespace {
+
+namespace autograd = torch::autograd;
+
+class AfterAccumulation : public autograd::PostAccumulateGradHook {
+ public:
+  AfterAccumulation(std::weak_ptr<Reducer> reducer, std::size_t index) : reducer_(std::move(reducer)), index_(index) {}
+
+  void operator()(const autograd::Variable&) override {
+    if (const auto reducer = reducer_.lock()) reducer->accumulated(index_);
+  }
+  bool alive() const noexcept { return !reducer_.expired(); }
+
+ private:
+  std::weak_ptr<Reducer> reducer_;
+  std::size_t index_;
+};
+
+class CountTensors : public autograd::PostAccumulateGradHook {
+ public:
+  explicit CountTensors(std::size_t& count) : count_(&count) {}
+  void operator()(const autograd::Variable& leaf) override { *count_ = leaf.grad().storage().use_count(); }
+
+ private:
+  std::size_t* count_;
+};
+
+/// That autograd itself has of a gradient's memory inside the second hook, which differs by release.
+std::size_t tensors_of_autograd() {
+  static const std::size_t tensors = [] {
+    std::size_t count = 0;
+    const auto leaf = at::zeros({1}).requires_grad_();
+    autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<CountTensors>(count));
+    const at::NoGradGuard no_grad;
+    autograd::variable_list gradient(1);
+    gradient[0] = at::zeros({1});
+    (*autograd::impl::grad_accumulator(leaf))(std::move(gradient));
+    return count;
+  }();
+  return tensors;
+}
+
+}  // namespace
+
+Hooked hooked(const at::Tensor& parameter) {
+  if (!autograd::impl::get_autograd_meta(parameter)) return Hooked::no;  // never one that is trained
+  const auto& hook = autograd::impl::post_acc_grad_hooks(parameter);
+  if (!hook) return Hooked::no;
+  const auto* ours = dynamic_cast<const AfterAccumulation*>(hook.get());
+  if (!ours) return Hooked::foreign;
+  return ours->alive() ? Hooked::prepared : Hooked::no;
+}
+
+void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {
+  // By the public way, so that it lives beside hooks of the user's own; it wants a tensor that is to be trained.
+  const bool trained = parameter.requires_grad();
+  parameter.set_requires_grad(true);
+  parameter.register_hook([reducer, index](const at::Tensor& gradient) {
+    const auto alive = reducer.lock();
+    return alive && gradient.defined() ? alive->weigh(index, gradient) : gradient;
+  });
+  parameter.set_requires_grad(trained);
+  autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AfterAccumulation>(reducer, index));
+}
+
+bool accumulates(const at::Tensor& parameter) {
+  const auto* needed = autograd::get_current_graph_task_exec_info();
+  if (!needed || needed->empty()) return true;  // backward() to every leaf
+  const auto node = needed->find(autograd::impl::grad_accumulator(parameter).get());
+  return node != needed->end() && node->second.needed_;
+}
+
+bool others_have_memory_of(const at::Tensor& gradient) {
+  return gradient.layout() == at::kStrided && gradient.storage().use_count() > tensors_of_autograd();
+}
+
+void at_end_of_backward(std::function<void()> then) {
+  autograd::Engine::get_default_engine().queue_callback(std::move(then));
+}
+
+}  // namespace muster::detail::gradients

@@ -1,0 +1,104 @@
+#include "gradients/layout.hpp"
+
+#include <c10/util/StringUtil.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <utility>
+
+namespace muster::detail::gradients {
+namespace {
+
+std::string type_and_shape(const at::Tensor& tensor) {
+  auto text = c10::str(tensor.scalar_type(), tensor.sizes());
+  if (!tensor.is_contiguous()) text += c10::str(" with strides ", tensor.strides());
+  return text;
+}
+
+struct Entry {
+  std::string name;  ///< "parameter fc.weight"
+  std::string text;  ///< "Float[2, 3]"
+  bool operator==(const Entry&) const = default;
+};
+using Entries = std::vector<Entry>;
+
+Entries parse(const std::string& layout) {
+  Entries entries;
+  std::istringstream lines(layout);
+  for (std::string line; std::getline(lines, line);) {
+    const auto tab = line.find('\t');
+    entries.push_back({line.substr(0, tab), line.substr(tab + 1)});
+  }
+  return entries;
+}
+
+const Entry* find(const Entries& entries, const std::string& name) {
+  const auto at = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
+  return at == entries.end() ? nullptr : &*at;
+}
+
+std::string name_ranks(const std::vector<std::size_t>& ranks) {
+  constexpr std::size_t shown = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  if (ranks.size() > shown) text += " and " + std::to_string(ranks.size() - shown) + " more";
+  return text;
+}
+
+/// What the tensor of that name is on which ranks; nothing where all agree.
+std::optional<std::string> disagreement(const std::vector<Entries>& of_rank, const std::string& name) {
+  std::vector<std::pair<std::string, std::vector<std::size_t>>> opinions;  // in the order of ranks
+  for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
+    const auto* entry = find(of_rank[rank], name);
+    const std::string text = entry ? entry->text : "missing";
+    auto at = std::find_if(opinions.begin(), opinions.end(), [&](const auto& o) { return o.first == text; });
+    if (at == opinions.end()) at = opinions.insert(at, {text, {}});
+    at->second.push_back(rank);
+  }
+  if (opinions.size() == 1) return std::nullopt;
+  std::string fact = name + " is ";
+  for (std::size_t i = 0; i < opinions.size(); ++i) {
+    if (i > 0) fact += i + 1 == opinions.size() ? " and " : ", ";
+    fact += opinions[i].first + " on " + name_ranks(opinions[i].second);
+  }
+  return fact;
+}
+
+}  // namespace
+
+std::string layout(const torch::nn::Module& module) {
+  std::string text;
+  std::map<const void*, std::string> seen;
+  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+    const auto [first, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), name);
+    text += c10::str(kind, ' ', name, '\t');
+    text += is_new ? type_and_shape(tensor) : "the tensor of " + first->second;
+    if (*kind == 'p' && !tensor.requires_grad()) text += ", frozen";
+    text += '\n';
+  };
+  for (const auto& parameter : module.named_parameters()) add("parameter", parameter.key(), parameter.value());
+  for (const auto& buffer : module.named_buffers()) add("buffer", buffer.key(), buffer.value());
+  return text;
+}
+
+std::optional<std::string> first_difference(const std::vector<std::string>& layouts) {
+  if (std::all_of(layouts.begin(), layouts.end(), [&](const auto& l) { return l == layouts.front(); }))
+    return std::nullopt;
+  std::vector<Entries> of_rank;
+  for (const auto& layout : layouts) of_rank.push_back(parse(layout));
+  for (const auto& entries : of_rank)
+    for (const auto& entry : entries)
+      if (auto fact = disagreement(of_rank, entry.name)) return fact;
+  // The same tensors everywhere, so only their order differs.
+  for (std::size_t rank = 1; rank < of_rank.size(); ++rank) {
+    const auto [here, there] = std::mismatch(of_rank[0].begin(), of_rank[0].end(), of_rank[rank].begin());
+    if (here != of_rank[0].end())
+      return here->name + " comes on rank 0 where rank " + std::to_string(rank) + " has " + there->name;
+  }
+  return std::nullopt;
+}
+
+}  // namespace muster::detail::gradients

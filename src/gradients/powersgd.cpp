@@ -1,0 +1,201 @@
+#include "gradients/powersgd.hpp"
+
+#include "muster/error.hpp"
+
+#include <ATen/OpMathType.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <span>
+
+namespace muster {
+namespace detail::gradients {
+namespace {
+
+using Row = std::span<double>;
+
+double dot(Row a, Row b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+double norm(Row a) { return std::sqrt(dot(a, a)); }
+
+/// In [-1, 1), the same on every machine.
+void draw(Row row, std::mt19937_64& generator) {
+  for (auto& x : row) x = static_cast<double>(static_cast<std::int64_t>(generator())) * 0x1p-63;
+}
+
+/// Takes out what lies along `basis`, and makes the rest a unit vector if there is enough of it.
+bool make_unit(Row row, const std::vector<Row>& basis) {
+  const double before = norm(row);
+  for (int round = 0; round < 2; ++round)  // the second takes what the first's rounding has left
+    for (const auto& other : basis) {
+      const double along = dot(row, other);
+      for (std::size_t i = 0; i < row.size(); ++i) row[i] -= along * other[i];
+    }
+  const double rest = norm(row);
+  if (!(rest > 1e-9 * before) || !std::isfinite(rest)) return false;
+  for (auto& x : row) x /= rest;
+  return true;
+}
+
+}  // namespace
+
+bool gains(std::int64_t rows, std::int64_t columns, std::int64_t rank, double min_compression_rate) {
+  const auto smaller = static_cast<double>(rows + columns) * static_cast<double>(rank);
+  return smaller > 0 && smaller * min_compression_rate < static_cast<double>(rows) * static_cast<double>(columns);
+}
+
+void orthonormalise(const at::Tensor& rows, std::uint64_t seed) {
+  auto values = rows.to(at::kCPU, at::kDouble).contiguous();
+  const auto length = static_cast<std::size_t>(rows.size(1));
+  // Of a scale at which no square vanishes or overflows.
+  const double largest = values.abs().max().item<double>();
+  if (largest > 0) values = values / largest;
+  std::mt19937_64 generator(seed);
+  std::vector<Row> basis;
+  for (const auto r : c10::irange(rows.size(0))) {
+    const Row row(values.mutable_data_ptr<double>() + static_cast<std::size_t>(r) * length, length);
+    while (!make_unit(row, basis)) draw(row, generator);
+    basis.push_back(row);
+  }
+  rows.copy_(values);
+}
+
+namespace {
+
+/// One number type for all that a bucket sends: that of its gradients, for halves float.
+at::ScalarType type_of_factors(const GradBucket& bucket) { return at::toOpMathType(bucket.gradients.scalar_type()); }
+
+void all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor) {
+  std::vector<at::Tensor> tensors{tensor};
+  group.allreduce(tensors)->wait();
+}
+
+/// Whether the sum is finite, which all ranks see alike.
+bool all_reduce_finite(c10d::ProcessGroup& group, const at::Tensor& tensor) {
+  all_reduce(group, tensor);
+  return at::isfinite(tensor).all().item<bool>();
+}
+
+PowerSgdMemory begin(const GradBucket& bucket, const PowerSgdOptions& options) {
+  PowerSgdMemory memory;
+  std::mt19937_64 generator(options.seed);
+  for (std::size_t i = 0; i < bucket.views.size(); ++i) {
+    const auto& view = bucket.views[i];
+    const auto rows = view.dim() > 1 && !view.is_complex() ? view.size(0) : 0;
+    const auto columns = rows > 0 ? view.numel() / rows : 0;
+    const auto rank = std::min({std::int64_t{options.rank}, rows, columns});
+    if (!gains(rows, columns, rank, options.min_compression_rate)) {
+      memory.others.push_back(view);
+      continue;
+    }
+    auto q = at::empty({rank, columns}, at::kDouble);
+    draw({q.mutable_data_ptr<double>(), static_cast<std::size_t>(q.numel())}, generator);
+    memory.matrices.push_back(
+        {i, rows, columns, rank, q.to(bucket.gradients.options().dtype(type_of_factors(bucket)))});
+  }
+  return memory;
+}
+
+/// The rows of `factor` belong to `flat` from `offset` on.
+at::Tensor part(const at::Tensor& flat, std::int64_t& offset, std::int64_t rows, std::int64_t columns) {
+  const auto piece = flat.narrow(0, offset, rows * columns).view({rows, columns});
+  offset += rows * columns;
+  return piece;
+}
+
+/// Σ over k of the outer product of p's and q's k-th rows.
+at::Tensor product(const at::Tensor& p, const at::Tensor& q) {
+  auto sum = at::mul(p[0].unsqueeze(1), q[0].unsqueeze(0));
+  for (const auto k : c10::irange(std::int64_t{1}, p.size(0))) sum += at::mul(p[k].unsqueeze(1), q[k].unsqueeze(0));
+  return sum;
+}
+
+/// A bucket with matrices to compress.
+void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptions& options, PowerSgdMemory& memory) {
+  const auto type = type_of_factors(bucket);
+  const auto seed = options.seed + static_cast<std::uint64_t>(memory.iteration);
+
+  // The others travel with P.
+  std::int64_t others = 0, elements_of_p = 0, elements_of_q = 0;
+  for (const auto& other : memory.others) others += other.numel();
+  for (const auto& m : memory.matrices) {
+    elements_of_p += m.rank * m.rows;
+    elements_of_q += m.rank * m.columns;
+  }
+  const auto numbers = bucket.gradients.options().dtype(type);
+  const auto first = at::empty({others + elements_of_p}, numbers), second = at::empty({elements_of_q}, numbers);
+  std::int64_t offset = 0;
+  for (const auto& other : memory.others) part(first, offset, 1, other.numel()).copy_(other.reshape({1, -1}));
+
+  struct Pass {
+    at::Tensor input, p, q;
+  };
+  std::vector<Pass> passes;
+  std::int64_t offset_of_q = 0;
+  for (auto& m : memory.matrices) {
+    auto input = bucket.views[m.view].reshape({m.rows, m.columns}).to(type);
+    if (options.error_feedback) input = m.error.defined() ? input + m.error : input.clone();
+    passes.push_back({input, part(first, offset, m.rank, m.rows), part(second, offset_of_q, m.rank, m.columns)});
+    auto& pass = passes.back();
+    orthonormalise(m.q, seed);
+    at::mm_out(pass.p, m.q, input.t());
+  }
+  bool finite = all_reduce_finite(group, first);
+  if (finite) {
+    for (auto& pass : passes) {
+      orthonormalise(pass.p, seed);
+      at::mm_out(pass.q, pass.p, pass.input);
+    }
+    finite = all_reduce_finite(group, second);
+  }
+  if (!finite) {
+    bucket.gradients.fill_(std::numeric_limits<double>::quiet_NaN());
+    return;
+  }
+
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    const auto& [input, p, q] = passes[i];
+    auto& m = memory.matrices[i];
+    const auto& view = bucket.views[m.view];
+    view.copy_(product(p, q).view(view.sizes()));
+    m.q.copy_(q);
+    // Each rank is to blame for an even share of what is applied.
+    if (options.error_feedback) m.error = input.sub_(view.reshape({m.rows, m.columns}), 1.0 / group.getSize());
+  }
+  offset = 0;
+  for (const auto& other : memory.others) other.copy_(part(first, offset, 1, other.numel()).view(other.sizes()));
+}
+
+}  // namespace
+}  // namespace detail::gradients
+
+CommHook powersgd_hook(const PowerSgdOptions& options) {
+  if (options.rank < 1 || options.start_iteration < 0 || !(options.min_compression_rate > 0))
+    throw Error(ExitCode::usage, "making a PowerSGD hook",
+                "the rank is less than 1, start_iteration is negative or min_compression_rate is not positive",
+                "Give a rank of at least 1, and rates above 0");
+  return [options](GradBucket& bucket, c10d::ProcessGroup& group) {
+    if (!bucket.memory.has_value()) bucket.memory = detail::gradients::begin(bucket, options);
+    auto& memory = std::any_cast<detail::gradients::PowerSgdMemory&>(bucket.memory);
+    if (memory.matrices.empty() || memory.iteration < options.start_iteration)
+      detail::gradients::all_reduce(group, bucket.gradients);
+    else
+      detail::gradients::compress(bucket, group, options, memory);
+    ++memory.iteration;
+  };
+}
+
+}  // namespace muster

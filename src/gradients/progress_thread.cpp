@@ -1,0 +1,72 @@
+#include "gradients/progress_thread.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <utility>
+
+namespace muster::detail::gradients {
+namespace {
+
+/// While there is nothing to do the core is somebody else's: a thread that reads data, for one.
+constexpr auto nap = std::chrono::microseconds(50);
+
+}  // namespace
+
+ProgressThread::ProgressThread(std::function<bool()> advance) : advance_(std::move(advance)) {
+  // Signals are for the threads that were there before.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_setname_np(thread_.native_handle(), "muster-progress");
+}
+
+ProgressThread::~ProgressThread() {
+  {
+    const auto lock = hold();
+    state_ = State::ending;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+std::unique_lock<std::mutex> ProgressThread::hold() {
+  ++waiting_;
+  std::unique_lock lock(mutex_);
+  --waiting_;
+  return lock;
+}
+
+void ProgressThread::start() {
+  {
+    const auto lock = hold();
+    state_ = State::running;
+  }
+  changed_.notify_one();
+}
+
+void ProgressThread::stop() {
+  const auto lock = hold();
+  state_ = State::idle;
+}
+
+void ProgressThread::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return state_ != State::idle; });
+    if (state_ == State::ending) return;
+    const bool advanced = advance_();
+    if (advanced && waiting_ == 0) continue;
+    lock.unlock();
+    if (advanced)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(nap);
+    lock.lock();
+  }
+}
+
+}  // namespace muster::detail::gradients

@@ -1,0 +1,39 @@
+// A thread that makes communication advance while backward() computes.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace muster::detail::gradients {
+
+class ProgressThread {
+ public:
+  /// `advance` does a little of what there is to do and says whether there was any; it neither waits nor throws.
+  explicit ProgressThread(std::function<bool()> advance);
+  ~ProgressThread();
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
+
+  /// From now on it calls advance().
+  void start();
+  /// advance() has returned, and is not called again before the next start().
+  void stop();
+  /// advance() is not called as long as the lock is held.
+  std::unique_lock<std::mutex> hold();
+
+ private:
+  enum class State { idle, running, ending };
+  void run();
+
+  std::function<bool()> advance_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<State> state_{State::idle};  ///< written under the mutex
+  std::atomic<int> waiting_{0};            ///< for the mutex, which the thread then leaves
+  std::thread thread_;
+};
+
+}  // namespace muster::detail::gradients

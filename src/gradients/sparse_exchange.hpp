@@ -1,0 +1,46 @@
+// Sparse gradients, as embeddings make them: each rank's rows go to all ranks, which add them up in the order of ranks.
+#pragma once
+
+#include "gradients/exchange.hpp"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <set>
+#include <vector>
+
+namespace c10d {
+class ProcessGroup;
+}
+namespace torch::nn {
+class Module;
+}
+
+namespace muster::detail::gradients {
+
+/// The weights of embeddings made with sparse(true), whose gradients are sparse.
+std::set<const void*> sparse_parameters(const torch::nn::Module& module);
+
+/// For gradients that are sparse in their first dimension. Nothing is sent before finish().
+class SparseExchange final : public Exchange {
+ public:
+  SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group);
+  ~SparseExchange() override;
+
+  void begin(Arrival, Note note) override { note_ = note; }
+  void add(std::size_t index, const at::Tensor& gradient, Use use) override;
+  void finish() override;
+  int users(std::size_t index) const override { return users_[index]; }
+  void fetch(std::size_t index, at::Tensor& gradient) override;
+  Note noted() const override { return note_; }
+
+ private:
+  struct Slot;
+  std::vector<at::Tensor> gather(const at::Tensor& own);
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::vector<Slot> slots_;
+  std::vector<int> users_;
+  Note note_ = 0;  ///< of this rank, then of all
+};
+
+}  // namespace muster::detail::gradients

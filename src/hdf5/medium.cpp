@@ -1,0 +1,190 @@
+#include "hdf5/medium.hpp"
+
+#include "hdf5/hdf5.hpp"
+
+#include <unistd.h>
+#if H5_VERSION_GE(1, 13, 0)
+#include <H5FDdevelop.h>
+#endif
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+namespace muster::detail::hdf5 {
+namespace {
+
+/// Calls part(offset, size, page number, offset in the page) for each page that [offset, offset + size) touches.
+void each_page(std::uint64_t offset, std::size_t size, std::size_t page_bytes, auto&& part) {
+  for (std::size_t done = 0; done < size;) {
+    const auto at = offset + done, inside = at % page_bytes;
+    const auto length = std::min<std::size_t>(size - done, page_bytes - inside);
+    part(done, length, at / page_bytes, inside);
+    done += length;
+  }
+}
+
+/// What HDF5 keeps of an open file; it must begin with HDF5's own part.
+struct OpenFile {
+  H5FD_t common{};
+  std::shared_ptr<Medium> medium;
+  haddr_t end_of_addresses = 0;
+};
+
+OpenFile& of(H5FD_t* file) { return *reinterpret_cast<OpenFile*>(file); }
+const OpenFile& of(const H5FD_t* file) { return *reinterpret_cast<const OpenFile*>(file); }
+
+/// The system's reason in the words that last_error() looks for.
+herr_t failed() {
+  H5Epush2(H5E_DEFAULT, __FILE__, __func__, __LINE__, H5E_ERR_CLS, H5E_VFL, H5E_WRITEERROR, "error message = '%s'",
+           std::strerror(errno));
+  return -1;
+}
+
+H5FD_t* open(const char*, unsigned, hid_t access, haddr_t) {
+  const auto* medium = static_cast<const std::shared_ptr<Medium>* const*>(H5Pget_driver_info(access));
+  auto* file = medium == nullptr ? nullptr : new (std::nothrow) OpenFile;
+  if (file == nullptr) return nullptr;
+  file->medium = **medium;
+  return &file->common;
+}
+
+herr_t close(H5FD_t* file) {
+  delete &of(file);
+  return 0;
+}
+
+herr_t query(const H5FD_t*, unsigned long* flags) {
+  if (flags != nullptr)
+    *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DATA_SIEVE |
+             H5FD_FEAT_AGGREGATE_SMALLDATA | H5FD_FEAT_DEFAULT_VFD_COMPATIBLE;
+  return 0;
+}
+
+haddr_t end_of_addresses(const H5FD_t* file, H5FD_mem_t) { return of(file).end_of_addresses; }
+herr_t set_end_of_addresses(H5FD_t* file, H5FD_mem_t, haddr_t address) {
+  of(file).end_of_addresses = address;
+  return 0;
+}
+haddr_t end_of_file(const H5FD_t* file, H5FD_mem_t) { return of(file).medium->size(); }
+
+herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* into) {
+  return of(file).medium->read_at({static_cast<std::byte*>(into), size}, address) ? 0 : failed();
+}
+herr_t write(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* from) {
+  return of(file).medium->write_at({static_cast<const std::byte*>(from), size}, address) ? 0 : failed();
+}
+herr_t truncate(H5FD_t* file, hid_t, hbool_t) {
+  auto& open = of(file);
+  if (open.end_of_addresses == open.medium->size()) return 0;
+  return open.medium->truncate(open.end_of_addresses) ? 0 : failed();
+}
+
+hid_t driver() {
+  static const hid_t id = [] {
+    H5FD_class_t driver{};
+#if H5_VERSION_GE(1, 13, 0)
+    driver.version = H5FD_CLASS_VERSION;
+    driver.value = static_cast<H5FD_class_value_t>(H5_VFD_MAX);
+#endif
+    driver.name = "muster";
+    driver.maxaddr = static_cast<haddr_t>(std::numeric_limits<std::int64_t>::max());
+    driver.fc_degree = H5F_CLOSE_STRONG;
+    driver.fapl_size = sizeof(const std::shared_ptr<Medium>*);
+    driver.open = open;
+    driver.close = close;
+    driver.query = query;
+    driver.get_eoa = end_of_addresses;
+    driver.set_eoa = set_end_of_addresses;
+    driver.get_eof = end_of_file;
+    driver.read = read;
+    driver.write = write;
+    driver.truncate = truncate;
+    constexpr H5FD_mem_t lists[] = H5FD_FLMAP_DICHOTOMY;
+    std::copy(std::begin(lists), std::end(lists), driver.fl_map);
+    return H5FDregister(&driver);
+  }();
+  return check(id, "registering with HDF5", ExitCode::retry);
+}
+
+}  // namespace
+
+bool Medium::read_at(std::span<std::byte> into, std::uint64_t offset) const {
+  std::size_t have = 0;
+  while (file_ && have < into.size()) {
+    const auto got =
+        ::pread(file_->descriptor(), into.data() + have, into.size() - have, static_cast<off_t>(offset + have));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return false;
+    if (got == 0) break;
+    have += static_cast<std::size_t>(got);
+  }
+  std::fill(into.begin() + static_cast<std::ptrdiff_t>(have), into.end(), std::byte{});
+  if (pages_.empty()) return true;
+  each_page(offset, into.size(), page_bytes, [&](auto done, auto length, auto number, auto inside) {
+    if (const auto page = pages_.find(number); page != pages_.end())
+      std::memcpy(into.data() + done, page->second->data() + inside, length);
+  });
+  return true;
+}
+
+void Medium::remember(std::span<const std::byte> from, std::uint64_t offset) {
+  each_page(offset, from.size(), page_bytes, [&](auto done, auto length, auto number, auto inside) {
+    auto page = pages_.find(number);
+    if (page == pages_.end()) {
+      auto fresh = std::make_unique<Page>();
+      read_at(*fresh, number * page_bytes);  // what the file has of it; after a failure it may be anything
+      page = pages_.emplace(number, std::move(fresh)).first;
+    }
+    std::memcpy(page->second->data() + inside, from.data() + done, length);
+  });
+}
+
+bool Medium::write_at(std::span<const std::byte> from, std::uint64_t offset) {
+  size_ = std::max(size_, offset + from.size());
+  std::size_t done = 0;
+  while (in_file() && done < from.size()) {
+    const auto wrote =
+        ::pwrite(file_->descriptor(), from.data() + done, from.size() - done, static_cast<off_t>(offset + done));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) {
+      const int reason = wrote < 0 ? errno : ENOSPC;
+      failed_ = true;
+      write_at(from, offset);
+      errno = reason;
+      return false;
+    }
+    done += static_cast<std::size_t>(wrote);
+  }
+  if (in_file()) return true;
+  try {
+    remember(from, offset);
+  } catch (const std::bad_alloc&) {
+    // Once is enough, here too.
+    if (std::exchange(failed_, true)) return true;
+    errno = ENOMEM;
+    return false;
+  }
+  return true;
+}
+
+bool Medium::truncate(std::uint64_t size) {
+  size_ = size;
+  while (in_file() && ::ftruncate(file_->descriptor(), static_cast<off_t>(size)) != 0)
+    if (errno != EINTR) {
+      failed_ = true;
+      return false;
+    }
+  return true;
+}
+
+void set_medium(hid_t access, const std::shared_ptr<Medium>& medium) {
+  const Lock lock;
+  const auto* info = &medium;
+  check(H5Pset_driver(access, driver(), &info), "choosing where HDF5 writes", ExitCode::retry);
+}
+
+}  // namespace muster::detail::hdf5

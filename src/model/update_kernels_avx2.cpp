@@ -1,2 +1,0 @@
-#define MUSTER_ISA avx2_updates
-#include "model/update_kernels.inl"

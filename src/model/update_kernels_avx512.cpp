@@ -1,2 +1,0 @@
-#define MUSTER_ISA avx512_updates
-#include "model/update_kernels.inl"

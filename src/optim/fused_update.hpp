@@ -1,0 +1,81 @@
+// The averaging of gradients and the step of an optimizer in one pass over memory: each rank averages a part of the
+// gradients and updates that part of the parameters, in one copy that all ranks of the node share. There is no
+// all-gather, and the optimizer's state exists once.
+//
+// The parameters that the module sees, and the state that the optimizer sees, are a private view of that copy (mmap's
+// MAP_PRIVATE): it shows what the ranks write there; but what a user writes to them goes to pages of this rank alone,
+// as if there were no sharing. The next step reads such pages through the view, and so takes what was changed, on all
+// ranks alike, into the shared copy; then it drops them.
+#pragma once
+
+#include "comm/shared_memory.hpp"
+#include "gradients/shared_exchange.hpp"
+#include "optim/rules.hpp"
+#include "optim/written_pages.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace muster::detail::optim {
+
+class FusedUpdate {
+ public:
+  /// Whether these parameters can be updated so.
+  static bool fits(const std::vector<at::Tensor>& parameters);
+
+  /// Moves the parameters, those of the exchange in its order, into the shared copy: null where there is no room for
+  /// it. `states`: tensors of state per parameter. Collective.
+  static std::unique_ptr<FusedUpdate> make(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters,
+                                           int states);
+
+  ~FusedUpdate();
+
+  const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
+  /// Tensors of state that a parameter has room for.
+  int states() const noexcept { return states_; }
+
+  /// Looks at what the optimizer is about to do, and at what was written to the parameters and to the state since the
+  /// last step. Before this rank gives its gradients to the exchange: from then on the others may write to the shared
+  /// copy.
+  void prepare(torch::optim::Optimizer& optimizer);
+  /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it; gives
+  /// their norm before that, else 0. Collective.
+  double step(torch::optim::Optimizer& optimizer, double max_norm);
+  /// Gives the optimizer a state of this rank's own, for steps of another kind.
+  void release(torch::optim::Optimizer& optimizer) const;
+
+ private:
+  struct Target;
+  struct Block;
+
+  FusedUpdate(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
+              comm::SharedRegion region, std::size_t bytes);
+  double norm();
+  /// Whether another rank has left the pass by an exception.
+  bool left() const;
+  void find_changes();
+  void update_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
+  template <class T>
+  void update_stretch(Target& target, std::size_t first, std::size_t count, std::span<const void* const> gradients,
+                      double scale);
+  void show();
+
+  gradients::SharedExchange* exchange_;
+  std::vector<at::Tensor> parameters_;
+  int states_;
+  comm::SharedRegion region_;
+  std::size_t bytes_;  ///< of parameters and state; the parts' norms follow
+  std::shared_ptr<std::byte> view_;
+  WrittenPages written_;
+  std::vector<Target> targets_;  ///< [parameters]
+  std::vector<Block> blocks_;    ///< those of the exchange
+};
+
+}  // namespace muster::detail::optim

@@ -1,0 +1,162 @@
+#include "muster/error.hpp"
+#include "muster/mixed_precision.hpp"
+#include "muster/state.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <torch/optim/optimizer.h>
+
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+namespace muster {
+namespace {
+
+constexpr const char* unscaling = "unscaling gradients";
+
+[[noreturn]] void refuse(std::string_view doing, std::string_view fact, std::string_view remedy) {
+  throw Error(ExitCode::user_error, doing, fact, remedy);
+}
+
+void check(const GradScalerOptions& options) {
+  const auto require = [](bool holds, std::string_view fact) {
+    if (!holds) throw Error(ExitCode::usage, "making a gradient scaler", fact, "torch's defaults serve most models");
+  };
+  require(options.init_scale > 0, "init_scale is not above 0");
+  require(options.growth_factor > 1, "growth_factor is not above 1");
+  require(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor is not between 0 and 1");
+  require(options.growth_interval > 0, "growth_interval is not above 0");
+}
+
+/// What torch's kernel takes in one call.
+using Kind = std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>;
+
+}  // namespace
+
+GradScaler::GradScaler(Communicator communicator, at::Device device, const GradScalerOptions& options)
+    : communicator_(std::move(communicator)), options_(options) {
+  if (!options_.enabled) return;
+  check(options_);
+  scale_ = at::full({}, options_.init_scale, at::TensorOptions(device).dtype(at::kFloat));
+  growth_tracker_ = at::zeros({}, at::TensorOptions(device).dtype(at::kInt));
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return is_enabled() ? loss.mul(scale_.to(loss.device())) : loss;
+}
+
+std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) const {
+  std::vector<at::Tensor> scaled;
+  for (const auto& loss : losses) scaled.push_back(scale(loss));
+  return scaled;
+}
+
+bool GradScaler::unscale_here(const torch::optim::Optimizer& optimizer) const {
+  const at::NoGradGuard no_grad;
+  std::map<Kind, std::vector<at::Tensor>> gradients;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      const auto& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      if (gradient.scalar_type() == at::kHalf)
+        refuse(unscaling, "one of them is in half precision",
+               "Keep the parameters in float: the autocast scope casts them where they are used");
+      const auto values = gradient.is_sparse() ? gradient._values() : gradient;
+      gradients[{values.device().type(), values.device().index(), values.scalar_type()}].push_back(values);
+    }
+  const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  bool found = false;
+  for (auto& [kind, some] : gradients) {
+    const auto device = some.front().device();
+    auto found_inf = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));
+    at::_amp_foreach_non_finite_check_and_unscale_(some, found_inf, inverse.to(device));
+    found = found || found_inf.item<float>() != 0;
+  }
+  return found;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!is_enabled()) return;
+  auto& progress = progress_[&optimizer];
+  if (progress.stepped)
+    refuse(unscaling, "step() was called for this optimizer since the last update()", "Call unscale_() before step()");
+  if (progress.unscaled)
+    refuse(unscaling, "unscale_() was called for this optimizer since the last update()",
+           "Call it once, after the last backward()");
+  progress.found_inf = communicator_.all_reduce(std::int64_t{unscale_here(optimizer)}, ReduceOp::max) != 0;
+  progress.unscaled = true;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!is_enabled()) return optimizer.step(), true;
+  auto& progress = progress_[&optimizer];
+  if (progress.stepped)
+    refuse("stepping an optimizer", "step() was called for it since the last update()",
+           "Call the scaler's update() after each step");
+  if (!progress.unscaled) unscale_(optimizer);
+  if (!progress.found_inf) optimizer.step();
+  progress.stepped = true;
+  return !progress.found_inf;
+}
+
+void GradScaler::update(std::optional<double> new_scale) {
+  if (!is_enabled()) return;
+  if (new_scale) {
+    scale_.fill_(*new_scale);
+  } else {
+    bool checked = false, found = false;
+    for (const auto& [optimizer, progress] : progress_) {
+      checked = checked || progress.unscaled;
+      found = found || progress.found_inf;
+    }
+    if (!checked)
+      refuse("updating a gradient scaler", "there was no step() since the last update()", "Call step() first");
+    const auto found_inf = at::full({}, found ? 1.0 : 0.0, scale_.options());
+    at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
+                           options_.growth_interval);
+  }
+  progress_.clear();
+}
+
+double GradScaler::get_scale() const { return is_enabled() ? scale_.item<float>() : 1.0; }
+
+GradScaler::operator StateEntry() {
+  const auto save = [this] {
+    // A scaler that is not enabled has no state, as torch's.
+    if (!is_enabled()) return StateDict{};
+    return StateDict{.values = {{"scale", get_scale()},
+                                {"growth_factor", options_.growth_factor},
+                                {"backoff_factor", options_.backoff_factor},
+                                {"growth_interval", options_.growth_interval},
+                                {"_growth_tracker", growth_tracker_.item<int>()}}};
+  };
+  const auto load = [this](const StateDict& saved) {
+    if (!is_enabled()) return;
+    constexpr const char* loading = "loading a gradient scaler";
+    if (saved.values.empty())
+      throw Error(ExitCode::data, loading, "the one in the checkpoint was not enabled", "Disable the one here");
+    try {
+      auto options = options_;
+      options.growth_factor = saved.values.at("growth_factor");
+      options.backoff_factor = saved.values.at("backoff_factor");
+      options.growth_interval = saved.values.at("growth_interval");
+      options.init_scale = saved.values.at("scale");
+      const int growth_tracker = saved.values.at("_growth_tracker");
+      check(options);
+      options_ = options;
+      scale_.fill_(options.init_scale);
+      growth_tracker_.fill_(growth_tracker);
+    } catch (const Json::exception& error) {
+      throw Error(ExitCode::data, loading, std::string("the checkpoint holds something else: ") + error.what(),
+                  "Restore it from a copy");
+    }
+    progress_.clear();
+  };
+  return StateEntry(save, load);
+}
+
+}  // namespace muster

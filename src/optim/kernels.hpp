@@ -1,0 +1,43 @@
+// The arithmetic of optimizers on arrays, as torch does it, for the processor that this runs on.
+#pragma once
+
+#include <cstddef>
+
+namespace muster::detail::optim {
+
+/// One step of SGD with momentum (torch.optim.SGD).
+struct SgdRule {
+  double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+  bool first = false;  ///< there is no momentum yet
+};
+
+/// One step of Adam (Kingma and Ba 2015), or of AdamW (Loshchilov and Hutter 2019) with decoupled decay.
+struct AdamRule {
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  bool decoupled = false;
+  bool first = false;  ///< the moments are zero
+  long long step = 1;  ///< this one's number, from 1
+};
+
+/// What is read and what is written of one stretch of parameters; the two may be the same memory.
+template <class T>
+struct Stretch {
+  const T* gradient = nullptr;
+  const T* from = nullptr;  ///< parameters
+  T* to = nullptr;
+  const T* state_from[2] = {};  ///< the momentum, or the two moments; not read in the first step
+  T* state_to[2] = {};
+  std::size_t count = 0;
+};
+
+void update(const SgdRule& rule, const Stretch<float>& stretch);
+void update(const SgdRule& rule, const Stretch<double>& stretch);
+void update(const AdamRule& rule, const Stretch<float>& stretch);
+void update(const AdamRule& rule, const Stretch<double>& stretch);
+
+/// The sum of squares, in double precision, in a fixed order.
+double sum_of_squares(const float* values, std::size_t count);
+double sum_of_squares(const double* values, std::size_t count);
+
+}  // namespace muster::detail::optim

@@ -1,0 +1,106 @@
+// The body of the kernels, compiled once for each instruction set with MUSTER_ISA as its name. Everything is internal to
+// the file that includes this, and nothing of the standard library is called, so that no code for a newer processor is
+// shared with the rest of the program. Constants are rounded as torch rounds them: each is a scalar in the type of the
+// parameters.
+
+#include "optim/kernels_table.hpp"
+
+namespace muster::detail::optim {
+namespace {
+
+inline float root(float x) { return __builtin_sqrtf(x); }
+inline double root(double x) { return __builtin_sqrt(x); }
+
+double power(double base, long long exponent) {
+  double result = 1;
+  for (; exponent > 0; exponent >>= 1, base *= base)
+    if (exponent & 1) result *= base;
+  return result;
+}
+
+template <class T>
+[[gnu::noinline]] void sgd_without_momentum(T lr, T decay, const Stretch<T>& s) {
+  const T* const g = s.gradient;
+  const T* const from = s.from;
+  T* const to = s.to;
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < s.count; ++i) to[i] = from[i] - lr * (g[i] + decay * from[i]);
+}
+
+/// v = momentum v + keep g; p -= lr (v, or g + momentum v).
+template <class T, bool first, bool nesterov>
+[[gnu::noinline]] void sgd_with_momentum(T lr, T decay, T momentum, T keep, const Stretch<T>& s) {
+  const T* const g = s.gradient;
+  const T* const from = s.from;
+  const T* const v_from = s.state_from[0];
+  T* const to = s.to;
+  T* const v_to = s.state_to[0];
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < s.count; ++i) {
+    const T d = g[i] + decay * from[i];
+    const T v = first ? d : momentum * v_from[i] + keep * d;
+    v_to[i] = v;
+    to[i] = from[i] - lr * (nesterov ? d + momentum * v : v);
+  }
+}
+
+template <class T>
+void sgd(const SgdRule& rule, const Stretch<T>& s) {
+  const T lr = static_cast<T>(rule.lr), decay = static_cast<T>(rule.weight_decay);
+  const T momentum = static_cast<T>(rule.momentum), keep = static_cast<T>(1 - rule.dampening);
+  if (rule.momentum == 0) return sgd_without_momentum<T>(lr, decay, s);
+  if (rule.first && rule.nesterov) return sgd_with_momentum<T, true, true>(lr, decay, momentum, keep, s);
+  if (rule.first) return sgd_with_momentum<T, true, false>(lr, decay, momentum, keep, s);
+  if (rule.nesterov) return sgd_with_momentum<T, false, true>(lr, decay, momentum, keep, s);
+  return sgd_with_momentum<T, false, false>(lr, decay, momentum, keep, s);
+}
+
+template <class T>
+struct AdamConstants {
+  T keep, decay, beta1, rest1, beta2, rest2, root_correction2, eps, step_size;
+};
+
+/// m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= step_size · m / (√v / √(1 - β₂ᵗ) + ε).
+template <class T, bool first>
+[[gnu::noinline]] void adam_stretch(const AdamConstants<T>& c, const Stretch<T>& s) {
+  const T* const gradient = s.gradient;
+  const T* const from = s.from;
+  const T* const m_from = s.state_from[0];
+  const T* const v_from = s.state_from[1];
+  T* const to = s.to;
+  T* const m_to = s.state_to[0];
+  T* const v_to = s.state_to[1];
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < s.count; ++i) {
+    const T p = from[i] * c.keep;
+    const T g = gradient[i] + c.decay * from[i];
+    const T m = first ? c.rest1 * g : c.beta1 * m_from[i] + c.rest1 * g;
+    const T v = first ? c.rest2 * g * g : c.beta2 * v_from[i] + c.rest2 * g * g;
+    m_to[i] = m;
+    v_to[i] = v;
+    to[i] = p - c.step_size * (m / (root(v) / c.root_correction2 + c.eps));
+  }
+}
+
+template <class T>
+void adam(const AdamRule& rule, const Stretch<T>& s) {
+  const double correction1 = 1 - power(rule.beta1, rule.step), correction2 = 1 - power(rule.beta2, rule.step);
+  const AdamConstants<T> constants{
+      static_cast<T>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1),
+      static_cast<T>(rule.decoupled ? 0 : rule.weight_decay),
+      static_cast<T>(rule.beta1),
+      static_cast<T>(1 - rule.beta1),
+      static_cast<T>(rule.beta2),
+      static_cast<T>(1 - rule.beta2),
+      static_cast<T>(__builtin_sqrt(correction2)),
+      static_cast<T>(rule.eps),
+      static_cast<T>(rule.lr / correction1)};
+  if (rule.first) return adam_stretch<T, true>(constants, s);
+  return adam_stretch<T, false>(constants, s);
+}
+
+}  // namespace
+
+UpdateKernels MUSTER_ISA() noexcept { return {sgd<float>, sgd<double>, adam<float>, adam<double>}; }
+
+}  // namespace muster::detail::optim

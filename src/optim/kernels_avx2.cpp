@@ -1,0 +1,2 @@
+#define MUSTER_ISA avx2_updates
+#include "optim/kernels.inl"

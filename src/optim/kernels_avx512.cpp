@@ -1,0 +1,2 @@
+#define MUSTER_ISA avx512_updates
+#include "optim/kernels.inl"

@@ -1,0 +1,2 @@
+#define MUSTER_ISA portable_updates
+#include "optim/kernels.inl"

@@ -1,0 +1,21 @@
+// How the kernels of each instruction set are found.
+#pragma once
+
+#include "optim/kernels.hpp"
+
+namespace muster::detail::optim {
+
+struct UpdateKernels {
+  void (*sgd_float)(const SgdRule&, const Stretch<float>&);
+  void (*sgd_double)(const SgdRule&, const Stretch<double>&);
+  void (*adam_float)(const AdamRule&, const Stretch<float>&);
+  void (*adam_double)(const AdamRule&, const Stretch<double>&);
+};
+
+UpdateKernels portable_updates() noexcept;
+#if defined(MUSTER_X86_KERNELS)
+UpdateKernels avx2_updates() noexcept;
+UpdateKernels avx512_updates() noexcept;
+#endif
+
+}  // namespace muster::detail::optim

@@ -1,0 +1,145 @@
+#include "optim/optimizer_step.hpp"
+
+#include "gradients/data_parallel.hpp"
+#include "gradients/reducer.hpp"
+#include "muster/error.hpp"
+#include "optim/fused_update.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/lbfgs.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::optim {
+namespace {
+
+/// Parameters of fewer bytes than this stay in the caches, where fusing gains nothing.
+constexpr std::size_t least_bytes = std::size_t{16} << 20;
+
+class Step final : public OptimizerStep {
+ public:
+  Step(std::shared_ptr<gradients::Reducer> reducer, const OptimizerOptions& options)
+      : reducer_(std::move(reducer)), options_(options) {}
+  ~Step() override {
+    if (const auto reducer = reducer_.lock()) reducer->defer(false);
+  }
+
+  /// Fuses if that is possible with what the reducer and the optimizer are now. Collective.
+  void fuse(torch::optim::Optimizer& optimizer) {
+    if (fused_) fused_->release(optimizer);
+    fused_.reset();
+    const auto reducer = reducer_.lock();
+    if (!reducer) return;
+    auto* exchange =
+        options_.fuse == Fuse::never ? nullptr : dynamic_cast<gradients::SharedExchange*>(&reducer->exchange());
+    const int states = states_of(optimizer);
+    if (exchange != nullptr && states >= 0) {
+      auto parameters = reducer->exchanged();
+      std::size_t bytes = 0;
+      for (const auto& parameter : parameters) bytes += parameter.nbytes();
+      const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
+      if (gains && owns(optimizer, parameters) && FusedUpdate::fits(parameters))
+        fused_ = FusedUpdate::make(*exchange, std::move(parameters), states);
+    }
+    generation_ = reducer->generation();
+    reducer->defer(fused_ != nullptr);
+  }
+
+  at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
+                  const std::function<at::Tensor(Closure)>& plain) override {
+    if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
+      if (options_.max_grad_norm > 0)
+        throw Error(ExitCode::usage, "stepping LBFGS", "its gradients cannot be scaled down between its evaluations",
+                    "Prepare it without max_grad_norm");
+      return plain(closure);
+    }
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode grad(true);
+      loss = closure();
+    }
+    const auto reducer = reducer_.lock();
+    if (fused_ && reducer && (reducer->generation() != generation_ || !serves(optimizer))) {
+      reducer->settle();
+      fuse(optimizer);
+    }
+    if (fused_ && reducer) {
+      fused_->prepare(optimizer);
+      reducer->gather();
+      grad_norm_ = fused_->step(optimizer, options_.max_grad_norm);
+      reducer->close();
+    } else {
+      if (options_.max_grad_norm > 0) grad_norm_ = clip(optimizer);
+      plain(nullptr);
+    }
+    return loss;
+  }
+
+  double grad_norm() const noexcept override { return grad_norm_; }
+  bool fused() const noexcept override { return fused_ != nullptr; }
+
+ private:
+  /// Whether the optimizer steps these parameters and no others.
+  static bool owns(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
+    std::set<const void*> known, owned;
+    for (const auto& parameter : parameters) known.insert(parameter.unsafeGetTensorImpl());
+    for (const auto& group : optimizer.param_groups())
+      for (const auto& parameter : group.params()) {
+        owned.insert(parameter.unsafeGetTensorImpl());
+        if (parameter.requires_grad() && !known.contains(parameter.unsafeGetTensorImpl())) return false;
+      }
+    return std::includes(owned.begin(), owned.end(), known.begin(), known.end());
+  }
+
+  /// Whether what is fused can do what the optimizer's options and groups ask for in this step.
+  bool serves(torch::optim::Optimizer& optimizer) const {
+    const int states = states_of(optimizer);
+    return states >= 0 && states <= fused_->states() && owns(optimizer, fused_->parameters());
+  }
+
+  double clip(torch::optim::Optimizer& optimizer) const {
+    std::vector<at::Tensor> parameters;
+    for (const auto& group : optimizer.param_groups())
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    return torch::nn::utils::clip_grad_norm_(parameters, options_.max_grad_norm);
+  }
+
+  std::weak_ptr<gradients::Reducer> reducer_;
+  OptimizerOptions options_;
+  std::unique_ptr<FusedUpdate> fused_;
+  int generation_ = 0;
+  double grad_norm_ = 0;
+};
+
+/// The reducer that knows the optimizer's first parameter.
+std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimizer,
+                                               const std::vector<std::shared_ptr<gradients::DataParallel>>& models) {
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params())
+      for (const auto& model : models) {
+        const auto reducer = model->reducer();
+        if (!reducer) continue;
+        const auto known = reducer->exchanged();
+        if (std::any_of(known.begin(), known.end(), [&](const at::Tensor& each) { return each.is_same(parameter); }))
+          return reducer;
+      }
+  return nullptr;
+}
+
+}  // namespace
+
+std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
+                                                   const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
+                                                   const OptimizerOptions& options) {
+  if (options.max_grad_norm < 0)
+    throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
+  auto step = std::make_unique<Step>(reducer_of(optimizer, models), options);
+  step->fuse(optimizer);
+  return step;
+}
+
+}  // namespace muster::detail::optim

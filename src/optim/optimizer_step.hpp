@@ -1,0 +1,20 @@
+// The step of a prepared optimizer: fused where that is possible and gains, else its own.
+#pragma once
+
+#include "muster/optimizer.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace muster::detail::gradients {
+class DataParallel;
+}
+
+namespace muster::detail::optim {
+
+/// `models`: those that are prepared; the optimizer's parameters may be those of one of them. Collective.
+std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
+                                                   const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
+                                                   const OptimizerOptions& options);
+
+}  // namespace muster::detail::optim

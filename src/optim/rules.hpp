@@ -1,0 +1,42 @@
+// What torch's optimizers would do in their next step, as plain numbers, and where their state lies.
+#pragma once
+
+#include "optim/kernels.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <variant>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace muster::detail::optim {
+
+/// Of one parameter.
+struct Rule {
+  std::variant<SgdRule, AdamRule> rule;
+  std::vector<at::Tensor> state;  ///< the momentum, or the two moments; empty if there is none yet or none is needed
+};
+
+/// How many tensors of state a step by that rule writes.
+std::size_t states_of(const Rule& rule);
+
+/// How many tensors of state a parameter has at most, with the options of now; -1 if the optimizer is none that can be
+/// fused: SGD, Adam or AdamW without amsgrad.
+int states_of(torch::optim::Optimizer& optimizer);
+
+/// The rule of each parameter's next step, in the order of `parameters`, all of which are the optimizer's.
+std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
+
+/// The step has been done: counts it, and lets the optimizer have these tensors as the parameter's state.
+void commit(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
+            const std::vector<at::Tensor>& state);
+
+/// Where the optimizer's state is `shared`, it becomes a copy.
+void own_state(torch::optim::Optimizer& optimizer, const std::function<bool(const at::Tensor& state)>& shared);
+
+}  // namespace muster::detail::optim
