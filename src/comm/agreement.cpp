@@ -192,7 +192,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     std::vector<int> ranks;
     for (std::size_t r = 0; r < n; ++r) {
       if (r == rank || memory->lengths[r] >= 0) continue;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(r) + " (" + shared.hosts[r] + ")";
+      missing += (missing.empty() ? "" : ", ") + std::to_string(r) + " (" + shared.placement.hosts[r] + ")";
       ranks.push_back(static_cast<int>(r));
     }
     memory.release();

@@ -2,13 +2,14 @@
 
 #include "comm/mpi_call.hpp"
 #include "comm/shared_memory.hpp"
-#include "comm/topology.hpp"
 #include "comm/wait.hpp"
 #include "muster/mpi.hpp"
 
 #include <sched.h>
 
 #include <array>
+#include <numeric>
+#include <utility>
 
 namespace muster::detail::comm {
 
@@ -27,13 +28,7 @@ Channel::Channel(MPI_Comm collective_comm, MPI_Comm point_to_point_comm, std::sh
       world_ranks(std::move(ranks)) {
   check(MPI_Comm_rank(collective, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(collective, &size), "MPI_Comm_size");
-  std::vector<int> nodes;
-  std::vector<std::string> hosts;
-  for (const int r : world_ranks) {
-    nodes.push_back(world->node_of_rank[static_cast<std::size_t>(r)]);
-    hosts.push_back(world->hosts[static_cast<std::size_t>(r)]);
-  }
-  topology = make_topology(nodes, std::move(hosts), rank);
+  topology = make_topology(world->placement, world_ranks, rank);
 }
 
 Communicator open(std::shared_ptr<Channel> channel) {
@@ -51,44 +46,62 @@ void renew(const Communicator& world) {
   attach_node(world);
 }
 
-Communicator make_world(MPI_Comm comm) {
-  const MPI_Comm collective = duplicate(comm);
-  auto world = std::make_shared<World>(duplicate(comm), duplicate(comm));
-  int rank = 0, size = 1;
-  check(MPI_Comm_rank(collective, &rank), "MPI_Comm_rank");
-  check(MPI_Comm_size(collective, &size), "MPI_Comm_size");
+namespace {
 
-  // The lowest rank of a node stands for it.
-  MPI_Comm node = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(collective, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
-  int lowest = rank;
-  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
-  int ranks_of_node = 1;
-  check(MPI_Comm_size(node, &ranks_of_node), "MPI_Comm_size");
+/// What a rank does for its node, whose ranks `node` has.
+void look_around(MPI_Comm node) {
+  int rank = 0, size = 1;
+  check(MPI_Comm_rank(node, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(node, &size), "MPI_Comm_size");
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   const bool known = ::sched_getaffinity(0, sizeof cpus, &cpus) == 0;  // not with more CPUs than the set holds
   check(MPI_Allreduce(MPI_IN_PLACE, &cpus, sizeof cpus, MPI_BYTE, MPI_BOR, node), "MPI_Allreduce");
-  set_cores_suffice(!known || CPU_COUNT(&cpus) >= ranks_of_node);
-  check(MPI_Comm_free(&node), "MPI_Comm_free");
-  if (lowest == rank) node::SharedSegment::remove_leftovers();
+  set_cores_suffice(!known || CPU_COUNT(&cpus) >= size);
+  if (rank == 0) node::SharedSegment::remove_leftovers();
+}
 
-  std::array<char, MPI_MAX_PROCESSOR_NAME> host{};
+/// As MPI says. Collective.
+Placement find_placement(MPI_Comm comm) {
+  int lowest = 0, size = 1;  // the lowest rank of a node stands for it
+  check(MPI_Comm_rank(comm, &lowest), "MPI_Comm_rank");
+  check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  MPI_Comm node = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
+  look_around(node);
+  check(MPI_Comm_free(&node), "MPI_Comm_free");
+
+  using Host = std::array<char, MPI_MAX_PROCESSOR_NAME>;
+  Host host{};
   int length = 0;
   check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
-  const auto n = static_cast<std::size_t>(size);
-  std::vector<char> hosts(n * host.size());
-  world->node_of_rank.resize(n);
-  check(MPI_Allgather(&lowest, 1, MPI_INT, world->node_of_rank.data(), 1, MPI_INT, collective), "MPI_Allgather");
-  check(MPI_Allgather(host.data(), static_cast<int>(host.size()), MPI_CHAR, hosts.data(), static_cast<int>(host.size()),
-                      MPI_CHAR, collective),
-        "MPI_Allgather");
-  std::vector<int> ranks(n);
-  for (std::size_t r = 0; r < n; ++r) {
-    world->hosts.emplace_back(hosts.data() + r * host.size());
-    ranks[r] = static_cast<int>(r);
-  }
-  return open(std::make_shared<Channel>(collective, duplicate(comm), std::move(world), std::move(ranks)));
+  Placement placement;
+  placement.node_of_rank.resize(static_cast<std::size_t>(size));
+  std::vector<Host> hosts(static_cast<std::size_t>(size));
+  check(MPI_Allgather(&lowest, 1, MPI_INT, placement.node_of_rank.data(), 1, MPI_INT, comm), "MPI_Allgather");
+  check(MPI_Allgather(&host, sizeof host, MPI_CHAR, hosts.data(), sizeof host, MPI_CHAR, comm), "MPI_Allgather");
+  for (const auto& name : hosts) placement.hosts.emplace_back(name.data());
+  return placement;
+}
+
+/// Over `collective`, a duplicate that nobody else uses.
+Communicator make_world(MPI_Comm collective, Placement placement) {
+  std::vector<int> ranks(placement.node_of_rank.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto world = std::make_shared<World>(duplicate(collective), duplicate(collective), std::move(placement));
+  return open(std::make_shared<Channel>(collective, duplicate(collective), std::move(world), std::move(ranks)));
+}
+
+}  // namespace
+
+Communicator make_world(const Communicator& ranks, Placement placement) {
+  return make_world(duplicate(ranks.channel()->collective), std::move(placement));
+}
+
+Communicator make_world(MPI_Comm comm) {
+  const MPI_Comm collective = duplicate(comm);
+  return make_world(collective, find_placement(collective));
 }
 
 }  // namespace muster::detail::comm

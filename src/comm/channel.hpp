@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/agreement.hpp"
+#include "comm/topology.hpp"
 #include "muster/communicator.hpp"
 #include "node/team.hpp"
 
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -52,13 +54,13 @@ class Alarm {
 constexpr std::chrono::milliseconds default_limit{1'800'000};
 
 struct World {
-  World(MPI_Comm alarm_comm, MPI_Comm agreement_comm) : alarm(alarm_comm), agreement(agreement_comm) {}
+  World(MPI_Comm alarm_comm, MPI_Comm agreement_comm, Placement where)
+      : alarm(alarm_comm), agreement(agreement_comm), placement(std::move(where)) {}
 
   Alarm alarm;
-  MPI_Comm agreement;              // used by agree() alone
-  std::int64_t agreements = 0;     // that there have been
-  std::vector<std::string> hosts;  // [world rank]
-  std::vector<int> node_of_rank;   // [world rank], numbered by lowest rank
+  MPI_Comm agreement;           // used by agree() alone
+  std::int64_t agreements = 0;  // that there have been
+  const Placement placement;
   std::atomic<std::int64_t> limit_ms{default_limit.count()};
 };
 
@@ -76,7 +78,7 @@ struct Node {
 
 class Channel {
  public:
-  /// Takes `collective` and `point_to_point`, duplicates that nobody else uses. Collective: learns who is where.
+  /// Takes `collective` and `point_to_point`, duplicates that nobody else uses.
   Channel(MPI_Comm collective, MPI_Comm point_to_point, std::shared_ptr<World> world, std::vector<int> world_ranks);
 
   MPI_Comm collective;
@@ -105,7 +107,7 @@ void renew(const Communicator& world);
 /// A duplicate with MPI_ERRORS_RETURN. Collective.
 MPI_Comm duplicate(MPI_Comm comm);
 
-/// A world of its own over `comm`. Collective.
+/// A world of its own over `comm`, whose ranks are where MPI says. Collective.
 Communicator make_world(MPI_Comm comm);
 
 }  // namespace muster::detail::comm

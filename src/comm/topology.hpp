@@ -1,4 +1,4 @@
-// Who is where, as a pure function.
+// Who is where: what a world is made from, and what each of its communicators makes of it.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -8,7 +8,17 @@
 
 namespace muster::detail::comm {
 
-/// `nodes[r]` is any number that stands for the node of rank r (equal where ranks share memory), `hosts[r]` its name.
-Topology make_topology(const std::vector<int>& nodes, std::vector<std::string> hosts, int rank);
+/// The nodes of all ranks of a world. A launch's is the one that MPI finds; tests make one up.
+struct Placement {
+  std::vector<int> node_of_rank;   ///< [rank]: any number, equal where ranks share memory
+  std::vector<std::string> hosts;  ///< [rank]: the name of its host
+};
+
+/// A world of the same ranks that are where `placement` says. Only ranks that do share memory may be on one node; ranks
+/// of different nodes talk by MPI, even where they could share memory. Collective.
+Communicator make_world(const Communicator& ranks, Placement placement);
+
+/// What rank `rank` of a communicator sees, whose ranks are those `ranks` of the placement. A pure function.
+Topology make_topology(const Placement& placement, const std::vector<int>& ranks, int rank);
 
 }  // namespace muster::detail::comm

@@ -1,0 +1,214 @@
+// Collectives over several nodes, on one machine: worlds of the test's ranks that believe that they are on others.
+#include "comm/agreement.hpp"
+#include "comm/collectives.hpp"
+#include "comm/shared_memory.hpp"
+#include "comm/topology.hpp"
+#include "support/world.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::world;
+
+/// The node of each rank, on hosts "0", "1" and so on.
+Communicator on_nodes(const std::vector<int>& node_of_rank) {
+  Placement placement{.node_of_rank = node_of_rank, .hosts = {}};
+  for (const int node : node_of_rank) placement.hosts.push_back(std::to_string(node));
+  return make_world(world(), std::move(placement));
+}
+
+/// Numbered by their lowest rank, as a topology numbers them.
+const std::vector<std::vector<int>> placements{{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 1},
+                                               {0, 1, 0, 1}, {0, 1, 1, 2}, {0, 1, 2, 3}};
+
+/// Sums of these depend on their order.
+template <class T>
+T value(std::size_t i, int rank) {
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(i % 1000) * (rank + 1) - rank;
+  else
+    return T{1} / static_cast<T>(static_cast<std::size_t>(rank) * 7 + i % 1000 + 3);
+}
+
+/// In the order of nodes, of which each adds its ranks in their order.
+template <class T>
+T sum_over(const std::vector<int>& node_of_rank, std::size_t i) {
+  std::vector<T> sums;
+  for (std::size_t r = 0; r < node_of_rank.size(); ++r) {
+    const auto mine = value<T>(i, static_cast<int>(r));
+    const auto node = static_cast<std::size_t>(node_of_rank[r]);
+    if (node == sums.size())
+      sums.push_back(mine);
+    else
+      sums[node] += mine;
+  }
+  auto sum = sums.front();
+  for (std::size_t n = 1; n < sums.size(); ++n) sum += sums[n];
+  return sum;
+}
+
+template <class T>
+bool same_bits(std::span<const T> a, std::span<const T> b) {
+  return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
+}
+
+template <class T>
+void expect_sums(const Communicator& nodes, std::span<T> data, const std::vector<int>& node_of_rank) {
+  std::vector<T> want(data.size()), flat(data.size());
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    data[i] = flat[i] = value<T>(i, world().rank());
+    want[i] = sum_over<T>(node_of_rank, i);
+  }
+  nodes.all_reduce(data);
+  world().all_reduce(std::span<T>(flat));
+  EXPECT_TRUE(same_bits<T>(data, want)) << data.size() << " elements";
+  // These nodes add their ranks one after the other, as one node does.
+  if (std::is_integral_v<T> || node_of_rank == std::vector{0, 0, 0, 1} || node_of_rank == std::vector{0, 1, 2, 3}) {
+    EXPECT_TRUE(same_bits<T>(data, flat)) << data.size() << " elements";
+  }
+}
+
+TEST(Nodes, SumsAreThoseOfTheFlatOnes) {
+  for (const auto& node_of_rank : placements) {
+    SCOPED_TRACE(testing::PrintToString(node_of_rank));
+    const auto nodes = on_nodes(node_of_rank);
+    for (const std::size_t count : {0, 1, 15, 5'000, 100'003, 400'009}) {
+      std::vector<float> floats(count);
+      std::vector<double> doubles(count);
+      std::vector<std::int64_t> integers(count);
+      expect_sums<float>(nodes, floats, node_of_rank);
+      expect_sums<double>(nodes, doubles, node_of_rank);
+      expect_sums<std::int64_t>(nodes, integers, node_of_rank);
+      expect_sums<float>(nodes, nodes.shared_memory(count * sizeof(float)).as<float>(), node_of_rank);
+    }
+  }
+}
+
+TEST(Nodes, EveryTypeAndOperationIsThatOfTheFlatOne) {
+  for (const auto& node_of_rank : placements) {
+    SCOPED_TRACE(testing::PrintToString(node_of_rank));
+    Collectives over_nodes(on_nodes(node_of_rank)), flat(world());
+    const auto expect_same = [&](Dtype type, ReduceOp op, const std::vector<std::uint8_t>& bytes) {
+      auto have = bytes, want = bytes;
+      over_nodes.all_reduce(have.data(), bytes.size() / size_of(type), type, op).wait();
+      flat.all_reduce(want.data(), bytes.size() / size_of(type), type, op).wait();
+      EXPECT_EQ(have, want) << "type " << static_cast<int>(type) << ", operation " << static_cast<int>(op);
+    };
+    // Bytes of small whole numbers are such numbers in every type of integers.
+    std::vector<std::uint8_t> integers(9'600);
+    for (std::size_t i = 0; i < integers.size(); ++i)
+      integers[i] = i % 8 == 0 ? (i / 8 + static_cast<std::size_t>(world().rank())) % 5 : 0;
+    for (const auto type : {Dtype::u8, Dtype::i8, Dtype::i16, Dtype::i32, Dtype::i64})
+      for (const auto op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max, ReduceOp::bit_and,
+                            ReduceOp::bit_or, ReduceOp::bit_xor})
+        expect_same(type, op, integers);
+    // 1, 2, 3 and 4: their sums and products are exact in both.
+    for (const auto& [type, four] :
+         {std::pair{Dtype::bf16, std::vector<std::uint16_t>{0x3f80, 0x4000, 0x4040, 0x4080}},
+          std::pair{Dtype::f16, std::vector<std::uint16_t>{0x3c00, 0x4000, 0x4200, 0x4400}}}) {
+      std::vector<std::uint8_t> halves;
+      for (std::size_t i = 0; i < 5'000; ++i)
+        for (const auto byte :
+             std::bit_cast<std::array<std::uint8_t, 2>>(four[(i + static_cast<std::size_t>(world().rank())) % 4]))
+          halves.push_back(byte);
+      for (const auto op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max})
+        expect_same(type, op, halves);
+    }
+  }
+}
+
+TEST(Nodes, EveryCollectiveReachesAllNodes) {
+  for (const auto& node_of_rank : placements) {
+    SCOPED_TRACE(testing::PrintToString(node_of_rank));
+    const auto nodes = on_nodes(node_of_rank);
+    nodes.barrier();
+    for (int root = 0; root < nodes.size(); ++root) {
+      EXPECT_EQ(nodes.broadcast("from " + std::to_string(nodes.rank()), root), "from " + std::to_string(root));
+      std::vector<double> sums(1000, nodes.rank() + 1.0);
+      Collectives(nodes).reduce(sums.data(), sums.size(), Dtype::f64, ReduceOp::sum, root).wait();
+      EXPECT_EQ(sums, std::vector<double>(1000, nodes.rank() == root ? 10.0 : nodes.rank() + 1.0));
+    }
+    const auto values = nodes.all_gather(std::to_string(nodes.rank()));
+    for (int r = 0; r < nodes.size(); ++r) EXPECT_EQ(values[static_cast<std::size_t>(r)], std::to_string(r));
+  }
+}
+
+void expect_topology(const Communicator& communicator, const std::vector<int>& node_of_rank,
+                     const std::vector<std::string>& hosts) {
+  const auto& topology = communicator.topology();
+  const auto mine = static_cast<std::size_t>(communicator.rank());
+  const int node = node_of_rank[mine];
+  EXPECT_EQ(topology.node_of_rank, node_of_rank);
+  EXPECT_EQ(topology.hosts, hosts);
+  EXPECT_EQ(topology.node_rank, node);
+  EXPECT_EQ(topology.num_nodes, *std::ranges::max_element(node_of_rank) + 1);
+  EXPECT_EQ(topology.local_size, std::ranges::count(node_of_rank, node));
+  EXPECT_EQ(topology.local_rank, std::count(node_of_rank.begin(), node_of_rank.begin() + communicator.rank(), node));
+}
+
+TEST(Nodes, DuplicatesAndPartsKeepThem) {
+  for (const auto& node_of_rank : placements) {
+    SCOPED_TRACE(testing::PrintToString(node_of_rank));
+    const auto nodes = on_nodes(node_of_rank);
+    std::vector<std::string> hosts;
+    for (const int node : node_of_rank) hosts.push_back(std::to_string(node));
+    expect_topology(nodes, node_of_rank, hosts);
+    expect_topology(nodes.duplicate(), node_of_rank, hosts);
+
+    // Ranks 1 and 3 in one part and 2 and 0 in the other.
+    const bool odd = nodes.rank() % 2 == 1;
+    const auto part = nodes.split(odd, odd ? 0 : -nodes.rank());
+    const std::vector<std::size_t> ranks = odd ? std::vector<std::size_t>{1, 3} : std::vector<std::size_t>{2, 0};
+    expect_topology(part, {0, node_of_rank[ranks[0]] == node_of_rank[ranks[1]] ? 0 : 1},
+                    {hosts[ranks[0]], hosts[ranks[1]]});
+    std::vector<double> sums(100'003, nodes.rank());
+    part.all_reduce(std::span(sums));
+    EXPECT_EQ(sums, std::vector<double>(100'003, odd ? 4.0 : 2.0));
+  }
+}
+
+TEST(Nodes, RanksOfOneNodeShareMemory) {
+  const auto nodes = on_nodes({0, 0, 1, 1});
+  const auto memory = nodes.shared_memory(1000 * sizeof(double));
+  EXPECT_FALSE(reaches_beyond_this_call(nodes, memory.data(), memory.size())) << "a region of its node";
+  std::vector<double> own(1000);
+  EXPECT_TRUE(reaches_beyond_this_call(nodes, own.data(), memory.size())) << "between nodes MPI may write there";
+}
+
+TEST(Nodes, AFailureIsHeardOnOtherNodesAndTheWorldIsInStepAgain) {
+  const auto nodes = on_nodes({0, 0, 1, 1});
+  Outcome mine;
+  if (nodes.rank() == 3) {
+    mine = {Outcome::Kind::failed, ExitCode::data, false, "bad luck"};
+    raise_alarm(nodes, mine);
+  } else {
+    std::vector<double> values(100'003);
+    EXPECT_THROW(nodes.all_reduce(std::span(values)), RemoteError);
+    mine.kind = Outcome::Kind::left;
+  }
+  const auto cause = root_cause(agree(nodes, mine, 30s), nodes.topology().hosts);
+  ASSERT_TRUE(cause);
+  EXPECT_STREQ(cause->what(), "rank 3 (1): bad luck");
+  EXPECT_EQ(nodes.topology().num_nodes, 2);
+  std::vector<double> values(100'003, 1.0);
+  nodes.all_reduce(std::span(values));
+  EXPECT_EQ(values, std::vector<double>(100'003, 4.0));
+}
+
+}  // namespace
+}  // namespace muster::detail::comm
