@@ -2,9 +2,9 @@
 #pragma once
 
 #include "hdf5/hdf5.hpp"
+#include "support/folder.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -19,16 +19,9 @@
 
 namespace muster::test {
 
-/// An empty folder for each test.
+/// An empty folder for each test, and files in it.
 class FolderTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string path = (std::filesystem::temp_directory_path() / "muster-convert-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(path.data()), nullptr);
-    folder = path;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder); }
-
   std::filesystem::path write(const std::string& name, const std::string& bytes) const {
     std::ofstream(folder / name, std::ios::binary) << bytes;
     return folder / name;
@@ -47,7 +40,7 @@ class FolderTest : public testing::Test {
     return found;
   }
 
-  std::filesystem::path folder;
+  const Folder folder;
 };
 
 /// What the Error says; a failure of the test if there is none or its code is another.

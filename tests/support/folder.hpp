@@ -23,6 +23,7 @@ class Folder {
     std::filesystem::remove_all(path_, ignored);
   }
   const std::filesystem::path& path() const noexcept { return path_; }
+  operator const std::filesystem::path&() const noexcept { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
   std::string file(const std::string& name) const { return path_ / name; }
 

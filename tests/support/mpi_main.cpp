@@ -3,14 +3,14 @@
 
 #include "comm/environment.hpp"
 #include "muster/mpi.hpp"
+#include "support/folder.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,7 +18,7 @@ namespace muster::test {
 namespace {
 
 const detail::comm::Environment* environment = nullptr;
-std::vector<std::filesystem::path> folders;
+std::vector<std::unique_ptr<Folder>> folders;
 
 class FailuresOnly : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
@@ -42,13 +42,8 @@ struct OwnMpi {
 const Communicator& world() { return environment->world(); }
 
 std::filesystem::path shared_folder() {
-  std::string path;
-  if (world().rank() == 0) {
-    path = (std::filesystem::temp_directory_path() / "muster-test-XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("no folder for the test at " + path);
-    folders.emplace_back(path);
-  }
-  return world().broadcast(path);
+  if (world().rank() == 0) folders.push_back(std::make_unique<Folder>());
+  return world().broadcast(world().rank() == 0 ? folders.back()->path().string() : "");
 }
 
 }  // namespace muster::test
@@ -66,6 +61,6 @@ int main(int argc, char** argv) {
   }
   const int status = RUN_ALL_TESTS();
   environment.world().barrier();
-  for (const auto& folder : muster::test::folders) std::filesystem::remove_all(folder);
+  muster::test::folders.clear();
   return status;
 }

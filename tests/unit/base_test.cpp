@@ -2,9 +2,9 @@
 #include "base/log.hpp"
 #include "base/number.hpp"
 #include "muster/error.hpp"
+#include "support/folder.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,14 +21,7 @@ namespace {
 
 class FileTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string path = (std::filesystem::temp_directory_path() / "muster-file-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(path.data()), nullptr);
-    folder = path;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder); }
-
-  std::filesystem::path folder;
+  const test::Folder folder;
 };
 
 std::string message(const std::function<void()>& action, ExitCode expected) {

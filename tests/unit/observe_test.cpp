@@ -2,9 +2,9 @@
 #include "observe/history.hpp"
 #include "observe/progress.hpp"
 #include "observe/reduction.hpp"
+#include "support/folder.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cmath>
 #include <filesystem>
@@ -72,12 +72,6 @@ TEST(Reduction, RefusesReservedNames) {
 
 class HistoryTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string path = (std::filesystem::temp_directory_path() / "muster-history-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(path.data()), nullptr);
-    folder = path;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder); }
   std::string content(const char* name) const {
     std::ostringstream text;
     text << std::ifstream(folder / name).rdbuf();
@@ -85,7 +79,7 @@ class HistoryTest : public testing::Test {
   }
   static Json row(int iteration, double loss) { return {{"training_iteration", iteration}, {"loss", loss}}; }
 
-  std::filesystem::path folder;
+  const test::Folder folder;
 };
 
 TEST_F(HistoryTest, WritesRowsAndATable) {
