@@ -9,7 +9,8 @@ function(_muster_test_target NAME MAIN)
   cmake_parse_arguments(PARSE_ARGV 2 test "" "" "SOURCES;LINKS")
   add_executable(${NAME} ${test_SOURCES})
   target_include_directories(${NAME} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/tests")
-  target_compile_options(${NAME} PRIVATE -Wall -Wextra)
+  # What is tested is optimised as ever; the tests themselves compile in three quarters of the time so.
+  target_compile_options(${NAME} PRIVATE -Wall -Wextra $<$<CONFIG:Release>:-O1>)
   # g++ 12 warns wrongly about "text" + std::string (its bug 105329).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     target_compile_options(${NAME} PRIVATE -Wno-restrict)
