@@ -3,10 +3,10 @@
 #include "base/log.hpp"
 #include "comm/environment.hpp"
 #include "gradients/bucket_exchange.hpp"
-#include "gradients/fold.hpp"
-#include "gradients/fold_exchange.hpp"
 #include "gradients/hooks.hpp"
-#include "gradients/layout.hpp"
+#include "gradients/module_signature.hpp"
+#include "gradients/ordered_exchange.hpp"
+#include "gradients/ordered_sum.hpp"
 #include "gradients/reducer.hpp"
 #include "gradients/shared_exchange.hpp"
 #include "gradients/sparse_exchange.hpp"
@@ -45,8 +45,8 @@ void require_unprepared(const torch::nn::Module& module) {
   }
 }
 
-void require_same_layout(const torch::nn::Module& module, const Communicator& communicator) {
-  if (const auto difference = first_difference(communicator.all_gather(layout(module))))
+void require_same_signature(const torch::nn::Module& module, const Communicator& communicator) {
+  if (const auto difference = first_difference(communicator.all_gather(signature(module))))
     throw Error(ExitCode::data, preparing, *difference, "Build the same model on every rank");
 }
 
@@ -130,7 +130,7 @@ class ShardBuffers {
       std::vector<at::Tensor> values;
       for (const auto& shard : of_shard_) values.push_back(shard[b].contiguous());
       if (is_statistic_[b]) {
-        buffers_[b].copy_(fold(*group_, values).div_(share_.total));
+        buffers_[b].copy_(ordered_sum(*group_, values).div_(share_.total));
       } else {
         std::vector<at::Tensor> first{values.front().clone()};
         group_->broadcast(first)->wait();
@@ -176,7 +176,7 @@ Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_
                   "Choose no comm_hook with them");
     say_no_buckets(options, "of virtual workers are summed whole, in the order of shards");
     return [group, shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
-      return std::make_unique<FoldExchange>(parameters, group, shared.share, shared.weight);
+      return std::make_unique<OrderedExchange>(parameters, group, shared.share, shared.weight);
     };
   }
   std::optional<Communicator> own;
@@ -272,7 +272,7 @@ std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::M
   require_unprepared(*module);
   module->to(shared.device);
   if (options.parallel == Parallel::none) return std::make_shared<Moved>(std::move(module), shared.communicator);
-  require_same_layout(*module, shared.communicator);
+  require_same_signature(*module, shared.communicator);
   return std::make_shared<Averaged>(std::move(module), shared, options);
 }
 

@@ -6,7 +6,7 @@
 //   exchange.fetch(i, gradient);
 //
 // There are four: through node-shared memory (shared_exchange.hpp), in buckets over a process group
-// (bucket_exchange.hpp), that of virtual workers (fold_exchange.hpp) and that of sparse gradients
+// (bucket_exchange.hpp), that of virtual workers (ordered_exchange.hpp) and that of sparse gradients
 // (sparse_exchange.hpp).
 #pragma once
 

@@ -50,14 +50,14 @@ struct SharedExchange::Slot {
   std::byte* taken = nullptr;
 };
 
-/// A rank's part of the region: the small gradients, the arena, and the places of the large ones, for which memory is
-/// taken only when it is needed.
+/// A rank's part of the region: the small gradients, the allocator's blocks, and the places of the large ones, for
+/// which memory is taken only when it is needed.
 struct SharedExchange::Layout {
   std::vector<Slot> slots;
   std::vector<Block> blocks = {};
   std::vector<node::BlockReduction::Block> reduced = {};
   std::vector<at::Tensor> large = {};
-  std::size_t arena_offset = 0;
+  std::size_t allocator_offset = 0;
   std::size_t reserved = 0;
   std::size_t bytes = 0;
 
@@ -68,7 +68,7 @@ struct SharedExchange::Layout {
     for (std::size_t i = slots.size(); i-- > 0;) {
       const auto& parameter = parameters[i];
       const auto type = *group::dtype_of(parameter.scalar_type());
-      slots[i].small = parameter.nbytes() < Arena::smallest || !parameter.is_non_overlapping_and_dense();
+      slots[i].small = parameter.nbytes() < GradientAllocator::smallest || !parameter.is_non_overlapping_and_dense();
       if (slots[i].small) {
         small[type].push_back(i);
         continue;
@@ -90,10 +90,10 @@ struct SharedExchange::Layout {
       blocks.push_back({std::move(members)});
       bytes = round_up(bytes);
     }
-    arena_offset = bytes;
-    bytes += Arena::bytes(large);
+    allocator_offset = bytes;
+    bytes += GradientAllocator::bytes(large);
     reserved = bytes;
-    bytes += Arena::spare_bytes(large);
+    bytes += GradientAllocator::spare_bytes(large);
     for (auto& slot : slots) {
       if (slot.small) continue;
       slot.offset = bytes;
@@ -136,15 +136,16 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
   for (auto& slot : slots_)
     if (slot.small) slot.copy = tensor_at(region_.data() + slot.offset, slot.parameter);
   if (!layout.large.empty())
-    arena_ = std::make_unique<Arena>(region_.data() + layout.arena_offset, layout.large, region_.segment,
-                                     [region = region_](std::byte* first, std::size_t bytes) {
-                                       try {
-                                         region.reserve(static_cast<std::size_t>(first - region.data()), bytes);
-                                         return true;
-                                       } catch (const Error&) {
-                                         return false;  // the gradient is copied then
-                                       }
-                                     });
+    allocator_ =
+        std::make_unique<GradientAllocator>(region_.data() + layout.allocator_offset, layout.large, region_.segment,
+                                            [region = region_](std::byte* first, std::size_t bytes) {
+                                              try {
+                                                region.reserve(static_cast<std::size_t>(first - region.data()), bytes);
+                                                return true;
+                                              } catch (const Error&) {
+                                                return false;  // the gradient is copied then
+                                              }
+                                            });
   if (progress_thread)
     thread_ = std::make_unique<ProgressThread>([this, average = average_] { return reduction_.help(average); });
 }
@@ -219,10 +220,10 @@ void SharedExchange::freeze_order() {
   frozen_ = true;
 }
 
-/// A free block of the arena if there is one: the gradient is not in it.
+/// A free block of the allocator if there is one: the gradient is not in it.
 std::byte* SharedExchange::find_place(Slot& slot) {
   const auto bytes = slot.parameter.nbytes();
-  slot.taken = arena_->take(bytes);
+  slot.taken = allocator_->allocate(bytes);
   if (slot.taken == nullptr && !slot.reserved) {
     region_.reserve(slot.offset, bytes);
     slot.reserved = true;
@@ -297,7 +298,7 @@ void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {
 void SharedExchange::drop_copy(Slot& slot) {
   if (slot.small) return;
   slot.copy.reset();
-  if (slot.taken != nullptr) arena_->give_back(std::exchange(slot.taken, nullptr));
+  if (slot.taken != nullptr) allocator_->deallocate(std::exchange(slot.taken, nullptr));
 }
 
 }  // namespace muster::detail::gradients

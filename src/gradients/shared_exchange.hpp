@@ -1,11 +1,11 @@
-// Gradients averaged in node-shared memory, where they are: what backward() makes is born there (arena.hpp), and every
-// rank reads its share of all ranks' gradients and writes the average to all. Nothing is copied but what is small, or
-// was not made by backward().
+// Gradients averaged in node-shared memory, where they are: what backward() makes is born there
+// (gradient_allocator.hpp), and every rank reads its share of all ranks' gradients and writes the average to all.
+// Nothing is copied but what is small, or was not made by backward().
 #pragma once
 
 #include "comm/shared_memory.hpp"
-#include "gradients/arena.hpp"
 #include "gradients/exchange.hpp"
+#include "gradients/gradient_allocator.hpp"
 #include "gradients/progress_thread.hpp"
 #include "muster/communicator.hpp"
 #include "node/block_reduction.hpp"
@@ -18,7 +18,7 @@
 namespace muster::detail::gradients {
 
 /// For parameters on the CPU of ranks of one node. A prepared optimizer may take the place of the average: it then
-/// works on the gradients of all ranks itself (fused_update.hpp).
+/// works on the gradients of all ranks itself (fused_step.hpp).
 class SharedExchange final : public Exchange {
  public:
   /// Null where it cannot serve: several nodes, one rank, another device, or no room in /dev/shm. `communicator` is for
@@ -82,7 +82,7 @@ class SharedExchange final : public Exchange {
   node::BlockReduction reduction_;
   node::BlockReduction::Work average_;
   bool updated_ = false;  ///< the round of this pass has ended, and another one is under way
-  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<GradientAllocator> allocator_;
   std::unique_ptr<ProgressThread> thread_;  ///< goes first
 };
 

@@ -31,10 +31,10 @@ double squares(const T* values, std::size_t count) {
 
 }  // namespace
 
-void update(const SgdRule& rule, const Stretch<float>& stretch) { kernels().sgd_float(rule, stretch); }
-void update(const SgdRule& rule, const Stretch<double>& stretch) { kernels().sgd_double(rule, stretch); }
-void update(const AdamRule& rule, const Stretch<float>& stretch) { kernels().adam_float(rule, stretch); }
-void update(const AdamRule& rule, const Stretch<double>& stretch) { kernels().adam_double(rule, stretch); }
+void update(const SgdRule& rule, const Tile<float>& tile) { kernels().sgd_float(rule, tile); }
+void update(const SgdRule& rule, const Tile<double>& tile) { kernels().sgd_double(rule, tile); }
+void update(const AdamRule& rule, const Tile<float>& tile) { kernels().adam_float(rule, tile); }
+void update(const AdamRule& rule, const Tile<double>& tile) { kernels().adam_double(rule, tile); }
 
 double sum_of_squares(const float* values, std::size_t count) { return squares(values, count); }
 double sum_of_squares(const double* values, std::size_t count) { return squares(values, count); }

@@ -20,9 +20,9 @@ struct AdamRule {
   long long step = 1;  ///< this one's number, from 1
 };
 
-/// What is read and what is written of one stretch of parameters; the two may be the same memory.
+/// What is read and what is written of one tile of parameters; the two may be the same memory.
 template <class T>
-struct Stretch {
+struct Tile {
   const T* gradient = nullptr;
   const T* from = nullptr;  ///< parameters
   T* to = nullptr;
@@ -31,10 +31,10 @@ struct Stretch {
   std::size_t count = 0;
 };
 
-void update(const SgdRule& rule, const Stretch<float>& stretch);
-void update(const SgdRule& rule, const Stretch<double>& stretch);
-void update(const AdamRule& rule, const Stretch<float>& stretch);
-void update(const AdamRule& rule, const Stretch<double>& stretch);
+void update(const SgdRule& rule, const Tile<float>& tile);
+void update(const SgdRule& rule, const Tile<double>& tile);
+void update(const AdamRule& rule, const Tile<float>& tile);
+void update(const AdamRule& rule, const Tile<double>& tile);
 
 /// The sum of squares, in double precision, in a fixed order.
 double sum_of_squares(const float* values, std::size_t count);

@@ -19,7 +19,7 @@ double power(double base, long long exponent) {
 }
 
 template <class T>
-[[gnu::noinline]] void sgd_without_momentum(T lr, T decay, const Stretch<T>& s) {
+[[gnu::noinline]] void sgd_without_momentum(T lr, T decay, const Tile<T>& s) {
   const T* const g = s.gradient;
   const T* const from = s.from;
   T* const to = s.to;
@@ -29,7 +29,7 @@ template <class T>
 
 /// v = momentum v + keep g; p -= lr (v, or g + momentum v).
 template <class T, bool first, bool nesterov>
-[[gnu::noinline]] void sgd_with_momentum(T lr, T decay, T momentum, T keep, const Stretch<T>& s) {
+[[gnu::noinline]] void sgd_with_momentum(T lr, T decay, T momentum, T keep, const Tile<T>& s) {
   const T* const g = s.gradient;
   const T* const from = s.from;
   const T* const v_from = s.state_from[0];
@@ -45,7 +45,7 @@ template <class T, bool first, bool nesterov>
 }
 
 template <class T>
-void sgd(const SgdRule& rule, const Stretch<T>& s) {
+void sgd(const SgdRule& rule, const Tile<T>& s) {
   const T lr = static_cast<T>(rule.lr), decay = static_cast<T>(rule.weight_decay);
   const T momentum = static_cast<T>(rule.momentum), keep = static_cast<T>(1 - rule.dampening);
   if (rule.momentum == 0) return sgd_without_momentum<T>(lr, decay, s);
@@ -62,7 +62,7 @@ struct AdamConstants {
 
 /// m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= step_size · m / (√v / √(1 - β₂ᵗ) + ε).
 template <class T, bool first>
-[[gnu::noinline]] void adam_stretch(const AdamConstants<T>& c, const Stretch<T>& s) {
+[[gnu::noinline]] void adam_tile(const AdamConstants<T>& c, const Tile<T>& s) {
   const T* const gradient = s.gradient;
   const T* const from = s.from;
   const T* const m_from = s.state_from[0];
@@ -83,7 +83,7 @@ template <class T, bool first>
 }
 
 template <class T>
-void adam(const AdamRule& rule, const Stretch<T>& s) {
+void adam(const AdamRule& rule, const Tile<T>& s) {
   const double correction1 = 1 - power(rule.beta1, rule.step), correction2 = 1 - power(rule.beta2, rule.step);
   const AdamConstants<T> constants{
       static_cast<T>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1),
@@ -95,8 +95,8 @@ void adam(const AdamRule& rule, const Stretch<T>& s) {
       static_cast<T>(__builtin_sqrt(correction2)),
       static_cast<T>(rule.eps),
       static_cast<T>(rule.lr / correction1)};
-  if (rule.first) return adam_stretch<T, true>(constants, s);
-  return adam_stretch<T, false>(constants, s);
+  if (rule.first) return adam_tile<T, true>(constants, s);
+  return adam_tile<T, false>(constants, s);
 }
 
 }  // namespace

@@ -6,10 +6,10 @@
 namespace muster::detail::optim {
 
 struct UpdateKernels {
-  void (*sgd_float)(const SgdRule&, const Stretch<float>&);
-  void (*sgd_double)(const SgdRule&, const Stretch<double>&);
-  void (*adam_float)(const AdamRule&, const Stretch<float>&);
-  void (*adam_double)(const AdamRule&, const Stretch<double>&);
+  void (*sgd_float)(const SgdRule&, const Tile<float>&);
+  void (*sgd_double)(const SgdRule&, const Tile<double>&);
+  void (*adam_float)(const AdamRule&, const Tile<float>&);
+  void (*adam_double)(const AdamRule&, const Tile<double>&);
 };
 
 UpdateKernels portable_updates() noexcept;

@@ -3,7 +3,7 @@
 #include "gradients/data_parallel.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
-#include "optim/fused_update.hpp"
+#include "optim/fused_step.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -42,8 +42,8 @@ class Step final : public OptimizerStep {
       std::size_t bytes = 0;
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
-      if (gains && owns(optimizer, parameters) && FusedUpdate::fits(parameters))
-        fused_ = FusedUpdate::make(*exchange, std::move(parameters), states);
+      if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters))
+        fused_ = FusedStep::make(*exchange, std::move(parameters), states);
     }
     generation_ = reducer->generation();
     reducer->defer(fused_ != nullptr);
@@ -110,7 +110,7 @@ class Step final : public OptimizerStep {
 
   std::weak_ptr<gradients::Reducer> reducer_;
   OptimizerOptions options_;
-  std::unique_ptr<FusedUpdate> fused_;
+  std::unique_ptr<FusedStep> fused_;
   int generation_ = 0;
   double grad_norm_ = 0;
 };

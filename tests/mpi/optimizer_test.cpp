@@ -3,8 +3,8 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "node/shared_segment.hpp"
+#include "optim/dirty_pages.hpp"
 #include "optim/optimizer_step.hpp"
-#include "optim/written_pages.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -237,14 +237,14 @@ TEST(PreparedOptimizer, WhatIsWrittenThroughPointersIsTakenOver) {
       "two ways");
 }
 
-TEST(WrittenPages, AreKnownByTheKernelAndByComparison) {
+TEST(DirtyPages, AreKnownByTheKernelAndByComparison) {
   const auto page = node::page_size();
   auto segment = node::SharedSegment::create(8 * page);
   segment.unlink();
   segment.reserve(0, 8 * page);
-  for (const auto by : {WrittenPages::By::kernel, WrittenPages::By::comparison}) {
+  for (const auto by : {DirtyPages::By::kernel, DirtyPages::By::comparison}) {
     const auto view = segment.private_view(0, 8 * page);
-    const WrittenPages written(view.get(), segment.data(), 8 * page, by);
+    const DirtyPages written(view.get(), segment.data(), 8 * page, by);
     segment.data()[3 * page] = std::byte{7};
     EXPECT_EQ(view.get()[3 * page], std::byte{7});
     EXPECT_FALSE(written.any(0, 8 * page)) << "what is read, or written by others, is not";

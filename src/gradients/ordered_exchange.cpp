@@ -1,6 +1,6 @@
-#include "gradients/fold_exchange.hpp"
+#include "gradients/ordered_exchange.hpp"
 
-#include "gradients/fold.hpp"
+#include "gradients/ordered_sum.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -14,8 +14,9 @@
 
 namespace muster::detail::gradients {
 
-FoldExchange::FoldExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                           const step::StepShare& share, std::shared_ptr<const step::StepWeight> weight)
+OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
+                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const step::StepShare& share,
+                                 std::shared_ptr<const step::StepWeight> weight)
     : group_(std::move(group)), share_(share), weight_(std::move(weight)) {
   for (const auto& parameter : parameters) {
     const auto options = parameter.options().requires_grad(false);
@@ -31,14 +32,14 @@ FoldExchange::FoldExchange(const std::vector<at::Tensor>& parameters, c10::intru
     for (int s = 0; s < share_.count; ++s) kind.shards.push_back(at::empty({kind.elements}, kind.options));
 }
 
-at::Tensor FoldExchange::part(const at::Tensor& flat, const Place& place) const {
+at::Tensor OrderedExchange::part(const at::Tensor& flat, const Place& place) const {
   const auto piece = flat.narrow(0, place.first, place.parameter.numel());
   return place.parameter.is_non_overlapping_and_dense()
              ? piece.as_strided(place.parameter.sizes(), place.parameter.strides())
              : piece.view(place.parameter.sizes());
 }
 
-void FoldExchange::begin(Arrival, Note note) {
+void OrderedExchange::begin(Arrival, Note note) {
   const auto refuse = [](const char* fact) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");
@@ -56,7 +57,7 @@ void FoldExchange::begin(Arrival, Note note) {
   for (int bit = 0; bit < note_bits; ++bit) bits[bit] = static_cast<float>(note >> bit & 1);
 }
 
-void FoldExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
+void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
   const auto& place = places_[index];
   left_ = left_ || use == Use::left;
@@ -69,29 +70,29 @@ void FoldExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
       use == Use::left ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
 }
 
-void FoldExchange::finish() {
+void OrderedExchange::finish() {
   const at::NoGradGuard no_grad;
   complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
   for (auto& kind : kinds_) {
-    kind.sum = fold(*group_, kind.shards);
+    kind.sum = ordered_sum(*group_, kind.shards);
     if (&kind != &kinds_.back()) kind.sum.mul_(1.0 / share_.total);
   }
 }
 
-int FoldExchange::users(std::size_t index) const {
+int OrderedExchange::users(std::size_t index) const {
   const float users = kinds_.back().sum.const_data_ptr<float>()[index];
   return std::isnan(users) ? -1 : static_cast<int>(users);
 }
 
-Note FoldExchange::noted() const {
+Note OrderedExchange::noted() const {
   const auto* const bits = kinds_.back().sum.const_data_ptr<float>() + places_.size();
   Note all = 0;
   for (int bit = 0; bit < note_bits; ++bit) all |= static_cast<Note>(bits[bit] > 0) << bit;
   return all;
 }
 
-void FoldExchange::fetch(std::size_t index, at::Tensor& gradient) {
+void OrderedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const auto& place = places_[index];
   const auto values = part(kinds_[place.kind].sum, place);

@@ -10,8 +10,8 @@
 
 #include "comm/shared_memory.hpp"
 #include "gradients/shared_exchange.hpp"
-#include "optim/rules.hpp"
-#include "optim/written_pages.hpp"
+#include "optim/dirty_pages.hpp"
+#include "optim/update_rules.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -25,17 +25,17 @@ class Optimizer;
 
 namespace muster::detail::optim {
 
-class FusedUpdate {
+class FusedStep {
  public:
   /// Whether these parameters can be updated so.
   static bool fits(const std::vector<at::Tensor>& parameters);
 
   /// Moves the parameters, those of the exchange in its order, into the shared copy: null where there is no room for
   /// it. `states`: tensors of state per parameter. Collective.
-  static std::unique_ptr<FusedUpdate> make(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters,
-                                           int states);
+  static std::unique_ptr<FusedStep> make(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters,
+                                         int states);
 
-  ~FusedUpdate();
+  ~FusedStep();
 
   const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
   /// Tensors of state that a parameter has room for.
@@ -55,16 +55,16 @@ class FusedUpdate {
   struct Target;
   struct Block;
 
-  FusedUpdate(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
-              comm::SharedRegion region, std::size_t bytes);
+  FusedStep(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
+            comm::SharedRegion region, std::size_t bytes);
   double norm();
   /// Whether another rank has left the pass by an exception.
   bool left() const;
   void find_changes();
-  void update_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
+  void step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
   template <class T>
-  void update_stretch(Target& target, std::size_t first, std::size_t count, std::span<const void* const> gradients,
-                      double scale);
+  void step_tiles(Target& target, std::size_t first, std::size_t count, std::span<const void* const> gradients,
+                  double scale);
   void show();
 
   gradients::SharedExchange* exchange_;
@@ -73,7 +73,7 @@ class FusedUpdate {
   comm::SharedRegion region_;
   std::size_t bytes_;  ///< of parameters and state; the parts' norms follow
   std::shared_ptr<std::byte> view_;
-  WrittenPages written_;
+  DirtyPages dirty_;
   std::vector<Target> targets_;  ///< [parameters]
   std::vector<Block> blocks_;    ///< those of the exchange
 };

@@ -1,4 +1,4 @@
-#include "gradients/layout.hpp"
+#include "gradients/module_signature.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -6,20 +6,20 @@
 namespace muster::detail::gradients {
 namespace {
 
-TEST(Layout, SaysKindNameTypeAndShape) {
+TEST(ModuleSignature, SaysKindNameTypeAndShape) {
   torch::nn::Linear linear(3, 2);
   linear->register_buffer("count", linear->weight.new_zeros({}, at::kLong));
   linear->register_parameter("tied", linear->weight);
   linear->bias.set_requires_grad(false);
-  EXPECT_EQ(layout(*linear),
+  EXPECT_EQ(signature(*linear),
             "parameter weight\tFloat[2, 3]\nparameter bias\tFloat[2], frozen\n"
             "parameter tied\tthe tensor of weight\nbuffer count\tLong[]\n");
 }
 
-TEST(Layout, SaysStridesThatAreNotPlain) {
+TEST(ModuleSignature, SaysStridesThatAreNotPlain) {
   torch::nn::Module module;
   module.register_buffer("turned", at::zeros({2, 3}).t());
-  EXPECT_EQ(layout(module), "buffer turned\tFloat[3, 2] with strides [1, 3]\n");
+  EXPECT_EQ(signature(module), "buffer turned\tFloat[3, 2] with strides [1, 3]\n");
 }
 
 TEST(FirstDifference, NoneWhereAllAgree) {
@@ -43,9 +43,9 @@ TEST(FirstDifference, SeesAnotherOrder) {
 }
 
 TEST(FirstDifference, ShortensLongListsOfRanks) {
-  std::vector<std::string> layouts(20, "parameter a\tFloat[1]\n");
-  layouts[3] = "";
-  EXPECT_EQ(first_difference(layouts),
+  std::vector<std::string> signatures(20, "parameter a\tFloat[1]\n");
+  signatures[3] = "";
+  EXPECT_EQ(first_difference(signatures),
             "parameter a is Float[1] on ranks 0, 1, 2, 4, 5, 6, 7, 8 and 11 more and missing on rank 3");
 }
 

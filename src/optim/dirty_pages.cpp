@@ -1,4 +1,4 @@
-#include "optim/written_pages.hpp"
+#include "optim/dirty_pages.hpp"
 
 #include "node/shared_segment.hpp"
 
@@ -21,7 +21,7 @@ constexpr std::uint64_t of_a_file = std::uint64_t{1} << 61;  ///< or of shared m
 
 }  // namespace
 
-WrittenPages::WrittenPages(std::byte* view, const std::byte* shared, std::size_t bytes, By by)
+DirtyPages::DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, By by)
     : view_(view), shared_(shared) {
   if (by == By::comparison || bytes < node::page_size()) return;
   pagemap_ = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -36,17 +36,17 @@ WrittenPages::WrittenPages(std::byte* view, const std::byte* shared, std::size_t
   if (!untouched || !written) ::close(std::exchange(pagemap_, -1));
 }
 
-WrittenPages::~WrittenPages() {
+DirtyPages::~DirtyPages() {
   if (pagemap_ >= 0) ::close(pagemap_);
 }
 
-bool WrittenPages::any(std::size_t first, std::size_t bytes) const {
+bool DirtyPages::any(std::size_t first, std::size_t bytes) const {
   if (pagemap_ >= 0)
     if (const int found = ask_kernel(first, bytes); found >= 0) return found == 1;
   return std::memcmp(view_ + first, shared_ + first, bytes) != 0;
 }
 
-int WrittenPages::ask_kernel(std::size_t first, std::size_t bytes) const {
+int DirtyPages::ask_kernel(std::size_t first, std::size_t bytes) const {
   std::array<std::uint64_t, 2048> entries;
   const auto begin = (reinterpret_cast<std::uintptr_t>(view_) + first) / node::page_size();
   const auto pages = bytes / node::page_size();

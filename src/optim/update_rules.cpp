@@ -1,4 +1,4 @@
-#include "optim/rules.hpp"
+#include "optim/update_rules.hpp"
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>

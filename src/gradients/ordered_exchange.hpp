@@ -18,11 +18,11 @@ class ProcessGroup;
 namespace muster::detail::gradients {
 
 /// One pass for each of the rank's shards of a step; complete() after the last.
-class FoldExchange final : public Exchange {
+class OrderedExchange final : public Exchange {
  public:
   /// The process group serves this exchange alone.
-  FoldExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-               const step::StepShare& share, std::shared_ptr<const step::StepWeight> weight);
+  OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
+                  const step::StepShare& share, std::shared_ptr<const step::StepWeight> weight);
 
   void begin(Arrival arrival, Note note) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;

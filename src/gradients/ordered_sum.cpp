@@ -1,4 +1,4 @@
-#include "gradients/fold.hpp"
+#include "gradients/ordered_sum.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -6,7 +6,7 @@
 
 namespace muster::detail::gradients {
 
-at::Tensor fold(c10d::ProcessGroup& group, const std::vector<at::Tensor>& shards) {
+at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& shards) {
   const at::NoGradGuard no_grad;
   const int rank = group.getRank(), last = group.getSize() - 1;
   std::vector<at::Tensor> sum{rank == 0 ? shards.front().clone() : at::empty_like(shards.front())};

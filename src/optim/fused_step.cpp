@@ -1,4 +1,4 @@
-#include "optim/fused_update.hpp"
+#include "optim/fused_step.hpp"
 
 #include "node/kernels.hpp"
 
@@ -15,14 +15,14 @@
 namespace muster::detail::optim {
 namespace {
 
-constexpr std::size_t stretch = 2048;  ///< elements whose averages stay in the first cache
+constexpr std::size_t tile_elements = 2048;  ///< elements whose averages stay in the first cache
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
 /// One parameter: where it lies, and what the step under way does with it.
-struct FusedUpdate::Target {
+struct FusedStep::Target {
   std::byte* shared = nullptr;
   at::Tensor view = {};                ///< of the shared copy, as the module sees it
   std::vector<std::byte*> state = {};  ///< in the shared memory
@@ -36,7 +36,7 @@ struct FusedUpdate::Target {
 };
 
 /// The parameters of a block of the exchange, on pages of their own, and each kind of their state on others.
-struct FusedUpdate::Block {
+struct FusedStep::Block {
   /// What is dropped as a whole, since several parameters may lie on a page.
   struct Pages {
     std::size_t first = 0, bytes = 0;  ///< in the shared memory
@@ -47,17 +47,17 @@ struct FusedUpdate::Block {
   std::vector<std::size_t> members = {};  ///< by their place in it
 };
 
-FusedUpdate::~FusedUpdate() = default;
+FusedStep::~FusedStep() = default;
 
-bool FusedUpdate::fits(const std::vector<at::Tensor>& parameters) {
+bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) {
     return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.is_non_overlapping_and_dense() &&
            p.numel() > 0;
   });
 }
 
-std::unique_ptr<FusedUpdate> FusedUpdate::make(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters,
-                                               int states) {
+std::unique_ptr<FusedStep> FusedStep::make(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters,
+                                           int states) {
   // The parameters, block by block, each block on pages of its own; then the state, then the parts' norms.
   std::size_t bytes = 0;
   for (const auto& block : exchange.reduction().blocks())
@@ -68,19 +68,18 @@ std::unique_ptr<FusedUpdate> FusedUpdate::make(gradients::SharedExchange& exchan
   const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
   auto region = comm::share(exchange.communicator(), share, share);
   if (!region) return nullptr;
-  return std::unique_ptr<FusedUpdate>(
-      new FusedUpdate(exchange, std::move(parameters), states, std::move(*region), bytes));
+  return std::unique_ptr<FusedStep>(new FusedStep(exchange, std::move(parameters), states, std::move(*region), bytes));
 }
 
-FusedUpdate::FusedUpdate(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
-                         comm::SharedRegion region, std::size_t bytes)
+FusedStep::FusedStep(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
+                     comm::SharedRegion region, std::size_t bytes)
     : exchange_(&exchange),
       parameters_(std::move(parameters)),
       states_(states),
       region_(std::move(region)),
       bytes_(bytes),
       view_(region_.segment->private_view(0, bytes)),
-      written_(view_.get(), region_.region.base, bytes),
+      dirty_(view_.get(), region_.region.base, bytes),
       targets_(parameters_.size()) {
   const at::NoGradGuard no_grad;
   const auto& reduced = exchange.reduction().blocks();
@@ -126,7 +125,7 @@ FusedUpdate::FusedUpdate(gradients::SharedExchange& exchange, std::vector<at::Te
 }
 
 /// Lets the module see what is in the shared copy.
-void FusedUpdate::show() {
+void FusedStep::show() {
   const auto show_pages = [this](Block::Pages& pages) {
     if (std::exchange(pages.changed, false))
       node::SharedSegment::drop_private_pages(view_.get() + pages.first, pages.bytes);
@@ -143,10 +142,10 @@ void FusedUpdate::show() {
 }
 
 /// Parameters may have been given other memory, and what is in the view may have been written to, by whatever way.
-void FusedUpdate::find_changes() {
+void FusedStep::find_changes() {
   for (auto& block : blocks_) {
-    block.parameters.changed = written_.any(block.parameters.first, block.parameters.bytes);
-    for (auto& pages : block.states) pages.changed = written_.any(pages.first, pages.bytes);
+    block.parameters.changed = dirty_.any(block.parameters.first, block.parameters.bytes);
+    for (auto& pages : block.states) pages.changed = dirty_.any(pages.first, pages.bytes);
   }
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
@@ -160,7 +159,7 @@ void FusedUpdate::find_changes() {
   }
 }
 
-void FusedUpdate::prepare(torch::optim::Optimizer& optimizer) {
+void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   auto rules = next_rules(optimizer, parameters_);
   find_changes();
@@ -179,7 +178,7 @@ void FusedUpdate::prepare(torch::optim::Optimizer& optimizer) {
   }
 }
 
-double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
+double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
   const at::NoGradGuard no_grad;
   const double whole = max_norm > 0 ? norm() : 0;
   // Who has left the pass takes part in its first round alone.
@@ -187,7 +186,7 @@ double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
   const double ranks = exchange_->communicator().size();
   const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;
   exchange_->update([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
-    update_part(part, gradients, scale);
+    step_part(part, gradients, scale);
   });
   // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
   if (left()) return whole;
@@ -197,13 +196,13 @@ double FusedUpdate::step(torch::optim::Optimizer& optimizer, double max_norm) {
   return whole;
 }
 
-bool FusedUpdate::left() const {
+bool FusedStep::left() const {
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (exchange_->users(i) < 0) return true;
   return false;
 }
 
-void FusedUpdate::release(torch::optim::Optimizer& optimizer) const {
+void FusedStep::release(torch::optim::Optimizer& optimizer) const {
   const auto* const begin = view_.get();
   own_state(optimizer, [&](const at::Tensor& state) {
     const auto* const data = static_cast<const std::byte*>(state.const_data_ptr());
@@ -212,16 +211,16 @@ void FusedUpdate::release(torch::optim::Optimizer& optimizer) const {
 }
 
 /// The 2-norm of all averaged gradients, from the parts' sums of squares in their order: the same bits on every rank.
-double FusedUpdate::norm() {
+double FusedStep::norm() {
   auto* const sums = reinterpret_cast<double*>(region_.region.base + bytes_);
   const double scale = 1.0 / exchange_->communicator().size();
   exchange_->update([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
     const auto type = exchange_->reduction().blocks()[part.block].type;
     const auto element = node::size_of(type);
     double sum = 0;
-    alignas(64) double averages[stretch];  // or floats
-    for (std::size_t done = 0; done < part.count; done += stretch) {
-      const auto n = std::min(stretch, part.count - done);
+    alignas(64) double averages[tile_elements];  // or floats
+    for (std::size_t done = 0; done < part.count; done += tile_elements) {
+      const auto n = std::min(tile_elements, part.count - done);
       std::vector<const void*> sources;
       for (auto* gradient : gradients) sources.push_back(gradient + done * element);
       void* const target = averages;
@@ -236,8 +235,7 @@ double FusedUpdate::norm() {
   return std::sqrt(sum);
 }
 
-void FusedUpdate::update_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients,
-                              double scale) {
+void FusedStep::step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale) {
   const auto type = exchange_->reduction().blocks()[part.block].type;
   const auto element = node::size_of(type);
   const auto& block = blocks_[part.block];
@@ -259,33 +257,33 @@ void FusedUpdate::update_part(const node::BlockReduction::Part& part, std::span<
     std::vector<const void*> sources;
     for (auto* gradient : gradients) sources.push_back(gradient + (begin - part.first) * element);
     if (type == node::Dtype::f32)
-      update_stretch<float>(target, first, count, sources, scale);
+      step_tiles<float>(target, first, count, sources, scale);
     else
-      update_stretch<double>(target, first, count, sources, scale);
+      step_tiles<double>(target, first, count, sources, scale);
   }
 }
 
 template <class T>
-void FusedUpdate::update_stretch(Target& target, std::size_t first, std::size_t count,
-                                 std::span<const void* const> gradients, double scale) {
-  alignas(64) T averages[stretch];
+void FusedStep::step_tiles(Target& target, std::size_t first, std::size_t count, std::span<const void* const> gradients,
+                           double scale) {
+  alignas(64) T averages[tile_elements];
   std::vector<const void*> sources(gradients.size());
-  for (std::size_t done = 0; done < count; done += stretch) {
-    const auto n = std::min(stretch, count - done), at = first + done;
+  for (std::size_t done = 0; done < count; done += tile_elements) {
+    const auto n = std::min(tile_elements, count - done), at = first + done;
     for (std::size_t r = 0; r < sources.size(); ++r) sources[r] = static_cast<const T*>(gradients[r]) + done;
     void* const average = averages;
     node::reduce_arrays(std::span(&average, 1), sources, n,
                         {.type = sizeof(T) == 4 ? node::Dtype::f32 : node::Dtype::f64, .scale = scale});
-    Stretch<T> s{.gradient = averages,
+    Tile<T> tile{.gradient = averages,
                  .from = reinterpret_cast<const T*>(target.from) + at,
                  .to = reinterpret_cast<T*>(target.shared) + at,
                  .count = n};
     for (std::size_t k = 0; k < target.state.size(); ++k) {
-      s.state_to[k] = reinterpret_cast<T*>(target.state[k]) + at;
-      s.state_from[k] =
-          target.state_from[k] == nullptr ? s.state_to[k] : reinterpret_cast<const T*>(target.state_from[k]) + at;
+      tile.state_to[k] = reinterpret_cast<T*>(target.state[k]) + at;
+      tile.state_from[k] =
+          target.state_from[k] == nullptr ? tile.state_to[k] : reinterpret_cast<const T*>(target.state_from[k]) + at;
     }
-    std::visit([&](const auto& rule) { update(rule, s); }, target.rule.rule);
+    std::visit([&](const auto& rule) { update(rule, tile); }, target.rule.rule);
   }
 }
 

@@ -15,6 +15,6 @@ namespace muster::detail::gradients {
 /// `shards`: one flat tensor for each of this rank's, which follow those of the ranks before it; of the same type and
 /// length everywhere. The first rank adds up its own, every other goes on from what the one before it sends, and the
 /// last tells all. The sum, on every rank. Collective.
-at::Tensor fold(c10d::ProcessGroup& group, const std::vector<at::Tensor>& shards);
+at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& shards);
 
 }  // namespace muster::detail::gradients

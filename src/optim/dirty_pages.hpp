@@ -7,15 +7,15 @@ namespace muster::detail::optim {
 
 /// The kernel knows: a page of a private view is the segment's until it is written to, then one of this process alone
 /// (bit 61 of its entry in /proc/self/pagemap). Where that cannot be read, contents are compared.
-class WrittenPages {
+class DirtyPages {
  public:
   enum class By { kernel, comparison };
 
   /// `view`: a private view of all `bytes` at `shared`, that nobody has written to. Its first page is tried out.
-  WrittenPages(std::byte* view, const std::byte* shared, std::size_t bytes, By by = By::kernel);
-  WrittenPages(const WrittenPages&) = delete;
-  WrittenPages& operator=(const WrittenPages&) = delete;
-  ~WrittenPages();
+  DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, By by = By::kernel);
+  DirtyPages(const DirtyPages&) = delete;
+  DirtyPages& operator=(const DirtyPages&) = delete;
+  ~DirtyPages();
 
   /// Whether that part (whole pages) has been written to since its pages were dropped last. Nobody else writes to the
   /// segment meanwhile.

@@ -1,4 +1,4 @@
-#include "gradients/layout.hpp"
+#include "gradients/module_signature.hpp"
 
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
@@ -24,9 +24,9 @@ struct Entry {
 };
 using Entries = std::vector<Entry>;
 
-Entries parse(const std::string& layout) {
+Entries parse(const std::string& signature) {
   Entries entries;
-  std::istringstream lines(layout);
+  std::istringstream lines(signature);
   for (std::string line; std::getline(lines, line);) {
     const auto tab = line.find('\t');
     entries.push_back({line.substr(0, tab), line.substr(tab + 1)});
@@ -69,7 +69,7 @@ std::optional<std::string> disagreement(const std::vector<Entries>& of_rank, con
 
 }  // namespace
 
-std::string layout(const torch::nn::Module& module) {
+std::string signature(const torch::nn::Module& module) {
   std::string text;
   std::map<const void*, std::string> seen;
   const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
@@ -84,11 +84,11 @@ std::string layout(const torch::nn::Module& module) {
   return text;
 }
 
-std::optional<std::string> first_difference(const std::vector<std::string>& layouts) {
-  if (std::all_of(layouts.begin(), layouts.end(), [&](const auto& l) { return l == layouts.front(); }))
+std::optional<std::string> first_difference(const std::vector<std::string>& signatures) {
+  if (std::all_of(signatures.begin(), signatures.end(), [&](const auto& l) { return l == signatures.front(); }))
     return std::nullopt;
   std::vector<Entries> of_rank;
-  for (const auto& layout : layouts) of_rank.push_back(parse(layout));
+  for (const auto& signature : signatures) of_rank.push_back(parse(signature));
   for (const auto& entries : of_rank)
     for (const auto& entry : entries)
       if (auto fact = disagreement(of_rank, entry.name)) return fact;

@@ -1,4 +1,4 @@
-#include "gradients/arena.hpp"
+#include "gradients/gradient_allocator.hpp"
 
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/function.h>
@@ -16,7 +16,7 @@
 
 namespace muster::detail::gradients {
 
-struct Arena::Blocks {
+struct GradientAllocator::Pool {
   std::byte* begin;
   std::byte* end;
   std::shared_ptr<void> owner;
@@ -27,9 +27,9 @@ struct Arena::Blocks {
   std::function<bool(std::byte*, std::size_t)> reserve = {};
   std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< by parameter
   std::size_t taken = 0;
-  bool open = true;  ///< its arena lives
+  bool open = true;  ///< its GradientAllocator lives
 
-  std::byte* take(std::size_t size) {
+  std::byte* allocate(std::size_t size) {
     const std::lock_guard lock(mutex);
     const auto found = free.find(size);
     if (!open || found == free.end()) return nullptr;
@@ -52,7 +52,7 @@ struct Arena::Blocks {
   }
 
   /// Whether nobody will ask for it any more.
-  bool give_back(std::byte* block) {
+  bool deallocate(std::byte* block) {
     const std::lock_guard lock(mutex);
     free[sizes.at(block)].push_back(block);
     return --taken == 0 && !open;
@@ -72,44 +72,44 @@ std::size_t room_for(std::size_t size) {
   return (size + line - 1) / line * line;
 }
 
-/// The arenas that blocks come from or may still be given back to.
-class Arenas {
+/// Those that blocks come from or may still be given back to.
+class Pools {
  public:
-  void add(std::shared_ptr<Arena::Blocks> blocks) {
+  void add(std::shared_ptr<GradientAllocator::Pool> pool) {
     const std::unique_lock lock(mutex_);
-    lowest_ = std::min(lowest_.load(), blocks->begin);
-    highest_ = std::max(highest_.load(), blocks->end);
-    all_.push_back(std::move(blocks));
+    lowest_ = std::min(lowest_.load(), pool->begin);
+    highest_ = std::max(highest_.load(), pool->end);
+    all_.push_back(std::move(pool));
     number_ = all_.size();
   }
 
-  void remove(const Arena::Blocks* blocks) {
+  void remove(const GradientAllocator::Pool* pool) {
     const std::unique_lock lock(mutex_);
-    std::erase_if(all_, [&](const auto& each) { return each.get() == blocks; });
+    std::erase_if(all_, [&](const auto& each) { return each.get() == pool; });
     number_ = all_.size();
   }
 
   bool empty() const noexcept { return number_.load(std::memory_order_relaxed) == 0; }
 
   /// A block for what the node makes, if that may be the gradient of a parameter.
-  std::byte* take(std::size_t size, const torch::autograd::Node& node) {
+  std::byte* allocate(std::size_t size, const torch::autograd::Node& node) {
     const std::shared_lock lock(mutex_);
-    return take_towards(size, node, farthest);
+    return allocate_towards(size, node, farthest);
   }
 
-  /// False if it is not a block of an arena.
-  bool give_back(std::byte* block) {
+  /// False if it is not a block of any pool.
+  bool deallocate(std::byte* block) {
     // Most frees need no look at the list.
     if (block < lowest_.load(std::memory_order_relaxed) || block >= highest_.load(std::memory_order_relaxed))
       return false;
-    std::shared_ptr<Arena::Blocks> from;
+    std::shared_ptr<GradientAllocator::Pool> from;
     {
       const std::shared_lock lock(mutex_);
-      for (const auto& blocks : all_)
-        if (block >= blocks->begin && block < blocks->end) from = blocks;
+      for (const auto& pool : all_)
+        if (block >= pool->begin && block < pool->end) from = pool;
     }
     if (!from) return false;
-    if (from->give_back(block)) remove(from.get());
+    if (from->deallocate(block)) remove(from.get());
     return true;
   }
 
@@ -117,46 +117,46 @@ class Arenas {
   /// Nodes between the one that makes a gradient and the one that accumulates it, such as a linear layer's transpose.
   static constexpr int farthest = 3;
 
-  std::byte* take_towards(std::size_t size, const torch::autograd::Node& node, int distance) {
+  std::byte* allocate_towards(std::size_t size, const torch::autograd::Node& node, int distance) {
     if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
       const void* const parameter = accumulates->variable.unsafeGetTensorImpl();
-      for (const auto& blocks : all_) {
-        const auto found = blocks->size_of_gradient.find(parameter);
-        if (found != blocks->size_of_gradient.end() && found->second == size) return blocks->take(size);
+      for (const auto& pool : all_) {
+        const auto found = pool->size_of_gradient.find(parameter);
+        if (found != pool->size_of_gradient.end() && found->second == size) return pool->allocate(size);
       }
       return nullptr;
     }
     if (distance == 0) return nullptr;
     for (const auto& edge : node.next_edges())
       if (edge.function)
-        if (auto* block = take_towards(size, *edge.function, distance - 1)) return block;
+        if (auto* block = allocate_towards(size, *edge.function, distance - 1)) return block;
     return nullptr;
   }
 
   std::shared_mutex mutex_;
-  std::vector<std::shared_ptr<Arena::Blocks>> all_;
+  std::vector<std::shared_ptr<GradientAllocator::Pool>> all_;
   std::atomic<std::size_t> number_{0};
   // They all lie in between.
   std::atomic<std::byte*> lowest_{reinterpret_cast<std::byte*>(~std::uintptr_t{0})}, highest_{nullptr};
 };
 
 /// Never destroyed: tensors may be freed after everything else of the process.
-Arenas& arenas() {
-  static auto* all = new Arenas;
+Pools& pools() {
+  static auto* all = new Pools;
   return *all;
 }
 
 void release(void* data);
 
 /// In place of torch's own allocator, for good.
-class Allocator final : public c10::Allocator {
+class TorchAllocator final : public c10::Allocator {
  public:
-  explicit Allocator(c10::Allocator* before) : before_(before) {}
+  explicit TorchAllocator(c10::Allocator* before) : before_(before) {}
 
   c10::DataPtr allocate(std::size_t size) override {
-    if (size >= Arena::smallest && !arenas().empty())
+    if (size >= GradientAllocator::smallest && !pools().empty())
       if (const auto node = torch::autograd::get_current_node())
-        if (void* const block = arenas().take(size, *node)) return {block, block, &release, c10::kCPU};
+        if (void* const block = pools().allocate(size, *node)) return {block, block, &release, c10::kCPU};
     // All tensors are freed by one function, which tells by the address where they came from.
     auto data = before_->allocate(size);
     void* const memory = data.release_context();
@@ -171,12 +171,13 @@ class Allocator final : public c10::Allocator {
   c10::Allocator* before_;
 };
 
-/// Installed by the first arena. None where torch's own allocator does not let its memory be freed by address.
-Allocator* allocator() {
-  static auto* installed = []() -> Allocator* {
+/// Installed by the first GradientAllocator. None where torch's own allocator does not let its memory be freed by
+/// address.
+TorchAllocator* torch_allocator() {
+  static auto* installed = []() -> TorchAllocator* {
     auto* before = c10::GetCPUAllocator();
     if (before->raw_deleter() == nullptr) return nullptr;
-    auto* ours = new Allocator(before);
+    auto* ours = new TorchAllocator(before);
     c10::SetCPUAllocator(ours, 100);
     return ours;
   }();
@@ -184,50 +185,50 @@ Allocator* allocator() {
 }
 
 void release(void* data) {
-  if (!arenas().give_back(static_cast<std::byte*>(data))) allocator()->release_before(data);
+  if (!pools().deallocate(static_cast<std::byte*>(data))) torch_allocator()->release_before(data);
 }
 
 }  // namespace
 
-std::size_t Arena::bytes(const std::vector<at::Tensor>& parameters) {
+std::size_t GradientAllocator::bytes(const std::vector<at::Tensor>& parameters) {
   std::size_t sum = 0;
   for (const auto& parameter : parameters) sum += room_for(parameter.nbytes());
   return sum;
 }
 
-std::size_t Arena::spare_bytes(const std::vector<at::Tensor>& parameters) {
+std::size_t GradientAllocator::spare_bytes(const std::vector<at::Tensor>& parameters) {
   std::set<std::size_t> sizes;
   for (const auto& parameter : parameters) sizes.insert(parameter.nbytes());
   return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0},
                          [](std::size_t sum, std::size_t size) { return sum + room_for(size); });
 }
 
-Arena::Arena(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> owner,
-             std::function<bool(std::byte*, std::size_t)> reserve)
-    : blocks_(new Blocks{memory, memory + bytes(parameters) + spare_bytes(parameters), std::move(owner)}) {
-  blocks_->reserve = std::move(reserve);
+GradientAllocator::GradientAllocator(std::byte* memory, const std::vector<at::Tensor>& parameters,
+                                     std::shared_ptr<void> owner, std::function<bool(std::byte*, std::size_t)> reserve)
+    : pool_(new Pool{memory, memory + bytes(parameters) + spare_bytes(parameters), std::move(owner)}) {
+  pool_->reserve = std::move(reserve);
   for (const auto& parameter : parameters) {
     const auto size = parameter.nbytes();
-    blocks_->free[size].push_back(memory);
-    blocks_->sizes[memory] = size;
-    blocks_->size_of_gradient[parameter.unsafeGetTensorImpl()] = size;
+    pool_->free[size].push_back(memory);
+    pool_->sizes[memory] = size;
+    pool_->size_of_gradient[parameter.unsafeGetTensorImpl()] = size;
     memory += room_for(size);
   }
-  for (const auto& [size, blocks] : blocks_->free) {
-    blocks_->spare[size] = memory;
+  for (const auto& [size, blocks] : pool_->free) {
+    pool_->spare[size] = memory;
     memory += room_for(size);
   }
-  if (allocator() != nullptr) arenas().add(blocks_);
+  if (torch_allocator() != nullptr) pools().add(pool_);
 }
 
-Arena::~Arena() {
-  if (blocks_->close()) arenas().remove(blocks_.get());
+GradientAllocator::~GradientAllocator() {
+  if (pool_->close()) pools().remove(pool_.get());
 }
 
-std::byte* Arena::take(std::size_t size) { return blocks_->take(size); }
+std::byte* GradientAllocator::allocate(std::size_t size) { return pool_->allocate(size); }
 
-void Arena::give_back(std::byte* block) {
-  if (blocks_->give_back(block)) arenas().remove(blocks_.get());
+void GradientAllocator::deallocate(std::byte* block) {
+  if (pool_->deallocate(block)) pools().remove(pool_.get());
 }
 
 }  // namespace muster::detail::gradients
