@@ -46,7 +46,7 @@ struct BucketExchange::Bucket {
   std::size_t missing = 0;
   at::Tensor flat;  ///< the gradients, then `used`
   /// [gradients], in the end on how many ranks each was used; NaN: a rank has left. In the first bucket also
-  /// [note_bits], how many ranks have given each.
+  /// [flag_bits], how many ranks have given each.
   at::Tensor used;
   std::vector<float> users;  ///< the same on the CPU
   c10::intrusive_ptr<c10d::Work> work = {};
@@ -72,7 +72,7 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Commun
     places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), parameter});
   }
   for (auto& kind : kinds_)
-    kind.memory = buffer_for(*group_, kind.elements + (1 + line) * kind.gradients + note_bits, kind.options);
+    kind.memory = buffer_for(*group_, kind.elements + (1 + line) * kind.gradients + flag_bits, kind.options);
   order_.resize(parameters.size());
   std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
   fill_buckets();
@@ -91,7 +91,7 @@ void BucketExchange::fill_buckets() {
     const auto kind = places_[chosen.front()].kind;
     std::int64_t elements = 0;
     for (const auto i : chosen) elements += places_[i].parameter.numel();
-    const auto count = static_cast<std::int64_t>(chosen.size()) + (buckets_.empty() ? note_bits : 0);
+    const auto count = static_cast<std::int64_t>(chosen.size()) + (buckets_.empty() ? flag_bits : 0);
     const auto flat = kinds_[kind].memory.narrow(0, taken[kind], elements + count);
     taken[kind] += (elements + count + line - 1) / line * line;
     std::int64_t offset = 0;
@@ -118,12 +118,12 @@ void BucketExchange::fill_buckets() {
   }
 }
 
-void BucketExchange::begin(Arrival arrival, Note note) {
+void BucketExchange::begin(Arrival arrival, Flags flags) {
   if (std::exchange(moved_, false)) fill_buckets();
   if (!buckets_.empty()) {
     auto& first = buckets_.front();
-    for (std::size_t bit = 0; bit < note_bits; ++bit)
-      first.users[first.gradients + bit] = static_cast<float>(note >> bit & 1);
+    for (std::size_t bit = 0; bit < flag_bits; ++bit)
+      first.users[first.gradients + bit] = static_cast<float>(flags >> bit & 1);
   }
   for (auto& bucket : buckets_) bucket.missing = bucket.gradients;
   issued_ = ended_ = 0;
@@ -134,7 +134,7 @@ void BucketExchange::begin(Arrival arrival, Note note) {
 
 void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
-  if (!frozen_ && use != Use::left) arrived_.push_back(static_cast<std::int64_t>(index));
+  if (!frozen_ && use != Use::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
   auto& place = places_[index];
   auto& bucket = buckets_[place.bucket];
   if (gradient.defined())
@@ -142,7 +142,7 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
   else
     place.values.zero_();
   bucket.users[place.number] =
-      use == Use::left ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
+      use == Use::abandoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
   --bucket.missing;
   start_full_buckets();
   if (!thread_) advance();
@@ -213,12 +213,12 @@ int BucketExchange::users(std::size_t index) const {
   return std::isnan(users) ? -1 : static_cast<int>(users);
 }
 
-Note BucketExchange::noted() const {
-  Note all = 0;
+Flags BucketExchange::flags() const {
+  Flags all = 0;
   if (buckets_.empty()) return all;
   const auto& first = buckets_.front();
-  for (std::size_t bit = 0; bit < note_bits; ++bit)
-    all |= static_cast<Note>(first.users[first.gradients + bit] > 0) << bit;
+  for (std::size_t bit = 0; bit < flag_bits; ++bit)
+    all |= static_cast<Flags>(first.users[first.gradients + bit] > 0) << bit;
   return all;
 }
 

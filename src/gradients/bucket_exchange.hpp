@@ -30,12 +30,12 @@ class BucketExchange final : public Exchange {
                  c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
   ~BucketExchange() override;
 
-  void begin(Arrival arrival, Note note) override;
+  void begin(Arrival arrival, Flags flags) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  Note noted() const override;
+  Flags flags() const override;
 
  private:
   struct Kind;

@@ -1,27 +1,31 @@
 // How gradients come together: every rank adds each of its gradients once, then finishes, then fetches the averages.
 //
-//   exchange.begin(Arrival::in_backward, note);
+//   exchange.begin(Arrival::in_backward, flags);
 //   for (…) exchange.add(i, gradient, Use::used);   // as they are made
 //   exchange.finish();                              // waits for the other ranks
 //   exchange.fetch(i, gradient);
 //
 // There are four: through node-shared memory (shared_exchange.hpp), in buckets over a process group
 // (bucket_exchange.hpp), that of virtual workers (ordered_exchange.hpp) and that of sparse gradients
-// (sparse_exchange.hpp).
+// (sparse_exchange.hpp). One that shards the averages, by reduce-scatter and all-gather, would be a fifth.
 #pragma once
+
+#include "muster/communicator.hpp"
+#include "node/block_reduction.hpp"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace muster::detail::gradients {
 
-/// What a rank has to do with a gradient that it adds.
+/// Whether samples of this rank have used the parameter whose gradient it adds.
 enum class Use : std::uint32_t {
-  none,  ///< no sample of this rank has used the parameter
+  unused,
   used,
-  left,  ///< the rank has left the pass by an exception
+  abandoned,  ///< not known: an exception has ended this rank's backward()
 };
 
 /// When gradients are added.
@@ -30,9 +34,34 @@ enum class Arrival {
   at_once,
 };
 
-/// Bits that ride with a pass, at no message of their own: a rank gives some, and hears those that any rank has given.
-using Note = std::uint32_t;
-constexpr int note_bits = 4;
+/// Bits that go with a pass, at no message of their own: each rank sets some, and gets those that any rank has set.
+using Flags = std::uint32_t;
+constexpr int flag_bits = 4;
+
+/// The gradients of all ranks in memory that this rank reads: for an optimizer that averages by itself
+/// (optim/fused_step.hpp).
+class FusableGradients {
+ public:
+  /// Where a gradient stands among what is reduced as a whole.
+  struct Placement {
+    std::size_t block = 0;
+    std::size_t first = 0;  ///< element of the block
+    std::size_t count = 0;
+  };
+
+  virtual ~FusableGradients() = default;
+  virtual const Communicator& communicator() const noexcept = 0;
+  virtual const std::vector<node::BlockReduction::Block>& blocks() const noexcept = 0;
+  /// [parameters]
+  virtual std::vector<Placement> placements() const = 0;
+  /// Of all blocks together, at most one call of a work for each.
+  virtual std::size_t parts() const noexcept = 0;
+  /// In place of Exchange::finish(), with `work` in place of the average: the gradients stay as they are, and it may be
+  /// called several times. The work may ask for users(). Collective.
+  virtual void finish_with(const node::BlockReduction::Work& work) = 0;
+  /// As Exchange::users().
+  virtual int users(std::size_t index) const = 0;
+};
 
 /// Indices are those of the parameters that it was made for. All ranks add the same ones in every pass, in any order.
 class Exchange {
@@ -40,7 +69,7 @@ class Exchange {
   virtual ~Exchange() = default;
 
   /// A new pass; the one before is finished.
-  virtual void begin(Arrival arrival, Note note) = 0;
+  virtual void begin(Arrival arrival, Flags flags) = 0;
   /// The gradient as it is to be averaged; one that is not defined counts as zero. Its memory may be kept and reduced
   /// in place from now on, so nobody else reads or writes it before finish() has returned.
   virtual void add(std::size_t index, const at::Tensor& gradient, Use use) = 0;
@@ -50,12 +79,15 @@ class Exchange {
   virtual bool complete() const { return true; }
 
   // Of the pass that is finished and complete.
-  /// On how many ranks the parameter was used; -1 where a rank has left the pass.
+  /// On how many ranks the parameter was used; -1 where a rank has abandoned the pass.
   virtual int users(std::size_t index) const = 0;
   /// Makes `gradient` hold the average, in place where it is defined.
   virtual void fetch(std::size_t index, at::Tensor& gradient) = 0;
-  /// The notes of all ranks, joined by or. 0 from an exchange of no gradients, which sends nothing.
-  virtual Note noted() const = 0;
+  /// Those of all ranks, joined by or. 0 from an exchange of no gradients, which sends nothing.
+  virtual Flags flags() const = 0;
+
+  /// What it offers to an optimizer that averages by itself; null where it does not.
+  virtual FusableGradients* fusable() noexcept { return nullptr; }
 };
 
 }  // namespace muster::detail::gradients

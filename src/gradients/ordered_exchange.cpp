@@ -27,7 +27,7 @@ OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
     places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), kind->elements, parameter});
     kind->elements += parameter.numel();
   }
-  kinds_.push_back({at::TensorOptions(at::kFloat), static_cast<std::int64_t>(parameters.size()) + note_bits});
+  kinds_.push_back({at::TensorOptions(at::kFloat), static_cast<std::int64_t>(parameters.size()) + flag_bits});
   for (auto& kind : kinds_)
     for (int s = 0; s < share_.count; ++s) kind.shards.push_back(at::empty({kind.elements}, kind.options));
 }
@@ -39,7 +39,7 @@ at::Tensor OrderedExchange::part(const at::Tensor& flat, const Place& place) con
              : piece.view(place.parameter.sizes());
 }
 
-void OrderedExchange::begin(Arrival, Note note) {
+void OrderedExchange::begin(Arrival, Flags flags) {
   const auto refuse = [](const char* fact) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");
@@ -54,20 +54,20 @@ void OrderedExchange::begin(Arrival, Note note) {
   batch_ = weight_->batch;
   next_ = shard_ + 1;
   auto* const bits = kinds_.back().shards[shard_].mutable_data_ptr<float>() + places_.size();
-  for (int bit = 0; bit < note_bits; ++bit) bits[bit] = static_cast<float>(note >> bit & 1);
+  for (int bit = 0; bit < flag_bits; ++bit) bits[bit] = static_cast<float>(flags >> bit & 1);
 }
 
 void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
   const auto& place = places_[index];
-  left_ = left_ || use == Use::left;
+  left_ = left_ || use == Use::abandoned;
   auto values = part(kinds_[place.kind].shards[shard_], place);
   if (gradient.defined())
     values.copy_(gradient);
   else
     values.zero_();
   kinds_.back().shards[shard_].mutable_data_ptr<float>()[index] =
-      use == Use::left ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
+      use == Use::abandoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
 }
 
 void OrderedExchange::finish() {
@@ -85,10 +85,10 @@ int OrderedExchange::users(std::size_t index) const {
   return std::isnan(users) ? -1 : static_cast<int>(users);
 }
 
-Note OrderedExchange::noted() const {
+Flags OrderedExchange::flags() const {
   const auto* const bits = kinds_.back().sum.const_data_ptr<float>() + places_.size();
-  Note all = 0;
-  for (int bit = 0; bit < note_bits; ++bit) all |= static_cast<Note>(bits[bit] > 0) << bit;
+  Flags all = 0;
+  for (int bit = 0; bit < flag_bits; ++bit) all |= static_cast<Flags>(bits[bit] > 0) << bit;
   return all;
 }
 

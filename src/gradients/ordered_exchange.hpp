@@ -24,14 +24,14 @@ class OrderedExchange final : public Exchange {
   OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
                   const step::StepShare& share, std::shared_ptr<const step::StepWeight> weight);
 
-  void begin(Arrival arrival, Note note) override;
+  void begin(Arrival arrival, Flags flags) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   bool complete() const override { return complete_; }
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   /// What was given with any of the step's shards.
-  Note noted() const override;
+  Flags flags() const override;
 
  private:
   /// The gradients of one type.

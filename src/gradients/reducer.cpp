@@ -20,8 +20,8 @@ namespace {
 
 constexpr const char* averaging = "averaging gradients";
 
-// The bits of a note.
-constexpr Note stop = 1;
+// What each flag says.
+constexpr Flags stop = 1;
 
 std::string text_of(at::ScalarType type, at::IntArrayRef sizes, c10::Device device) {
   return c10::str(type, sizes, " on ", device);
@@ -57,7 +57,7 @@ struct Reducer::Parameter {
 
   bool reached = false;  ///< in the pass under way
   bool added = false;    ///< to the exchange, in the last pass that it has begun
-  Use use = Use::none;
+  Use use = Use::unused;
   bool fresh = false;    ///< .grad is made by this pass
   bool pending = false;  ///< .grad holds what was added up and not yet averaged
   bool ghost = false;    ///< .grad was made by passes of weight 0 alone
@@ -158,7 +158,6 @@ void Reducer::choose_parameters() {
   }
   dense_ = make_dense_(dense);
   if (!sparse.empty()) sparse_ = make_sparse_(sparse);
-  ++generation_;
 }
 
 std::vector<std::size_t> Reducer::unfrozen() const {
@@ -207,13 +206,13 @@ bool Reducer::shadow() {
   cut_off();
   drain();
   if (joined_->agree(false) == 0) return false;
-  dense_->begin(Arrival::at_once, note());
-  if (sparse_) sparse_->begin(Arrival::at_once, note());
+  dense_->begin(Arrival::at_once, flags());
+  if (sparse_) sparse_->begin(Arrival::at_once, flags());
   for (const auto& p : parameters_)
-    if (p.exchanged()) exchange_of(p).add(p.index, {}, Use::none);
+    if (p.exchanged()) exchange_of(p).add(p.index, {}, Use::unused);
   dense_->finish();
   if (sparse_) sparse_->finish();
-  count(dense_->noted() | (sparse_ ? sparse_->noted() : 0));
+  count(dense_->flags() | (sparse_ ? sparse_->flags() : 0));
   for (const auto& p : parameters_)
     if (p.exchanged()) users(p);
   return true;
@@ -255,7 +254,7 @@ void Reducer::accumulated(std::size_t parameter) {
     return;
   }
   p.reached = true;
-  p.use = counts || p.pending ? Use::used : Use::none;
+  p.use = counts || p.pending ? Use::used : Use::unused;
   // The last one is added when backward() has ended: until then the other ranks can be told of an exception.
   if (in_backward(p) && !pass->postponed && --pass->missing > 0) add(p);
 }
@@ -279,7 +278,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin() {
   }
   for (auto& p : parameters_) {
     p.reached = false;
-    p.use = Use::none;
+    p.use = Use::unused;
   }
 
   before_ = sample();
@@ -313,19 +312,19 @@ void Reducer::finish_all(Complete& complete) {
   for (const auto& [reducer, pass] : all) reducer->finish(*pass);
 }
 
-Note Reducer::note() const { return wishes_to_stop_ && wishes_to_stop_() ? stop : 0; }
+Flags Reducer::flags() const { return wishes_to_stop_ && wishes_to_stop_() ? stop : 0; }
 
 /// A pass has been averaged.
-void Reducer::count(Note noted) {
+void Reducer::count(Flags flags) {
   ++passes_;
-  stop_wished_ = (noted & stop) != 0;
+  stop_wished_ = (flags & stop) != 0;
 }
 
 void Reducer::begin_exchanges(Arrival arrival) {
   begun_ = true;
   dense_begun_ = !deferred_;
-  if (dense_begun_) dense_->begin(arrival, note());
-  if (sparse_) sparse_->begin(arrival, note());
+  if (dense_begun_) dense_->begin(arrival, flags());
+  if (sparse_) sparse_->begin(arrival, flags());
   for (auto& p : parameters_) p.added = false;
 }
 
@@ -364,7 +363,7 @@ void Reducer::finish(Pass& pass) {
   if (!deferred_) dense_->finish();
   if (sparse_) sparse_->finish();
   const bool complete = deferred_ || dense_->complete();
-  if (complete && !deferred_) count(dense_->noted() | (sparse_ ? sparse_->noted() : 0));
+  if (complete && !deferred_) count(dense_->flags() | (sparse_ ? sparse_->flags() : 0));
   for (auto& p : parameters_) {
     if (!in_backward(p)) continue;
     if (complete)
@@ -412,15 +411,16 @@ void Reducer::gather() {
     drain();
     check_parameters();
   }
-  dense_->begin(Arrival::at_once, note());
+  dense_->begin(Arrival::at_once, flags());
   // As torch's optimizers do, it steps with the gradients that are there.
   for (const auto& p : parameters_)
-    if (p.dense()) dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.ghost ? Use::used : Use::none);
+    if (p.dense())
+      dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.ghost ? Use::used : Use::unused);
 }
 
 void Reducer::close() {
   open_ = waiting_ = false;
-  count(dense_->noted());
+  count(dense_->flags());
   for (auto& p : parameters_)
     if (p.dense()) store(p, false);
 }
@@ -430,7 +430,7 @@ void Reducer::settle() {
   gather();
   open_ = waiting_ = false;
   dense_->finish();
-  count(dense_->noted());
+  count(dense_->flags());
   for (auto& p : parameters_)
     if (p.dense()) store(p, true);
 }
@@ -480,7 +480,7 @@ bool Reducer::spent() const {
 
 void Reducer::leave() {
   for (auto& p : parameters_)
-    if (p.exchanged() && !p.added && (p.sparse || dense_begun_)) exchange_of(p).add(p.index, {}, Use::left);
+    if (p.exchanged() && !p.added && (p.sparse || dense_begun_)) exchange_of(p).add(p.index, {}, Use::abandoned);
 }
 
 /// Finishes the passes that exceptions have cut off. Collective.
@@ -496,9 +496,9 @@ void Reducer::drain() {
     if (sparse_) sparse_->finish();
     if (!dense_begun_) {
       // Those who were not cut off come to this in the optimizer's step.
-      dense_->begin(Arrival::at_once, note());
+      dense_->begin(Arrival::at_once, flags());
       for (const auto& p : parameters_)
-        if (p.dense()) dense_->add(p.index, {}, Use::left);
+        if (p.dense()) dense_->add(p.index, {}, Use::abandoned);
       dense_->finish();
     }
   }

@@ -59,9 +59,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // For an optimizer that averages by itself: backward() then leaves this rank's own gradients in .grad, and the
   // optimizer takes them from the exchange. Sparse gradients are averaged in backward() all the same.
   void defer(bool deferred) noexcept { deferred_ = deferred; }
-  Exchange& exchange() noexcept { return *dense_; }
-  /// Counts the exchanges that there have been.
-  int generation() const noexcept { return generation_; }
+  /// What it works on, if the exchange offers that. Held weakly, it is gone when another exchange has come in place of
+  /// this one, which an unfrozen parameter does.
+  std::shared_ptr<FusableGradients> fusable() const { return {dense_, dense_->fusable()}; }
   /// The parameters that this exchange knows, in its order.
   std::vector<at::Tensor> exchanged() const;
   /// Averages what backward() has left to the optimizer, if it has. Collective.
@@ -124,7 +124,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> unfrozen() const;
   void take_in(const std::vector<std::size_t>& unfrozen);
   std::shared_ptr<Pass> begin();
-  Note note() const;
+  Flags flags() const;
   void begin_exchanges(Arrival arrival);
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
   /// Whether backward() gives its gradients to the exchange.
@@ -132,7 +132,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void add(Parameter& parameter);
   void add_rest();
   void finish(Pass& pass);
-  void count(Note noted);
+  void count(Flags flags);
   using Complete = std::vector<std::pair<std::shared_ptr<Reducer>, std::shared_ptr<Pass>>>;
   static std::shared_ptr<Complete> complete_in_this_backward();
   static void finish_all(Complete& complete);
@@ -154,8 +154,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::pair<std::string, const void*>> names_;  ///< each name and its tensor, as they were
   std::vector<Parameter> parameters_;                       ///< each tensor once
   MakeExchange make_dense_, make_sparse_;
-  std::unique_ptr<Exchange> dense_, sparse_;  ///< no sparse one where there is no sparse parameter
-  int generation_ = 0;
+  std::shared_ptr<Exchange> dense_;
+  std::unique_ptr<Exchange> sparse_;  ///< none where there is no sparse parameter
 
   std::function<bool()> wishes_to_stop_;
   std::int64_t passes_ = 0;

@@ -43,7 +43,7 @@ struct SharedExchange::Slot {
   std::size_t offset = 0;  ///< in this rank's part of the region
   bool small = false;      ///< it is always copied; a large one only if it does not lie in the region by itself
   bool reserved = false;   ///< there is memory behind the offset
-  Use use = Use::none;
+  Use use = Use::unused;
   std::uint32_t place = 0;  ///< as which of all it came
   at::Tensor copy = {};     ///< undefined where the gradient itself is reduced
   c10::Storage held = {};   ///< of that gradient: it stays while ranks may read and write it, whatever becomes of .grad
@@ -152,14 +152,14 @@ SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::S
 
 SharedExchange::~SharedExchange() = default;
 
-void SharedExchange::begin(Arrival arrival, Note note) {
+void SharedExchange::begin(Arrival arrival, Flags flags) {
   reduction_.begin();
-  note_ = note;
-  reduction_.write_note(slots_.size(), note_);
+  flags_ = flags;
+  reduction_.write_note(slots_.size(), flags_);
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
-  updated_ = false;
+  worked_on_ = false;
   for (auto& block : blocks_) block.missing = block.slots.size();
   for (auto& slot : slots_) drop_copy(slot);
   if (thread_ && arrival == Arrival::in_backward) thread_->start();
@@ -210,7 +210,7 @@ void SharedExchange::freeze_order() {
   std::vector<std::uint32_t> complete(blocks_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const auto note = reduction_.note(0, i);
-    if (place_in(note) == 0 || use_in(note) == Use::left) return;
+    if (place_in(note) == 0 || use_in(note) == Use::abandoned) return;
     auto& last = complete[slots_[i].block];
     last = std::max(last, place_in(note));
   }
@@ -246,16 +246,16 @@ void SharedExchange::finish() {
   freeze_order();
 }
 
-void SharedExchange::update(const node::BlockReduction::Work& work) {
-  if (updated_) {
+void SharedExchange::finish_with(const node::BlockReduction::Work& work) {
+  if (worked_on_) {
     // Another round over the same gradients.
     reduction_.begin();
     published_ = 0;
     for (std::size_t i = 0; i < slots_.size(); ++i) write_note(i);
-    reduction_.write_note(slots_.size(), note_);
+    reduction_.write_note(slots_.size(), flags_);
   }
   run(work);
-  updated_ = true;
+  worked_on_ = true;
 }
 
 std::vector<SharedExchange::Placement> SharedExchange::placements() const {
@@ -272,14 +272,14 @@ int SharedExchange::users(std::size_t index) const {
   int users = 0;
   for (int r = 0; r < communicator_.size(); ++r) {
     const auto use = use_in(reduction_.note(r, index));
-    if (use == Use::left) return -1;
+    if (use == Use::abandoned) return -1;
     users += use == Use::used;
   }
   return users;
 }
 
-Note SharedExchange::noted() const {
-  Note all = 0;
+Flags SharedExchange::flags() const {
+  Flags all = 0;
   for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.note(r, slots_.size());
   return all;
 }

@@ -17,9 +17,8 @@
 
 namespace muster::detail::gradients {
 
-/// For parameters on the CPU of ranks of one node. A prepared optimizer may take the place of the average: it then
-/// works on the gradients of all ranks itself (fused_step.hpp).
-class SharedExchange final : public Exchange {
+/// For parameters on the CPU of ranks of one node.
+class SharedExchange final : public Exchange, public FusableGradients {
  public:
   /// Null where it cannot serve: several nodes, one rank, another device, or no room in /dev/shm. `communicator` is for
   /// this exchange alone. With `progress_thread` averages are formed while backward() computes. Collective.
@@ -27,26 +26,19 @@ class SharedExchange final : public Exchange {
                                               const Communicator& communicator, bool progress_thread);
   ~SharedExchange() override;
 
-  void begin(Arrival arrival, Note note) override;
+  void begin(Arrival arrival, Flags flags) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  Note noted() const override;
+  Flags flags() const override;
+  FusableGradients* fusable() noexcept override { return this; }
 
-  /// Where a gradient stands among what is reduced as a whole.
-  struct Placement {
-    std::size_t block = 0;
-    std::size_t first = 0;  ///< element of the block
-    std::size_t count = 0;
-  };
-  /// [parameters]
-  std::vector<Placement> placements() const;
-  const node::BlockReduction& reduction() const noexcept { return reduction_; }
-  const Communicator& communicator() const noexcept { return communicator_; }
-  /// In place of finish(): does that work on the gradients of all ranks, which stay as they are; it may be called
-  /// several times. The work may ask for users(). Collective.
-  void update(const node::BlockReduction::Work& work);
+  const Communicator& communicator() const noexcept override { return communicator_; }
+  const std::vector<node::BlockReduction::Block>& blocks() const noexcept override { return reduction_.blocks(); }
+  std::vector<Placement> placements() const override;
+  std::size_t parts() const noexcept override { return reduction_.parts(); }
+  void finish_with(const node::BlockReduction::Work& work) override;
 
  private:
   struct Slot;
@@ -76,12 +68,12 @@ class SharedExchange final : public Exchange {
   std::vector<Block> blocks_;
   std::size_t published_ = 0;
   Arrival arrival_ = Arrival::at_once;
-  Note note_ = 0;
+  Flags flags_ = 0;
   std::uint32_t arrived_ = 0;  ///< gradients, in this pass
   bool frozen_ = false;        ///< the order in which blocks are published
   node::BlockReduction reduction_;
   node::BlockReduction::Work average_;
-  bool updated_ = false;  ///< the round of this pass has ended, and another one is under way
+  bool worked_on_ = false;  ///< finish_with() has ended the round of this pass: the next call begins another
   std::unique_ptr<GradientAllocator> allocator_;
   std::unique_ptr<ProgressThread> thread_;  ///< goes first
 };

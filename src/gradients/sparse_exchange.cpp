@@ -33,7 +33,7 @@ struct SparseExchange::Slot {
   // This rank's part: which rows, each once, and what is in them. Afterwards the average's.
   at::Tensor rows = {};    ///< [n] int64
   at::Tensor values = {};  ///< [n, …]
-  Use use = Use::none;
+  Use use = Use::unused;
 };
 
 SparseExchange::SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -78,13 +78,13 @@ void SparseExchange::finish() {
     own.mutable_data_ptr<std::int64_t>()[2 * i] = slots_[i].rows.size(0);
     own.mutable_data_ptr<std::int64_t>()[2 * i + 1] = static_cast<std::int64_t>(slots_[i].use);
   }
-  own.mutable_data_ptr<std::int64_t>()[2 * slots_.size()] = note_;
+  own.mutable_data_ptr<std::int64_t>()[2 * slots_.size()] = flags_;
   auto headers = gather(own.to(slots_.front().parameter.device()));
   for (auto& header : headers) header = header.cpu();
   const auto header = [&](std::size_t rank, std::size_t slot) {
     return headers[rank].const_data_ptr<std::int64_t>() + 2 * slot;
   };
-  for (std::size_t r = 0; r < world; ++r) note_ |= static_cast<Note>(header(r, slots_.size())[0]);
+  for (std::size_t r = 0; r < world; ++r) flags_ |= static_cast<Flags>(header(r, slots_.size())[0]);
 
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
@@ -93,7 +93,7 @@ void SparseExchange::finish() {
     for (std::size_t r = 0; r < world; ++r) {
       longest = std::max(longest, header(r, i)[0]);
       const auto use = static_cast<Use>(header(r, i)[1]);
-      users_[i] = use == Use::left || users_[i] < 0 ? -1 : users_[i] + (use == Use::used);
+      users_[i] = use == Use::abandoned || users_[i] < 0 ? -1 : users_[i] + (use == Use::used);
     }
     if (longest == 0) continue;
     // As long as the longest, since not every backend takes lengths that differ.

@@ -26,12 +26,12 @@ class SparseExchange final : public Exchange {
   SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group);
   ~SparseExchange() override;
 
-  void begin(Arrival, Note note) override { note_ = note; }
+  void begin(Arrival, Flags flags) override { flags_ = flags; }
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   int users(std::size_t index) const override { return users_[index]; }
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  Note noted() const override { return note_; }
+  Flags flags() const override { return flags_; }
 
  private:
   struct Slot;
@@ -40,7 +40,7 @@ class SparseExchange final : public Exchange {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::vector<Slot> slots_;
   std::vector<int> users_;
-  Note note_ = 0;  ///< of this rank, then of all
+  Flags flags_ = 0;  ///< of this rank, then of all
 };
 
 }  // namespace muster::detail::gradients

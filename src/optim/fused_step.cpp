@@ -42,6 +42,7 @@ struct FusedStep::Block {
     std::size_t first = 0, bytes = 0;  ///< in the shared memory
     bool changed = false;              ///< somebody wrote to them since the last step
   };
+  node::Dtype type = node::Dtype::f32;
   Pages parameters;
   std::vector<Pages> states = {};
   std::vector<std::size_t> members = {};  ///< by their place in it
@@ -56,24 +57,24 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
   });
 }
 
-std::unique_ptr<FusedStep> FusedStep::make(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters,
+std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                            int states) {
   // The parameters, block by block, each block on pages of its own; then the state, then the parts' norms.
   std::size_t bytes = 0;
-  for (const auto& block : exchange.reduction().blocks())
+  for (const auto& block : gradients.blocks())
     bytes +=
         static_cast<std::size_t>(1 + states) * round_up(block.count * node::size_of(block.type), node::page_size());
-  const auto total = bytes + exchange.reduction().parts() * sizeof(double);
-  const auto ranks = static_cast<std::size_t>(exchange.communicator().size());
+  const auto total = bytes + gradients.parts() * sizeof(double);
+  const auto ranks = static_cast<std::size_t>(gradients.communicator().size());
   const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
-  auto region = comm::share(exchange.communicator(), share, share);
+  auto region = comm::share(gradients.communicator(), share, share);
   if (!region) return nullptr;
-  return std::unique_ptr<FusedStep>(new FusedStep(exchange, std::move(parameters), states, std::move(*region), bytes));
+  return std::unique_ptr<FusedStep>(new FusedStep(gradients, std::move(parameters), states, std::move(*region), bytes));
 }
 
-FusedStep::FusedStep(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
+FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
                      comm::SharedRegion region, std::size_t bytes)
-    : exchange_(&exchange),
+    : gradients_(&gradients),
       parameters_(std::move(parameters)),
       states_(states),
       region_(std::move(region)),
@@ -82,18 +83,18 @@ FusedStep::FusedStep(gradients::SharedExchange& exchange, std::vector<at::Tensor
       dirty_(view_.get(), region_.region.base, bytes),
       targets_(parameters_.size()) {
   const at::NoGradGuard no_grad;
-  const auto& reduced = exchange.reduction().blocks();
+  const auto& reduced = gradients.blocks();
   std::size_t at = 0;
   const auto take = [&at](const node::BlockReduction::Block& block) {
     const auto pages = round_up(block.count * node::size_of(block.type), node::page_size());
     return Block::Pages{std::exchange(at, at + pages), pages};
   };
-  for (const auto& block : reduced) blocks_.push_back({take(block)});
+  for (const auto& block : reduced) blocks_.push_back({block.type, take(block)});
   for (std::size_t b = 0; b < reduced.size(); ++b)
     for (int s = 0; s < states; ++s) blocks_[b].states.push_back(take(reduced[b]));
 
   std::byte* const base = region_.region.base;
-  const auto placements = exchange.placements();
+  const auto placements = gradients.placements();
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     const auto& parameter = parameters_[i];
@@ -120,7 +121,7 @@ FusedStep::FusedStep(gradients::SharedExchange& exchange, std::vector<at::Tensor
   for (auto& block : blocks_)
     std::sort(block.members.begin(), block.members.end(),
               [&](auto a, auto b) { return targets_[a].first < targets_[b].first; });
-  exchange.communicator().barrier();
+  gradients.communicator().barrier();
   show();
 }
 
@@ -183,22 +184,22 @@ double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
   const double whole = max_norm > 0 ? norm() : 0;
   // Who has left the pass takes part in its first round alone.
   if (max_norm > 0 && left()) return whole;
-  const double ranks = exchange_->communicator().size();
+  const double ranks = gradients_->communicator().size();
   const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;
-  exchange_->update([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
+  gradients_->finish_with([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
     step_part(part, gradients, scale);
   });
   // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
   if (left()) return whole;
   for (std::size_t i = 0; i < targets_.size(); ++i)
-    if (exchange_->users(i) > 0) commit(optimizer, parameters_[i], targets_[i].rule, targets_[i].state_views);
+    if (gradients_->users(i) > 0) commit(optimizer, parameters_[i], targets_[i].rule, targets_[i].state_views);
   show();
   return whole;
 }
 
 bool FusedStep::left() const {
   for (std::size_t i = 0; i < targets_.size(); ++i)
-    if (exchange_->users(i) < 0) return true;
+    if (gradients_->users(i) < 0) return true;
   return false;
 }
 
@@ -213,9 +214,9 @@ void FusedStep::release(torch::optim::Optimizer& optimizer) const {
 /// The 2-norm of all averaged gradients, from the parts' sums of squares in their order: the same bits on every rank.
 double FusedStep::norm() {
   auto* const sums = reinterpret_cast<double*>(region_.region.base + bytes_);
-  const double scale = 1.0 / exchange_->communicator().size();
-  exchange_->update([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
-    const auto type = exchange_->reduction().blocks()[part.block].type;
+  const double scale = 1.0 / gradients_->communicator().size();
+  gradients_->finish_with([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
+    const auto type = blocks_[part.block].type;
     const auto element = node::size_of(type);
     double sum = 0;
     alignas(64) double averages[tile_elements];  // or floats
@@ -231,12 +232,12 @@ double FusedStep::norm() {
     sums[part.number] = sum;
   });
   double sum = 0;
-  for (std::size_t p = 0; p < exchange_->reduction().parts(); ++p) sum += sums[p];
+  for (std::size_t p = 0; p < gradients_->parts(); ++p) sum += sums[p];
   return std::sqrt(sum);
 }
 
 void FusedStep::step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale) {
-  const auto type = exchange_->reduction().blocks()[part.block].type;
+  const auto type = blocks_[part.block].type;
   const auto element = node::size_of(type);
   const auto& block = blocks_[part.block];
   for (const auto i : block.members) {
@@ -245,7 +246,7 @@ void FusedStep::step_part(const node::BlockReduction::Part& part, std::span<std:
     const auto end = std::min(part.first + part.count, target.first + target.count);
     if (begin >= end) continue;
     const auto first = begin - target.first, count = end - begin;
-    const bool moves = exchange_->users(i) > 0;
+    const bool moves = gradients_->users(i) > 0;
     // What was changed and is not stepped is taken over as it is: its pages are dropped with those of its neighbours.
     const auto take_over = [&](std::byte* to, const void* from) {
       std::memcpy(to + first * element, static_cast<const std::byte*>(from) + first * element, count * element);

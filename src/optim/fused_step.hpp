@@ -9,7 +9,7 @@
 #pragma once
 
 #include "comm/shared_memory.hpp"
-#include "gradients/shared_exchange.hpp"
+#include "gradients/exchange.hpp"
 #include "optim/dirty_pages.hpp"
 #include "optim/update_rules.hpp"
 
@@ -32,7 +32,7 @@ class FusedStep {
 
   /// Moves the parameters, those of the exchange in its order, into the shared copy: null where there is no room for
   /// it. `states`: tensors of state per parameter. Collective.
-  static std::unique_ptr<FusedStep> make(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters,
+  static std::unique_ptr<FusedStep> make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                          int states);
 
   ~FusedStep();
@@ -55,7 +55,7 @@ class FusedStep {
   struct Target;
   struct Block;
 
-  FusedStep(gradients::SharedExchange& exchange, std::vector<at::Tensor> parameters, int states,
+  FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
             comm::SharedRegion region, std::size_t bytes);
   double norm();
   /// Whether another rank has left the pass by an exception.
@@ -67,7 +67,7 @@ class FusedStep {
                   double scale);
   void show();
 
-  gradients::SharedExchange* exchange_;
+  gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;
   int states_;
   comm::SharedRegion region_;

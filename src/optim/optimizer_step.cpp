@@ -34,18 +34,17 @@ class Step final : public OptimizerStep {
     fused_.reset();
     const auto reducer = reducer_.lock();
     if (!reducer) return;
-    auto* exchange =
-        options_.fuse == Fuse::never ? nullptr : dynamic_cast<gradients::SharedExchange*>(&reducer->exchange());
+    const auto gradients = options_.fuse == Fuse::never ? nullptr : reducer->fusable();
     const int states = states_of(optimizer);
-    if (exchange != nullptr && states >= 0) {
+    if (gradients && states >= 0) {
       auto parameters = reducer->exchanged();
       std::size_t bytes = 0;
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
       if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters))
-        fused_ = FusedStep::make(*exchange, std::move(parameters), states);
+        fused_ = FusedStep::make(*gradients, std::move(parameters), states);
     }
-    generation_ = reducer->generation();
+    gradients_ = gradients;
     reducer->defer(fused_ != nullptr);
   }
 
@@ -63,7 +62,7 @@ class Step final : public OptimizerStep {
       loss = closure();
     }
     const auto reducer = reducer_.lock();
-    if (fused_ && reducer && (reducer->generation() != generation_ || !serves(optimizer))) {
+    if (fused_ && reducer && (gradients_.expired() || !serves(optimizer))) {
       reducer->settle();
       fuse(optimizer);
     }
@@ -111,7 +110,7 @@ class Step final : public OptimizerStep {
   std::weak_ptr<gradients::Reducer> reducer_;
   OptimizerOptions options_;
   std::unique_ptr<FusedStep> fused_;
-  int generation_ = 0;
+  std::weak_ptr<gradients::FusableGradients> gradients_;  ///< what it works on; gone with its exchange
   double grad_norm_ = 0;
 };
 

@@ -25,16 +25,16 @@ std::vector<at::Tensor> make_parameters() {
 /// As a reducer does it, with passes that end early in between.
 void average(Exchange& exchange, const std::vector<at::Tensor>& parameters) {
   for (int round = 0; round < 30; ++round) {
-    const bool noted = round % 5 == 1, cut_off = round % 7 == 3;
+    const bool flagged = round % 5 == 1, cut_off = round % 7 == 3;
     const auto value = [&](double rank, std::size_t i) { return rank + round + 0.5 * static_cast<double>(i); };
-    exchange.begin(Arrival::in_backward, noted && world().rank() == 0 ? 2 : 0);
+    exchange.begin(Arrival::in_backward, flagged && world().rank() == 0 ? 2 : 0);
     for (std::size_t i = parameters.size(); i-- > 0;)
       if (cut_off && i < 4)
-        exchange.add(i, {}, Use::left);
+        exchange.add(i, {}, Use::abandoned);
       else
         exchange.add(i, at::full_like(parameters[i], value(world().rank(), i)), Use::used);
     exchange.finish();
-    EXPECT_EQ(exchange.noted(), noted ? 2U : 0U);
+    EXPECT_EQ(exchange.flags(), flagged ? 2U : 0U);
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       EXPECT_EQ(exchange.users(i), cut_off && i < 4 ? -1 : world().size());
       if (cut_off) continue;
