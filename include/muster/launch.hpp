@@ -9,10 +9,10 @@
 #pragma once
 
 #include <muster/communicator.hpp>
-#include <muster/json.hpp>
-#include <muster/result.hpp>
+#include <muster/error.hpp>
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -21,6 +21,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -53,12 +54,19 @@ struct LaunchFlags {
   Progress progress = Progress::automatic;
 };
 
+/// What a program's work may end with, as a Result: its exit code, and the error behind it, which is printed once.
+template <class T>
+concept HasExitCode = requires(const T& ended) {
+  { ended.exit_code() } -> std::same_as<ExitCode>;
+  { ended.error } -> std::convertible_to<std::optional<Error>>;
+};
+
 /// Not movable: it lives in main, before and after everything else of muster.
 class Launch {
  public:
   /// Initialises MPI at THREAD_MULTIPLE unless it is. `version` is what --version prints after the program's name.
   /// Ends the process with ExitCode::usage where the launcher started N worlds of one rank instead of one of N.
-  Launch(int argc, char** argv, std::string version = {});
+  Launch(int argc, char** argv, const std::string& version = {});
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch();
@@ -67,18 +75,22 @@ class Launch {
   CLI::App& app();
 
   /// Parses the command line, calls `body` on every rank and returns the exit code for main, the same on all ranks:
-  /// 0, that of Result::error, that of an Error, or 1 for any other exception. An error is printed once. `body` returns
-  /// a Result, an int or nothing. Called once.
+  /// 0, the one that `body` returns, that of an Error, or 1 for any other exception. An error is printed once. `body`
+  /// returns nothing, an int, or what has an exit code. Called once.
   template <class Body>
   int run(Body&& body) {
     return run_body([&]() -> int {
       using Returned = std::invoke_result_t<Body>;
-      if constexpr (std::is_same_v<Returned, Result>)
-        return finish(std::forward<Body>(body)());
-      else if constexpr (std::is_void_v<Returned>)
-        return std::forward<Body>(body)(), 0;
-      else
+      if constexpr (std::is_void_v<Returned>) {
+        std::forward<Body>(body)();
+        return 0;
+      } else if constexpr (HasExitCode<Returned>) {
+        const auto ended = std::forward<Body>(body)();
+        print(ended.error);
+        return static_cast<int>(ended.exit_code());
+      } else {
         return static_cast<int>(std::forward<Body>(body)());
+      }
     });
   }
 
@@ -105,7 +117,7 @@ class Launch {
 
  private:
   int run_body(const std::function<int()>& body);
-  int finish(const Result& result);
+  static void print(const std::optional<Error>& error);
   /// Some rank does not answer: says why and ends all processes.
   [[noreturn]] void give_up(const Error& error);
 

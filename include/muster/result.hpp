@@ -26,6 +26,9 @@ struct Result {
   std::vector<std::pair<Checkpoint, Json>> best_checkpoints;
   /// Every report, oldest first.
   std::vector<Json> metrics_history;
+
+  /// That of `error`; what Launch::run() gives main.
+  ExitCode exit_code() const noexcept { return error ? error->code() : ExitCode::done; }
 };
 
 }  // namespace muster

@@ -3,23 +3,16 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/environment.hpp"
-#include "comm/together.hpp"
-#include "launch/given.hpp"
-#include "launch/settings.hpp"
+#include "launch/flags.hpp"
+#include "launch/launcher.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/threads.hpp"
-#include "launch/worlds.hpp"
-#include "muster/version.hpp"
 
 #include <malloc.h>
 #include <sys/mman.h>
-#include <CLI/CLI.hpp>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
-#include <sstream>
 
 namespace muster {
 
@@ -47,138 +40,33 @@ void prepare_malloc() {
 #endif
 }
 
-void refuse_separate_worlds(const std::optional<detail::launch::Mismatch>& mismatch) {
-  if (!mismatch) return;
-  if (mismatch->task == 0) {
-    detail::log::error(Error(ExitCode::usage, "starting", mismatch->fact, mismatch->remedy).what());
+void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>& worlds) {
+  if (!worlds) return;
+  if (worlds->task == 0) {
+    detail::log::error(Error(ExitCode::usage, "starting", worlds->fact, worlds->remedy).what());
     detail::log::flush();
   }
   std::exit(static_cast<int>(ExitCode::usage));
 }
 
-struct Parsing {
-  std::string resume = "auto", progress = "auto", log_level = "info", time_limit, backend, storage, name, config;
-  double timeout = 0;
-  int workers = 0, threads = 0;
-};
-
 }  // namespace
 
 struct Launch::State {
-  State(int argc_, char** argv_, std::string version_)
-      : argc(argc_), argv(argv_), version(std::move(version_)), program(std::filesystem::path(argv_[0]).filename()) {}
+  State(int argc_, char** argv_, const std::string& version)
+      : argc(argc_), argv(argv_), program(std::filesystem::path(argv_[0]).filename()), parser(program, version) {}
 
-  void add_flags();
-  /// Parses this rank's words and environment; what was given, packed.
-  std::string read();
-  /// On all ranks alike. False if it was asked for help or the version, which it has shown.
-  bool parse();
-  void resolve();
   void choose_threads();
 
   int argc;
   char** argv;
-  std::string version;
   std::string program;
-  CLI::App app;
-  std::optional<std::string> asked_for;  ///< the help or the version
-  Parsing parsing;
+  detail::launch::Flags parser;
   LaunchFlags flags;
   int threads = 1;
   int cpus = 1;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<detail::comm::Environment> environment;
 };
-
-void Launch::State::add_flags() {
-  app.name(program);
-  app.set_version_flag("--version", program + " " + (version.empty() ? "" : version + ", ") + "muster " MUSTER_VERSION);
-  const auto option = [this](const char* name, auto& value, const char* help) {
-    std::string variable = "MUSTER_";
-    for (const char* c = name + 2; *c != '\0'; ++c)
-      variable += *c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
-    return app.add_option(name, value, help)->envname(variable)->group("muster")->take_last();
-  };
-  option("--storage", parsing.storage, "Folder of the runs, on a file system that all nodes share [runs]");
-  option("--name", parsing.name, "The run's name [program and Slurm job id, or program and time]");
-  option("--config", parsing.config, "JSON file with settings of the program");
-  app.add_option("--set", flags.set, "One setting, as in --set lr=0.01; repeatable")
-      ->group("muster")
-      ->type_size(1)
-      ->take_all();
-  option("--resume", parsing.resume, "auto, never, must, or the path of a checkpoint or run [auto]");
-  option("--seed", flags.seed, "Seed of the weights and of the order of the data [0]");
-  option("--workers", parsing.workers, "Ranks that train [all]")->check(CLI::PositiveNumber);
-  option("--threads", parsing.threads, "Threads of torch per rank [its share of the CPUs]")->check(CLI::PositiveNumber);
-  option("--backend", parsing.backend, "auto, mpi, gloo, nccl, or by device: cpu:mpi,cuda:nccl [auto]");
-  option("--timeout", parsing.timeout, "Seconds that ranks wait for each other [1800]")->check(CLI::PositiveNumber);
-  option("--time-limit", parsing.time_limit, "Save and stop after that time, as in 1h30m");
-  option("--progress", parsing.progress, "auto, bar, plain or none [auto]")
-      ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));
-  option("--log-level", parsing.log_level, "trace, debug, info, warn, error or off [info]");
-}
-
-std::string Launch::State::read() {
-  try {
-    app.parse(argc, argv);
-    return detail::launch::pack(detail::launch::given_to(app));
-  } catch (const CLI::ParseError& error) {
-    std::ostringstream out, problem;
-    asked_for.reset();
-    if (app.exit(error, out, problem) == 0) {
-      asked_for = out.str();
-      return {};
-    }
-    std::string fact = error.what();
-    std::replace(fact.begin(), fact.end(), '\n', ' ');
-    throw Error(ExitCode::usage, "reading the command line", fact, program + " --help lists the flags");
-  }
-}
-
-bool Launch::State::parse() {
-  const auto& world = environment->world();
-  detail::launch::carry(
-      app, detail::launch::unpack(world.broadcast(detail::launch::pack(detail::launch::environment_of(app)))));
-  std::vector<detail::launch::Values> given;
-  for (const auto& packed : detail::comm::on_all(world, [this] { return read(); }))
-    given.push_back(detail::launch::unpack(packed));
-  if (world.all_reduce(std::int64_t{asked_for.has_value()}, ReduceOp::max) != 0) {
-    if (world.rank() == 0 && asked_for) std::cout << *asked_for << std::flush;
-    return false;
-  }
-  detail::launch::require_alike(given, world.topology().hosts);
-  detail::launch::complete(app, given[0]);
-  return true;
-}
-
-void Launch::State::resolve() {
-  detail::log::start(environment->world().rank(), detail::log::level_from_name(parsing.log_level));
-  if (!parsing.storage.empty()) flags.storage = parsing.storage;
-  if (!parsing.name.empty()) flags.name = parsing.name;
-  if (!parsing.config.empty()) flags.config_file = parsing.config;
-  if (!parsing.backend.empty()) flags.backend = parsing.backend;
-  if (parsing.workers > 0) flags.workers = parsing.workers;
-  if (parsing.threads > 0) flags.threads = parsing.threads;
-  if (parsing.timeout > 1e9)
-    throw Error(ExitCode::usage, "reading --timeout", "no wait is longer than 1000000000 seconds", "Give fewer");
-  if (parsing.timeout > 0) {
-    flags.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(parsing.timeout * 1000));
-    detail::comm::set_time_limit(environment->world(), *flags.timeout);
-  }
-  if (!parsing.time_limit.empty()) flags.time_limit = detail::launch::parse_duration(parsing.time_limit);
-  if (parsing.resume == "auto" || parsing.resume == "never" || parsing.resume == "must") {
-    flags.resume = parsing.resume == "auto"    ? Resume::automatic
-                   : parsing.resume == "never" ? Resume::never
-                                               : Resume::must;
-  } else {
-    flags.resume = Resume::path;
-    flags.resume_path = parsing.resume;
-  }
-  flags.progress = parsing.progress == "bar"     ? Progress::bar
-                   : parsing.progress == "plain" ? Progress::plain
-                   : parsing.progress == "none"  ? Progress::none
-                                                 : Progress::automatic;
-}
 
 void Launch::State::choose_threads() {
   const auto& world = environment->world();
@@ -201,21 +89,20 @@ void Launch::State::choose_threads() {
                     " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
 }
 
-Launch::Launch(int argc, char** argv, std::string version)
-    : state_(std::make_unique<State>(argc, argv, std::move(version))) {
+Launch::Launch(int argc, char** argv, const std::string& version)
+    : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
-  detail::launch::stop_signal::heed();
+  detail::launch::stop_signal::take_over();
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
   refuse_separate_worlds(detail::launch::srun_without_pmix(environment));
   state_->environment.emplace();
   detail::log::start(rank(), detail::log::Level::info);
-  refuse_separate_worlds(detail::launch::independent_worlds(environment, size()));
-  state_->add_flags();
+  refuse_separate_worlds(detail::launch::separate_worlds(environment, size()));
 }
 
 Launch::~Launch() { detail::log::flush(); }
 
-CLI::App& Launch::app() { return state_->app; }
+CLI::App& Launch::app() { return state_->parser.app; }
 const Communicator& Launch::communicator() const noexcept { return state_->environment->world(); }
 const LaunchFlags& Launch::flags() const noexcept { return state_->flags; }
 const std::string& Launch::program() const noexcept { return state_->program; }
@@ -227,10 +114,8 @@ bool Launch::stop_requested() const noexcept {
   return detail::launch::stop_signal::came() || (limit && std::chrono::steady_clock::now() - state_->begin >= *limit);
 }
 
-int Launch::finish(const Result& result) {
-  if (!result.error) return 0;
-  detail::log::error(result.error->what());
-  return static_cast<int>(result.error->code());
+void Launch::print(const std::optional<Error>& error) {
+  if (error) detail::log::error(error->what());
 }
 
 void Launch::give_up(const Error& error) {
@@ -246,8 +131,11 @@ int Launch::run_body(const std::function<int()>& body) {
   int status = 0;
   Outcome mine;
   try {
-    if (!state_->parse()) return 0;
-    state_->resolve();
+    auto& parser = state_->parser;
+    if (!parser.parse(communicator(), state_->argc, state_->argv)) return 0;
+    detail::log::start(rank(), detail::log::level_from_name(parser.log_level()));
+    state_->flags = parser.resolve();
+    if (const auto& timeout = state_->flags.timeout) detail::comm::set_time_limit(communicator(), *timeout);
     state_->choose_threads();
     status = body();
   } catch (const detail::comm::Lost& error) {

@@ -9,7 +9,7 @@
 namespace muster::detail::launch::stop_signal {
 namespace {
 
-volatile std::sig_atomic_t has_come = 0;
+volatile std::sig_atomic_t requested = 0;
 volatile std::sig_atomic_t launched = 0;
 time_t loaded = 0;
 
@@ -20,7 +20,7 @@ time_t seconds() noexcept {
 }
 
 void handle(int signal) {
-  has_come = 1;
+  requested = 1;
   if (launched || seconds() - loaded < first_seconds) return;
   ::signal(signal, SIG_DFL);
   ::raise(signal);
@@ -43,9 +43,9 @@ void install(int signal) noexcept {
 
 }  // namespace
 
-bool came() noexcept { return has_come != 0; }
+bool came() noexcept { return requested != 0; }
 
-void heed() noexcept {
+void take_over() noexcept {
   launched = 1;
   for (const int signal : {SIGUSR1, SIGUSR2}) install(signal);
 }

@@ -1,18 +1,19 @@
-// The wish to stop, by SIGUSR1 or SIGUSR2.
+// The request to stop, by SIGUSR1 or SIGUSR2.
 //
 // A library of its own, which the loader initialises before all others: libtorch and MPI take seconds to come up, and
-// mpirun passes signals on all the while. A signal whose disposition is not the default is left alone until heed().
+// mpirun passes signals on all the while. A signal whose disposition is not the default is left alone until
+// take_over().
 #pragma once
 
 namespace muster::detail::launch::stop_signal {
 
-/// A program that makes no Launch by then has the signals' default back.
+/// A program that has made no Launch after so long gets the default dispositions back.
 inline constexpr int first_seconds = 300;
 
 /// Whether one has come since this program was loaded.
 bool came() noexcept;
 
-/// There is a Launch: from here on they are its own.
-void heed() noexcept;
+/// There is a Launch, which has the signals from now on, whatever their disposition was.
+void take_over() noexcept;
 
 }  // namespace muster::detail::launch::stop_signal

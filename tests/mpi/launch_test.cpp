@@ -145,6 +145,28 @@ TEST(Flags, AValueThatDoesNotParseOnOneHostEndsAll) {
   }
 }
 
+struct Finding {
+  std::optional<Error> error = {};
+  ExitCode exit_code() const { return error ? error->code() : ExitCode::done; }
+};
+
+TEST(Run, EndsWithWhatTheBodyReturns) {
+  const auto code_of = [](auto body) {
+    std::string word = "program";
+    char* argv = word.data();
+    Launch launch(1, &argv);
+    testing::internal::CaptureStderr();
+    const int code = launch.run(body);
+    return std::pair{code, world().broadcast(testing::internal::GetCapturedStderr())};
+  };
+  EXPECT_EQ(code_of([] {}).first, 0);
+  EXPECT_EQ(code_of([] { return 3; }).first, 3);
+  EXPECT_EQ(code_of([] { return Finding{}; }).first, 0);
+  const auto [code, said] = code_of([] { return Finding{Error(ExitCode::data, "finding", "there is nothing")}; });
+  EXPECT_EQ(code, 65);
+  EXPECT_EQ(count(said, "finding: there is nothing"), 1) << said;
+}
+
 TEST(Flags, WhatAllRanksHaveWrongIsSaidOnce) {
   const auto ended = start({"--workers", "none"}, [](Launch&) {});
   EXPECT_EQ(ended.code, 64);

@@ -1,6 +1,6 @@
+#include "launch/launcher.hpp"
 #include "launch/settings.hpp"
 #include "launch/threads.hpp"
-#include "launch/worlds.hpp"
 #include "muster/error.hpp"
 
 #include <gtest/gtest.h>
@@ -86,19 +86,19 @@ TEST(Threads, AreTheShareOfTheMask) {
   EXPECT_FALSE(bound_below_share({"10", "01"}, 0, 2));
 }
 
-TEST(Worlds, TellSeparateOnesFromAWorldOfOne) {
+TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {
   std::map<std::string, const char*> variables;
   const Environment environment = [&](const char* name) {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second;
   };
-  EXPECT_FALSE(independent_worlds(environment, 1)) << "no launcher";
+  EXPECT_FALSE(separate_worlds(environment, 1)) << "no launcher";
   variables = {{"SLURM_NTASKS", "4"}};
-  EXPECT_FALSE(independent_worlds(environment, 1)) << "a plain process in a batch script";
+  EXPECT_FALSE(separate_worlds(environment, 1)) << "a plain process in a batch script";
   variables = {{"PMI_SIZE", "4"}, {"PMI_RANK", "2"}};
-  ASSERT_TRUE(independent_worlds(environment, 1));
-  EXPECT_EQ(independent_worlds(environment, 1)->task, 2);
-  EXPECT_FALSE(independent_worlds(environment, 4));
+  ASSERT_TRUE(separate_worlds(environment, 1));
+  EXPECT_EQ(separate_worlds(environment, 1)->task, 2);
+  EXPECT_FALSE(separate_worlds(environment, 4));
   variables = {{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "0"}};
   ASSERT_TRUE(srun_without_pmix(environment));
   EXPECT_NE(srun_without_pmix(environment)->remedy.find("--mpi=pmix"), std::string::npos);

@@ -1,4 +1,4 @@
-#include "launch/given.hpp"
+#include "launch/agreed_flags.hpp"
 
 #include "muster/error.hpp"
 
@@ -15,7 +15,7 @@ constexpr std::string_view prefix = "MUSTER_";
 
 bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with(prefix); }
 
-bool alike(const CLI::Option& option) {
+bool is_shared(const CLI::Option& option) {
   const auto name = option.get_name();
   return name == "--set" || (has_variable(option) && name != "--threads" && name != "--log-level");
 }
@@ -26,16 +26,16 @@ std::string variable(const std::string& name) {
   return value == nullptr ? "" : value;
 }
 
-/// Where the last one counts, that one.
+/// Only the last one of an option that takes the last.
 std::vector<std::string> values_of(const CLI::Option& option) {
   const auto& all = option.results();
   if (option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast && !all.empty()) return {all.back()};
   return all;
 }
 
-std::string text_of(const Values& given, const std::string& name) {
-  const auto found = given.find(name);
-  if (found == given.end()) return "not given";
+std::string text_of(const Values& values, const std::string& name) {
+  const auto found = values.find(name);
+  if (found == values.end()) return "not given";
   std::string text;
   for (const auto& value : found->second) text += (text.empty() ? "" : " ") + value;
   return text;
@@ -68,42 +68,42 @@ Values environment_of(const CLI::App& app) {
   return set;
 }
 
-void carry(const CLI::App& app, const Values& first) {
+void set_missing_variables(const CLI::App& app, const Values& of_rank_0) {
   const auto here = environment_of(app);
-  for (const auto& [name, values] : first)
+  for (const auto& [name, values] : of_rank_0)
     if (!here.contains(name)) ::setenv(name.c_str(), values.front().c_str(), 1);
 }
 
-Values given_to(const CLI::App& app) {
-  Values given;
+Values shared_values(const CLI::App& app) {
+  Values shared;
   for (const auto* option : app.get_options()) {
     if (has_variable(*option) && option->count() == 0 && !variable(option->get_envname()).empty())
       throw Error(
           ExitCode::usage, "reading the environment",
           option->get_envname() + "=" + variable(option->get_envname()) + " is nothing for " + option->get_name(),
           "Unset it, or give it a value as --help says");
-    if (alike(*option) && option->count() > 0) given[option->get_name()] = values_of(*option);
+    if (is_shared(*option) && option->count() > 0) shared[option->get_name()] = values_of(*option);
   }
-  return given;
+  return shared;
 }
 
-void complete(CLI::App& app, const Values& first) {
+void fill_in(CLI::App& app, const Values& of_rank_0) {
   for (auto* option : app.get_options()) {
-    const auto found = first.find(option->get_name());
-    if (!alike(*option) || option->count() > 0 || found == first.end()) continue;
+    const auto found = of_rank_0.find(option->get_name());
+    if (!is_shared(*option) || option->count() > 0 || found == of_rank_0.end()) continue;
     option->add_result(found->second);
     option->run_callback();
   }
 }
 
-void require_alike(const std::vector<Values>& given, const std::vector<std::string>& hosts) {
+void require_equal(const std::vector<Values>& values, const std::vector<std::string>& hosts) {
   const auto on = [&](std::size_t rank) { return " on rank " + std::to_string(rank) + " (" + hosts[rank] + ")"; };
-  for (std::size_t rank = 1; rank < given.size(); ++rank)
-    for (const auto& [name, values] : given[rank]) {
-      const auto found = given[0].find(name);
-      if (found != given[0].end() && found->second == values) continue;
+  for (std::size_t rank = 1; rank < values.size(); ++rank)
+    for (const auto& [name, value] : values[rank]) {
+      const auto found = values[0].find(name);
+      if (found != values[0].end() && found->second == value) continue;
       throw Error(ExitCode::usage, "comparing what the ranks were given",
-                  name + " is " + text_of(given[rank], name) + on(rank) + " and " + text_of(given[0], name) + on(0),
+                  name + " is " + text_of(values[rank], name) + on(rank) + " and " + text_of(values[0], name) + on(0),
                   "Give all ranks the same, by the command line or in the environment of every host");
     }
 }
