@@ -1,6 +1,7 @@
 #include "launch/agreed_flags.hpp"
 
 #include "muster/error.hpp"
+#include "muster/json.hpp"
 
 #include <stdlib.h>
 #include <CLI/CLI.hpp>
@@ -44,21 +45,11 @@ std::string text_of(const Values& values, const std::string& name) {
 }  // namespace
 
 std::string pack(const Values& values) {
-  std::string packed;
-  for (const auto& [name, all] : values)
-    for (const auto& value : all) packed.append(name).append(1, '\0').append(value).append(1, '\0');
-  return packed;
+  const auto bytes = Json::to_cbor(values);
+  return {bytes.begin(), bytes.end()};
 }
 
-Values unpack(const std::string& packed) {
-  Values values;
-  for (std::size_t at = 0; at < packed.size();) {
-    const auto name = packed.find('\0', at), end = packed.find('\0', name + 1);
-    values[packed.substr(at, name - at)].push_back(packed.substr(name + 1, end - name - 1));
-    at = end + 1;
-  }
-  return values;
-}
+Values unpack(const std::string& packed) { return Json::from_cbor(packed).get<Values>(); }
 
 Values environment_of(const CLI::App& app) {
   Values set;

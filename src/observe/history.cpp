@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/log.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -76,15 +77,22 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   return rows;
 }
 
-History::History(std::filesystem::path folder, std::int64_t training_iteration, const Json& last)
-    : folder_(std::move(folder)) {
+void History::start(const Start& start) {
   for (auto& row : read(folder_))
-    if (iteration_of(row) <= training_iteration) rows_.push_back(std::move(row));
+    if (iteration_of(row) <= start.training_iteration) rows_.push_back(std::move(row));
   const auto have = rows_.empty() ? 0 : iteration_of(rows_.back());
-  if (last.is_object() && have < training_iteration) rows_.push_back(last);
+  if (start.last_row.is_object() && have < start.training_iteration) rows_.push_back(start.last_row);
   for (const auto& row : rows_) extend(columns_, row);
   write_rows();
   write_table();
+}
+
+void History::report(const Json& row, std::int64_t) {
+  try {
+    append(row);
+  } catch (const Error& error) {
+    log::warn(std::string("a row of the metrics is not written: ") + error.what());
+  }
 }
 
 void History::append(const Json& row) {

@@ -1,7 +1,7 @@
-// result.json and progress.csv: one row per report. Kept by one rank.
+// result.json and progress.csv: one row per report.
 #pragma once
 
-#include "muster/json.hpp"
+#include "observe/sink.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -10,12 +10,18 @@
 
 namespace muster::detail::observe {
 
-class History {
+class History final : public Sink {
  public:
-  /// Reads the rows that are there and cuts both files back to those up to `training_iteration`; a last line that was
-  /// cut off by a crash goes too. `last` (null or a row) is added if that iteration's row is missing, which is so after
-  /// a crash between a checkpoint and its row.
-  History(std::filesystem::path folder, std::int64_t training_iteration, const Json& last);
+  static constexpr auto runs_on = RunsOn::first_worker;
+  /// In the run's folder.
+  explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  /// Reads the rows that are there and cuts both files back to those that count; a last line that was cut off by a
+  /// crash goes too. The last row is added if it is missing, which is so after a crash between a checkpoint and its
+  /// row.
+  void start(const Start& start) override;
+  /// What cannot be written is a warning.
+  void report(const Json& row, std::int64_t epochs) override;
 
   /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written; the next row that can brings
   /// it along.

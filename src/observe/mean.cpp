@@ -1,6 +1,9 @@
-// A Mean as an entry of a state.
+// A Mean, and as an entry of a state.
 #include "checkpoint/object.hpp"
 #include "muster/metrics.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/item.h>
 
 namespace muster {
 namespace {
@@ -55,6 +58,10 @@ class MeanObject : public StateEntry::Object {
 };
 
 }  // namespace
+
+void Mean::add(const at::Tensor& value, std::int64_t samples) {
+  if (samples > 0) add(value.item().toDouble(), samples);
+}
 
 Mean::operator StateEntry() { return StateEntry(std::make_shared<MeanObject>(sum_, samples_)); }
 

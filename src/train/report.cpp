@@ -4,7 +4,7 @@
 #include "checkpoint/given.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
-#include "observe/reduction.hpp"
+#include "observe/metrics.hpp"
 #include "train/random.hpp"
 #include "train/session_state.hpp"
 
@@ -69,7 +69,7 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
-         return Contribution{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}
+         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}
              .pack();
        }))
     parts.push_back(Contribution::unpack(bytes));
@@ -84,22 +84,14 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
   ++training_iteration;
   std::vector<Json> all_metrics;
   for (const auto& part : parts) all_metrics.push_back(part.metrics);
-  Json row = make_row(observe::reduce(all_metrics, options.reduce));
+  Json row = make_row(options.reduce ? observe::mean_over_ranks(all_metrics) : observe::list_over_ranks(all_metrics));
   row = Json::parse(control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
   const bool saves_files = any(parts, &Contribution::saves_files), saves = saves_state || saves_files;
   check_score(row, saves);
   if (saves) row["checkpoint_dir_name"] = save(entries, files, saves_files, row).path().filename().string();
 
-  if (root()) {
-    try {
-      if (history) history->append(row);
-    } catch (const Error& error) {
-      log::warn(std::string("a row of the metrics is not written: ") + error.what());
-    }
-    if (progress) progress->report(row, epochs);
-  }
-  for (const auto& callback : config.callbacks) callback->on_report(row);
+  sinks.tell(&observe::Sink::report, row, epochs);
   samples_since_report = 0;
   last_report = Clock::now();
   files_reported = files_reported || saves_files;
@@ -152,6 +144,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
     }
   }
   newest = store.commit(contents);
+  sinks.tell(&observe::Sink::checkpoint, *newest);
   return *newest;
 }
 

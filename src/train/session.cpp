@@ -3,7 +3,6 @@
 #include "base/log.hpp"
 #include "checkpoint/components.hpp"
 #include "muster/error.hpp"
-#include "observe/reduction.hpp"
 #include "optim/optimizer_step.hpp"
 #include "train/process_groups.hpp"
 #include "train/random.hpp"
@@ -45,6 +44,7 @@ Epochs::iterator Epochs::begin() const {
 Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
+  session_->sinks.tell(&detail::observe::Sink::epoch, epoch_);
   if (epoch_ + 1 < session_->epochs) session_->heed_stop();
   if (++epoch_ < session_->epochs) {
     session_->epoch = epoch_;

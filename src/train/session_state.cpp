@@ -55,8 +55,7 @@ void SessionState::watch_passes() {
             if (!step.completes_step()) return;
             ++global_step;
             samples_since_report += samples;
-            if (progress)
-              progress->step({.epoch = epoch, .epochs = epochs, .consumed = track.consumed, .samples = track.samples});
+            sinks.batch({.epoch = epoch, .epochs = epochs, .consumed = track.consumed, .samples = track.samples});
           },
       .on_shard =
           [this](int shard) {

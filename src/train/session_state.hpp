@@ -8,8 +8,7 @@
 #include "muster/launch.hpp"
 #include "muster/preprocessor.hpp"
 #include "muster/session.hpp"
-#include "observe/history.hpp"
-#include "observe/progress.hpp"
+#include "observe/sinks.hpp"
 #include "train/random.hpp"
 #include "train/run.hpp"
 #include "train/stop.hpp"
@@ -48,6 +47,7 @@ struct SessionState {
   step::StepShare share = {};
 
   checkpoint::Store store;
+  observe::Sinks sinks;
   std::optional<Checkpoint> start = {};               // what the run goes on from
   std::optional<checkpoint::Restored> restored = {};  // its content, read when it is first needed
   std::optional<Checkpoint> newest = {};              // committed in this attempt, else `start`
@@ -85,10 +85,6 @@ struct SessionState {
   bool files_reported = false;                    // of the user's own
   bool stop_told = false;                         // to the training function
   bool stopped = false;                           // training has ended so
-
-  // On the first worker.
-  std::optional<observe::History> history = {};
-  std::optional<observe::ProgressLine> progress = {};
 
   bool root() const noexcept { return workers.rank() == 0; }
 

@@ -12,6 +12,7 @@
 #include "data/source.hpp"
 #include "launch/settings.hpp"
 #include "muster/version.hpp"
+#include "observe/history.hpp"
 #include "train/attempt.hpp"
 #include "train/params.hpp"
 #include "train/random.hpp"
@@ -196,14 +197,7 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
 
 /// Takes up the run's counters, history and preprocessor where `start` left them.
 void take_up(SessionState& session) {
-  const bool first = session.root();
-  const auto open_history = [&](std::int64_t iteration, const Json& last) {
-    detail::comm::on_root(session.control, [&] {
-      session.history.emplace(session.run.path(), iteration, last);
-      return std::string();
-    });
-  };
-  if (!session.start) return open_history(0, nullptr);
+  if (!session.start) return session.sinks.start(session.control, {});
   const auto& saved = session.read_start();
   const auto& progress = saved.where;
   session.training_iteration = progress.training_iteration;
@@ -213,11 +207,11 @@ void take_up(SessionState& session) {
   // What another run has reported is not this run's history.
   if (const auto& start = session.start->path(); start.parent_path() == session.run.path()) {
     row["checkpoint_dir_name"] = start.filename().string();
-    open_history(progress.training_iteration, row);
+    session.sinks.start(session.control, {progress.training_iteration, row});
   } else {
-    open_history(0, nullptr);
+    session.sinks.start(session.control, {});
   }
-  if (!first) return;
+  if (!session.root()) return;
   if (!progress.of_a_run) return detail::log::info("starting from " + session.start->path().string());
   detail::log::info("resuming from " + session.start->path().string() + " (report " +
                     std::to_string(session.training_iteration) + ", epoch " + std::to_string(progress.epoch + 1) +
@@ -258,7 +252,6 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
   session.watch_passes();
   take_up(session);
   preprocess(session);
-  if (session.root()) session.progress.emplace(session.launch.flags().progress);
 
   Session view(session);
   const std::shared_ptr<Backend> backend =
@@ -270,19 +263,19 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
   train_loop(view, options.train_loop_config);
   session.end_training();
   std::exchange(session.backend, nullptr)->on_shutdown(view);
+  session.sinks.finish({});
 }
 
 /// The end of an attempt that has thrown on this worker, after the others have been told.
-void shut_down(SessionState& session) noexcept {
+void shut_down(SessionState& session, const detail::comm::Outcome& cause) noexcept {
   session.failed = true;
   Session view(session);
   if (const auto backend = std::exchange(session.backend, nullptr)) try {
       backend->on_shutdown(view);
-    } catch (const std::exception& error) {
-      detail::log::warn(std::string("shutting down the backend after a failure: ") + error.what());
     } catch (...) {
-      detail::log::warn("shutting down the backend after a failure: an exception that is not a std::exception");
+      detail::log::warn("shutting down the backend after a failure: " + detail::comm::caught().text);
     }
+  session.sinks.finish(Error(cause.code, cause.text));
 }
 
 /// Says that training is done, which it is whether that can be written or not.
@@ -452,13 +445,15 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
           .datasets = options_.datasets,
           .data_config = options_.dataset_config,
           .share = choose_share(options_.scaling_config, workers, part.rank()),
-          .store = detail::checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config)};
+          .store = detail::checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config),
+          .sinks = {part.rank() == 0, run.path(), flags.progress, options_.run_config.callbacks}};
       try {
         train_once(session, options_, train_loop_);
       } catch (...) {
         // Before the session goes, and with it connections on which the others may be waiting.
-        detail::comm::raise_alarm(world, detail::comm::caught(world));
-        shut_down(session);
+        const auto cause = detail::comm::caught(world);
+        detail::comm::raise_alarm(world, cause);
+        shut_down(session, cause);
         stopped = session.stopped;
         throw;
       }

@@ -1,7 +1,8 @@
 #include "muster/error.hpp"
 #include "observe/history.hpp"
-#include "observe/progress.hpp"
-#include "observe/reduction.hpp"
+#include "observe/metrics.hpp"
+#include "observe/progress_line.hpp"
+#include "observe/sinks.hpp"
 #include "support/folder.hpp"
 
 #include <gtest/gtest.h>
@@ -9,15 +10,19 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace muster::detail::observe {
 namespace {
 
 Json reduced(const std::vector<Metrics>& ranks, bool mean = true) {
   std::vector<Json> encoded;
-  for (const auto& metrics : ranks) encoded.push_back(Json::from_cbor(Json::to_cbor(encode(metrics))));
-  return reduce(encoded, mean);
+  for (const auto& metrics : ranks) encoded.push_back(Json::from_cbor(Json::to_cbor(to_json(metrics))));
+  return mean ? mean_over_ranks(encoded) : list_over_ranks(encoded);
 }
 
 Mean mean_of(double value, std::int64_t samples) {
@@ -36,38 +41,38 @@ TEST(Mean, WeighsBySamplesAndIgnoresNone) {
   EXPECT_EQ(mean.samples(), 4);
 }
 
-TEST(Reduction, IsTheMeanOverTheRanksThatGaveIt) {
+TEST(RowOfRanks, IsTheMeanOverTheRanksThatGaveIt) {
   const auto row = reduced({{{"a", 1.0}, {"b", 2.0}}, {{"a", 3.0}}});
   EXPECT_EQ(row.at("a"), 2.0);
   EXPECT_EQ(row.at("b"), 2.0);
 }
 
-TEST(Reduction, IsWeightedBySamples) {
+TEST(RowOfRanks, IsWeightedBySamples) {
   EXPECT_EQ(reduced({{{"loss", mean_of(1.0, 3)}}, {{"loss", mean_of(5.0, 1)}}}).at("loss"), 2.0);
   EXPECT_EQ(reduced({{{"loss", mean_of(1.0, 3)}}, {{"loss", Mean()}}}).at("loss"), 1.0) << "an empty rank has no say";
   EXPECT_TRUE(reduced({{{"loss", Mean()}}}).at("loss").is_null());
   EXPECT_EQ(reduced({{{"m", Metric(1.0, 1)}}, {{"m", Metric(4.0, 2)}}}).at("m"), 3.0);
 }
 
-TEST(Reduction, KeepsIntegersAndText) {
+TEST(RowOfRanks, KeepsIntegersAndText) {
   const auto row = reduced({{{"n", 7}, {"m", 1}, {"who", "zero"}}, {{"n", 7}, {"m", 2}, {"who", "one"}}});
   EXPECT_TRUE(row.at("n").is_number_integer());
   EXPECT_EQ(row.at("m"), 1.5);
   EXPECT_EQ(row.at("who"), "zero");
 }
 
-TEST(Reduction, WritesNaNAsNull) {
+TEST(RowOfRanks, WritesNaNAsNull) {
   EXPECT_TRUE(reduced({{{"loss", std::nan("")}}}).at("loss").is_null());
   EXPECT_TRUE(reduced({{{"loss", INFINITY}}, {{"loss", 1.0}}}).at("loss").is_null());
 }
 
-TEST(Reduction, CanKeepTheList) {
+TEST(RowOfRanks, CanKeepTheList) {
   EXPECT_EQ(reduced({{{"a", 1}}, {{"a", 2}, {"b", 3}}}, false), Json::parse(R"({"a": [1, 2], "b": [3]})"));
 }
 
-TEST(Reduction, RefusesReservedNames) {
-  EXPECT_THROW(encode({{"global_step", 1}}), Error);
-  EXPECT_NO_THROW(encode({{"epoch", 1}}));
+TEST(RowOfRanks, RefusesReservedNames) {
+  EXPECT_THROW(to_json(Metrics{{"global_step", 1}}), Error);
+  EXPECT_NO_THROW(to_json(Metrics{{"epoch", 1}}));
 }
 
 class HistoryTest : public testing::Test {
@@ -77,13 +82,18 @@ class HistoryTest : public testing::Test {
     text << std::ifstream(folder / name).rdbuf();
     return text.str();
   }
+  History started(std::int64_t training_iteration = 0, const Json& last_row = nullptr) const {
+    History history(folder.path());
+    history.start({training_iteration, last_row});
+    return history;
+  }
   static Json row(int iteration, double loss) { return {{"training_iteration", iteration}, {"loss", loss}}; }
 
   const test::Folder folder;
 };
 
 TEST_F(HistoryTest, WritesRowsAndATable) {
-  History history(folder, 0, nullptr);
+  auto history = started();
   history.append(row(1, 0.5));
   auto second = row(2, 0.25);
   second["note"] = "a, \"b\"";
@@ -94,14 +104,14 @@ TEST_F(HistoryTest, WritesRowsAndATable) {
 
 TEST_F(HistoryTest, IsCutBackToTheRestoredReport) {
   {
-    History history(folder, 0, nullptr);
+    auto history = started();
     for (int i = 1; i <= 4; ++i) history.append(row(i, i));
   }
   std::ofstream(folder / "result.json", std::ios::app) << R"({"training_iter)";
-  History history(folder, 2, nullptr);
+  const auto history = started(2);
   EXPECT_EQ(history.rows().size(), 2u);
   EXPECT_EQ(content("progress.csv"), "loss,training_iteration\n1.0,1\n2.0,2\n");
-  History behind(folder, 3, row(3, 9));
+  const auto behind = started(3, row(3, 9));
   EXPECT_EQ(behind.rows().back().at("loss"), 9) << "the row that a crash swallowed";
 }
 
@@ -116,7 +126,7 @@ TEST_F(HistoryTest, ALineThatIsNoRowIsNamed) {
         R"({"training_iteration": 3})"
         "\n");
     try {
-      History(folder, 3, nullptr);
+      started(3);
       ADD_FAILURE() << bad << " was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::data);
@@ -132,7 +142,7 @@ TEST_F(HistoryTest, ALineThatIsNoRowIsNamed) {
 }
 
 TEST_F(HistoryTest, ARowThatCouldNotBeWrittenComesWithTheNext) {
-  History history(folder, 0, nullptr);
+  auto history = started();
   history.append(row(1, 0.5));
   std::filesystem::rename(folder / "result.json", folder / "away");
   std::filesystem::create_directory(folder / "result.json");
@@ -146,12 +156,72 @@ TEST_F(HistoryTest, ARowThatCouldNotBeWrittenComesWithTheNext) {
   EXPECT_EQ(content("progress.csv"), "loss,training_iteration\n0.5,1\n0.25,2\n0.125,3\n0.1,4\n");
 }
 
+/// Writes down what it is told.
+class Recorder final : public Sink {
+ public:
+  explicit Recorder(std::vector<std::string>& moments, std::string broken = {})
+      : moments_(moments), broken_(std::move(broken)) {}
+  void start(const Start& start) override { note("start", start.training_iteration); }
+  void epoch(std::int64_t epoch) override { note("epoch", epoch); }
+  void report(const Json& row, std::int64_t epochs) override { note("report", row.at("n").get<int>() + epochs); }
+  void checkpoint(const Checkpoint&) override { note("checkpoint", 0); }
+  void failure(const Error& error) override { note("failure", static_cast<int>(error.code())); }
+  void end() override { note("end", 0); }
+
+ private:
+  void note(const std::string& moment, std::int64_t value) {
+    if (moment == broken_) throw std::runtime_error("broken");
+    moments_.push_back(moment + " " + std::to_string(value));
+  }
+  std::vector<std::string>& moments_;
+  std::string broken_;
+};
+
+TEST(Sinks, AreToldOfEveryMoment) {
+  std::vector<std::string> moments;
+  const auto recorders = [&](const char* broken) {
+    std::vector<std::unique_ptr<Sink>> sinks;
+    sinks.push_back(std::make_unique<Recorder>(moments, broken));
+    sinks.push_back(std::make_unique<Recorder>(moments));
+    return Sinks(std::move(sinks));
+  };
+  auto sinks = recorders("");
+  sinks.tell(&Sink::start, Start{.training_iteration = 2});
+  sinks.tell(&Sink::epoch, std::int64_t{1});
+  sinks.tell(&Sink::report, Json{{"n", 3}}, std::int64_t{10});
+  sinks.finish({});
+  EXPECT_EQ(moments, (std::vector<std::string>{"start 2", "start 2", "epoch 1", "epoch 1", "report 13", "report 13",
+                                               "end 0", "end 0"}));
+  moments.clear();
+  auto broken = recorders("failure");
+  EXPECT_NO_THROW(broken.finish(Error(ExitCode::data, "training", "it failed"))) << "only a warning";
+  EXPECT_EQ(moments, std::vector<std::string>{"failure 65"}) << "the others are told";
+  auto refusing = recorders("report");
+  EXPECT_THROW(refusing.tell(&Sink::report, Json{{"n", 3}}, std::int64_t{0}), std::runtime_error);
+}
+
+TEST(Sinks, AreMadeWhereTheyRun) {
+  struct Counter : Callback {
+    void on_report(const Json&) override { ++reports; }
+    int reports = 0;
+  };
+  const test::Folder folder;
+  const auto counter = std::make_shared<Counter>();
+  for (const bool first_worker : {false, true}) {
+    Sinks sinks(first_worker, folder.path(), muster::Progress::none, {counter});
+    sinks.tell(&Sink::start, Start{});
+    sinks.tell(&Sink::report, Json{{"training_iteration", 1}}, std::int64_t{0});
+    EXPECT_EQ(std::filesystem::exists(folder / "result.json"), first_worker);
+  }
+  EXPECT_EQ(counter->reports, 2) << "on every worker";
+}
+
 TEST(Progress, FitsItsWidth) {
-  const Step step{.epoch = 2, .epochs = 10, .consumed = 300, .samples = 600};
-  EXPECT_EQ(progress_line(step, 1234, 60).size(), 59u);
-  EXPECT_NE(progress_line(step, 1234, 60).find("50%"), std::string::npos);
+  const EpochPosition position{.epoch = 2, .epochs = 10, .consumed = 300, .samples = 600};
+  EXPECT_EQ(progress_line(position, 1234, 60).size(), 59u);
+  EXPECT_NE(progress_line(position, 1234, 60).find("50%"), std::string::npos);
   for (int width = 1; width < 60; ++width)
-    EXPECT_LT(progress_line(step, 1e6, width).size(), static_cast<std::size_t>(width));
+    EXPECT_LT(progress_line(position, 1e6, width).size(), static_cast<std::size_t>(width));
 }
 
 TEST(Progress, ReportsNameTheUsersMetrics) {

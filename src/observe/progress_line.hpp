@@ -1,8 +1,8 @@
 // What a person sees while training runs: a live line on a terminal, a line per report elsewhere.
 #pragma once
 
-#include "muster/json.hpp"
 #include "muster/launch.hpp"
+#include "observe/sink.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace muster::detail::observe {
 
 /// Where an epoch stands.
-struct Step {
+struct EpochPosition {
   std::int64_t epoch = 0;
   std::int64_t epochs = 0;    ///< 0: not known
   std::int64_t consumed = 0;  ///< samples of this epoch, over all workers
@@ -19,22 +19,23 @@ struct Step {
 };
 
 /// The live line, without control characters, at most `width` columns.
-std::string progress_line(const Step& step, double samples_per_second, int width);
-/// A report's line: epoch, the user's metrics, speed, checkpoint; at most four digits that matter.
+std::string progress_line(const EpochPosition& position, double samples_per_second, int width);
+/// A report's line: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits.
 std::string report_line(const Json& row, std::int64_t epochs);
 
-/// Writes to stderr. One rank has one.
-class ProgressLine {
+/// Writes to stderr.
+class ProgressLine final : public Sink {
  public:
+  static constexpr auto runs_on = RunsOn::first_worker;
   /// Progress::automatic is a bar on a terminal and plain lines elsewhere.
   explicit ProgressLine(Progress mode);
-  ~ProgressLine();
+  ~ProgressLine() override;
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   /// Redraws the live line, at most ten times a second.
-  void step(const Step& step);
-  void report(const Json& row, std::int64_t epochs);
+  void batch(const EpochPosition& position);
+  void report(const Json& row, std::int64_t epochs) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -47,7 +48,7 @@ class ProgressLine {
   Clock::time_point last_draw_{};
   Clock::time_point pass_begin_{};
   std::int64_t pass_first_ = 0;
-  Step previous_{.epoch = -1};
+  EpochPosition previous_{.epoch = -1};
 };
 
 }  // namespace muster::detail::observe

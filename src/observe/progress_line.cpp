@@ -1,4 +1,6 @@
-#include "observe/progress.hpp"
+#include "observe/progress_line.hpp"
+
+#include "observe/metrics.hpp"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -12,14 +14,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <string_view>
 
 namespace muster::detail::observe {
 namespace {
-
-constexpr std::array<std::string_view, 10> own_fields{
-    "epoch",        "training_iteration", "global_step",   "timestamp",  "time_this_iter_s",
-    "time_total_s", "num_samples",        "samples_per_s", "world_size", "checkpoint_dir_name"};
 
 /// A descriptor of the terminal that shows our stderr, -1 if none does. mpirun takes the output of its ranks through a
 /// pipe, so on its own node its stderr is asked.
@@ -61,9 +58,10 @@ std::string speed(double samples_per_second) {
 
 }  // namespace
 
-std::string progress_line(const Step& step, double samples_per_second, int width) {
-  const double share = step.samples > 0 ? static_cast<double>(step.consumed) / static_cast<double>(step.samples) : 0;
-  const auto before = epoch_of(step.epoch, step.epochs) + " ";
+std::string progress_line(const EpochPosition& position, double samples_per_second, int width) {
+  const double share =
+      position.samples > 0 ? static_cast<double>(position.consumed) / static_cast<double>(position.samples) : 0;
+  const auto before = epoch_of(position.epoch, position.epochs) + " ";
   std::array<char, 16> percent{};
   std::snprintf(percent.data(), percent.size(), " %3.0f%%", 100 * share);
   const auto after = std::string(percent.data()) + "  " + speed(samples_per_second);
@@ -83,7 +81,7 @@ std::string report_line(const Json& row, std::int64_t epochs) {
                          ? epoch_of(row.at("epoch").get<std::int64_t>(), epochs)
                          : "report " + row.value("training_iteration", Json(0)).dump();
   for (const auto& [key, value] : row.items()) {
-    if (std::find(own_fields.begin(), own_fields.end(), key) != own_fields.end()) continue;
+    if (key == "epoch" || is_reserved(key)) continue;
     line += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : value.dump());
   }
   if (const auto rate = row.find("samples_per_s"); rate != row.end() && rate->is_number() && rate->get<double>() > 0)
@@ -108,19 +106,19 @@ void ProgressLine::erase() {
   drawn_ = false;
 }
 
-void ProgressLine::step(const Step& step) {
+void ProgressLine::batch(const EpochPosition& position) {
   if (!live_) return;
   const auto now = Clock::now();
-  if (step.epoch != previous_.epoch || step.consumed < previous_.consumed) {
+  if (position.epoch != previous_.epoch || position.consumed < previous_.consumed) {
     pass_begin_ = now;
-    pass_first_ = step.consumed;
+    pass_first_ = position.consumed;
   }
-  previous_ = step;
+  previous_ = position;
   if (now - last_draw_ < std::chrono::milliseconds(100)) return;
   last_draw_ = now;
   const auto seconds = std::chrono::duration<double>(now - pass_begin_).count();
-  const double rate = seconds > 0 ? static_cast<double>(step.consumed - pass_first_) / seconds : 0;
-  std::fprintf(stderr, "\r\033[K%s", progress_line(step, rate, width_of(terminal_)).c_str());
+  const double rate = seconds > 0 ? static_cast<double>(position.consumed - pass_first_) / seconds : 0;
+  std::fprintf(stderr, "\r\033[K%s", progress_line(position, rate, width_of(terminal_)).c_str());
   drawn_ = true;
 }
 

@@ -1,0 +1,94 @@
+#include "observe/metrics.hpp"
+
+#include "muster/error.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/item.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <string>
+
+namespace muster {
+
+Metric::Metric(const at::Tensor& value) {
+  const auto scalar = value.item();
+  if (scalar.isIntegral(/*includeBool=*/false))
+    value_ = scalar.toLong();
+  else if (scalar.isBoolean())
+    value_ = scalar.toBool();
+  else
+    value_ = scalar.toDouble();
+}
+
+}  // namespace muster
+
+namespace muster::detail::observe {
+namespace {
+
+constexpr std::array<std::string_view, 9> reserved{"training_iteration", "global_step",  "timestamp",
+                                                   "time_this_iter_s",   "time_total_s", "num_samples",
+                                                   "samples_per_s",      "world_size",   "checkpoint_dir_name"};
+
+Json finite(Json value) {
+  return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
+}
+
+/// `values`: [value, weight] of each rank that gave the key.
+Json mean_of(const std::vector<Json>& values) {
+  const auto& first = values.front()[0];
+  const bool numbers = std::all_of(values.begin(), values.end(), [](const Json& v) { return v[0].is_number(); });
+  if (!numbers) return finite(first);
+  const bool equal_integers = std::all_of(values.begin(), values.end(),
+                                          [&](const Json& v) { return v[0].is_number_integer() && v[0] == first; });
+  if (equal_integers) return first;
+  double sum = 0, weights = 0;
+  for (const auto& one : values) {
+    const auto weight = one[1].get<std::int64_t>();
+    const double counts = weight < 0 ? 1.0 : static_cast<double>(weight);
+    if (counts == 0) continue;  // a mean over nothing is NaN and says nothing
+    sum += one[0].get<double>() * counts;
+    weights += counts;
+  }
+  return weights > 0 ? finite(sum / weights) : Json(nullptr);
+}
+
+/// `ranks` as to_json() gives them; `combine` makes one value of the [value, weight] of a key.
+template <class Combine>
+Json over_ranks(const std::vector<Json>& ranks, const Combine& combine) {
+  std::map<std::string, std::vector<Json>> values;
+  for (const auto& rank : ranks)
+    for (const auto& [key, value] : rank.items()) values[key].push_back(value);
+  Json row = Json::object();
+  for (const auto& [key, of_ranks] : values) row[key] = combine(of_ranks);
+  return row;
+}
+
+}  // namespace
+
+bool is_reserved(std::string_view name) { return std::find(reserved.begin(), reserved.end(), name) != reserved.end(); }
+
+Json to_json(const Metrics& metrics) {
+  Json all = Json::object();
+  for (const auto& [key, metric] : metrics) {
+    if (is_reserved(key))
+      throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a name that every report has already",
+                  "Choose another name");
+    all[key] = Json::array({metric.value(), metric.weight()});
+  }
+  return all;
+}
+
+Json mean_over_ranks(const std::vector<Json>& ranks) { return over_ranks(ranks, mean_of); }
+
+Json list_over_ranks(const std::vector<Json>& ranks) {
+  return over_ranks(ranks, [](const std::vector<Json>& values) {
+    Json list = Json::array();
+    for (const auto& value : values) list.push_back(finite(value[0]));
+    return list;
+  });
+}
+
+}  // namespace muster::detail::observe

@@ -1,0 +1,24 @@
+// The metrics that the ranks report become one row: pure functions.
+#pragma once
+
+#include "muster/metrics.hpp"
+
+#include <string_view>
+#include <vector>
+
+namespace muster::detail::observe {
+
+/// Whether every row has a field of that name, which no metric may have. ("epoch" is in every row too, but a metric of
+/// that name takes its place.)
+bool is_reserved(std::string_view name);
+
+/// A rank's metrics with their weights. A reserved name is an Error (ExitCode::user_error).
+Json to_json(const Metrics& metrics);
+
+/// One value per key, over the ranks that gave the key: integers that are equal stay; numbers become the mean weighted
+/// by samples (1 where a rank gave none); anything else is that of the lowest rank. NaN and infinity become null.
+Json mean_over_ranks(const std::vector<Json>& ranks);
+/// The list of values per key, over the ranks that gave the key.
+Json list_over_ranks(const std::vector<Json>& ranks);
+
+}  // namespace muster::detail::observe

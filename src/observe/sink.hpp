@@ -1,0 +1,37 @@
+// What follows a run: every sink is told of the same few moments.
+#pragma once
+
+#include "muster/checkpoint.hpp"
+#include "muster/error.hpp"
+#include "muster/json.hpp"
+
+#include <cstdint>
+
+namespace muster::detail::observe {
+
+enum class RunsOn { first_worker, every_worker };
+
+/// Where an attempt of training begins.
+struct Start {
+  std::int64_t training_iteration = 0;  ///< the last report that counts: later ones are made again
+  Json last_row = nullptr;              ///< of that report, as its checkpoint has it; null where there is none
+};
+
+/// Made for one attempt, on the workers that its `static constexpr RunsOn runs_on` says. The moments come on the thread
+/// of the training function: start, then epochs, reports and checkpoints, then failure or end.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  virtual void start(const Start&) {}
+  /// This epoch of session.epochs() is over.
+  virtual void epoch(std::int64_t /*epoch*/) {}
+  /// The row as in result.json; `epochs` of session.epochs(), 0 where the training function counts by itself.
+  virtual void report(const Json& /*row*/, std::int64_t /*epochs*/) {}
+  /// It is committed: by a report, whose row comes next, or because the run is asked to stop.
+  virtual void checkpoint(const Checkpoint&) {}
+  /// This worker leaves training with that error, which may be another worker's, or a stop on request.
+  virtual void failure(const Error&) {}
+  virtual void end() {}
+};
+
+}  // namespace muster::detail::observe
