@@ -36,7 +36,7 @@
 namespace muster {
 
 namespace detail::step {
-struct StepWeight;
+struct BatchWeight;
 }
 
 struct DataLoaderOptions {
@@ -76,7 +76,7 @@ class Dealer {
   /// The batch in hand, if there is one, is done with.
   virtual void leave() = 0;
   /// What the batch in hand is of its step.
-  virtual const std::shared_ptr<const step::StepWeight>& step() const noexcept = 0;
+  virtual const std::shared_ptr<const step::BatchWeight>& step() const noexcept = 0;
   /// Ends that pass, if it is not over.
   virtual void end_pass(std::int64_t pass) noexcept = 0;
 };
@@ -185,7 +185,7 @@ class DataLoader : public torch::data::StatelessDataLoader<Dataset, detail::data
   /// somebody else's, which its gradient leaves out and so should a mean over samples.
   std::int64_t batch_samples() const noexcept { return samples_; }
   /// For session.step(*loader): the batch in hand.
-  const std::shared_ptr<const detail::step::StepWeight>& step() const noexcept { return dealer_->step(); }
+  const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return dealer_->step(); }
 
  private:
   void advance() {

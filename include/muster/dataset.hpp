@@ -29,7 +29,7 @@ class BatchStream;
 struct ShardState;
 }  // namespace detail::data
 namespace detail::step {
-struct StepWeight;
+struct BatchWeight;
 }
 
 class Preprocessor;
@@ -53,7 +53,7 @@ class Batch {
   /// what it is of a step of a split dataset.
   explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
                  std::optional<std::int64_t> global_samples = {},
-                 std::shared_ptr<const detail::step::StepWeight> step = {});
+                 std::shared_ptr<const detail::step::BatchWeight> step = {});
 
   /// The column of that name; an Error that lists the columns if there is none.
   at::Tensor& operator[](std::string_view name);
@@ -71,7 +71,7 @@ class Batch {
   /// where all have as many, 0 for a rank that is left empty. 1 for a batch of no split dataset. It stays with the
   /// batch.
   double weight() const;
-  const std::shared_ptr<const detail::step::StepWeight>& step() const noexcept { return step_; }
+  const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return step_; }
 
   auto begin() const noexcept { return items_.begin(); }
   auto end() const noexcept { return items_.end(); }
@@ -81,7 +81,7 @@ class Batch {
   std::vector<Item> items_;
   std::int64_t samples_ = 0;
   std::int64_t global_samples_ = 0;
-  std::shared_ptr<const detail::step::StepWeight> step_;
+  std::shared_ptr<const detail::step::BatchWeight> step_;
 };
 
 struct DatasetOptions {

@@ -31,12 +31,10 @@ class TorchBackend;
 namespace detail::train {
 struct SessionState;
 }
-namespace detail::data {
-class Passes;
-}
 namespace detail::step {
-struct StepWeight;
-}
+struct BatchWeight;
+class Steps;
+}  // namespace detail::step
 
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
 /// state. Refers to the session: does not outlive it. Copies are one State: it lives until the last of them is gone,
@@ -111,8 +109,8 @@ class StepScope {
 
  private:
   friend class Session;
-  StepScope(std::shared_ptr<detail::data::Passes> passes, std::shared_ptr<const detail::step::StepWeight> step);
-  std::shared_ptr<detail::data::Passes> passes_;
+  StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch);
+  std::shared_ptr<detail::step::Steps> steps_;
   std::int64_t scope_;
 };
 
@@ -204,7 +202,7 @@ class Session {
   /// they weigh the same: same count, step and drop_last, and as far in their passes; else backward() throws an Error.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
-    { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::StepWeight>>;
+    { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
   }
   StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
 
@@ -270,7 +268,7 @@ class Session {
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   std::unique_ptr<detail::optim::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
                                                              const OptimizerOptions& options);
-  StepScope step_of(std::shared_ptr<const detail::step::StepWeight> step) const;
+  StepScope step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const;
   detail::train::SessionState* state_;
 };
 

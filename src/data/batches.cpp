@@ -11,7 +11,7 @@ namespace muster {
 namespace detail::data {
 namespace {
 
-/// Reads the rank's shards of the steps of a pass, one per call.
+/// Reads the rank's micro-batches of the steps of a pass, one per call.
 class StepReader {
  public:
   StepReader(std::shared_ptr<Source> source, Pass pass, bool split, const BatchOptions& options)
@@ -26,21 +26,21 @@ class StepReader {
     if (left_ == 0) return {};
     const auto& share = pass_.share;
     const auto step =
-        step_at(pass_.position, pass_.order.size(), pass_.plan.global_batch, share.total, share.first + shard_);
+        step_at(pass_.position, pass_.order.size(), pass_.plan.global_batch, share.total, share.first + micro_batch_);
     const at::NoGradGuard no_grad;
     const Batch read = source_->read(samples_of(step, pass_.order));
     std::vector<Batch::Item> items;
     for (const auto& [name, tensor] : read) items.emplace_back(name, converted(name, tensor));
-    std::shared_ptr<const step::StepWeight> weight;
+    step::BatchWeightPtr weight;
     if (split_)
-      weight = std::make_shared<step::StepWeight>(step::StepWeight{.local = step.mine.count,
-                                                                   .global = step.samples,
-                                                                   .shard = shard_,
-                                                                   .shards = share.count,
-                                                                   .batch = (pass_.number << 32) + ++given_,
-                                                                   .total = share.total});
-    if (++shard_ == share.count) {
-      shard_ = 0;
+      weight = std::make_shared<step::BatchWeight>(step::BatchWeight{.local = step.mine.count,
+                                                                     .global = step.samples,
+                                                                     .micro_batch = micro_batch_,
+                                                                     .micro_batches = share.count,
+                                                                     .number = (pass_.number << 32) + ++given_,
+                                                                     .total = share.total});
+    if (++micro_batch_ == share.count) {
+      micro_batch_ = 0;
       pass_.position += step.samples;
       --left_;
     }
@@ -59,7 +59,7 @@ class StepReader {
   std::map<std::string, at::ScalarType> dtypes_;
   std::optional<at::Device> device_;
   std::int64_t left_;  ///< steps
-  int shard_ = 0;
+  int micro_batch_ = 0;
   std::int64_t given_ = 0;  ///< batches
 };
 

@@ -65,13 +65,13 @@ class CountedDealer : public Dealer {
     step_.reset();
   }
 
-  const std::shared_ptr<const step::StepWeight>& step() const noexcept override { return step_; }
+  const step::BatchWeightPtr& step() const noexcept override { return step_; }
 
  protected:
   virtual void begin(const Pass& pass) = 0;
   /// The batch in hand.
-  void take(step::StepWeight step, std::int64_t samples) {
-    step_ = std::make_shared<step::StepWeight>(std::move(step));
+  void take(const step::BatchWeight& step, std::int64_t samples) {
+    step_ = std::make_shared<step::BatchWeight>(step);
     track_->take(pass_, step_, samples);
   }
   const Pass& pass() const noexcept { return pass_; }
@@ -89,7 +89,7 @@ class CountedDealer : public Dealer {
   std::shared_ptr<Passes> passes_;
   std::shared_ptr<Track> track_;
   Pass pass_{.order = Order(0, {})};
-  std::shared_ptr<const step::StepWeight> step_;
+  step::BatchWeightPtr step_;
   std::shared_ptr<const void> self_ = std::make_shared<char>();
 };
 
@@ -112,7 +112,7 @@ class StepDealer final : public CountedDealer {
     taken_ += step.samples;
     CountedDealer::take({.local = step.mine.count,
                          .global = step.samples,
-                         .batch = (pass().number << 32) + ++batches_,
+                         .number = (pass().number << 32) + ++batches_,
                          .total = worker().world},
                         step.samples);
     return step.mine.count;

@@ -83,7 +83,7 @@ void Track::remember(const Json& position) {
 }
 
 Pass Track::plan(const BatchOptions& options, std::int64_t count) const {
-  const auto mine = split ? share : step::StepShare{};
+  const auto mine = split ? share : step::Share{};
   const auto per_worker =
       split || !options.global_batch_size ? options.batch_size : (*options.global_batch_size - 1) / share.total + 1;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size : times(per_worker, mine.total);
@@ -124,8 +124,7 @@ void Track::say_if_steps_changed(const Pass& pass, const BatchOptions& options) 
 
 Pass Track::begin_pass(const BatchOptions& options, std::int64_t count) {
   Pass pass = plan(options, count);
-  const auto all = owner.lock();
-  if (all) pass.number = all->next_number();
+  pass.number = steps->next_number();
   if (!pass.training) {
     ++asides;
     watched = true;
@@ -151,33 +150,35 @@ Pass Track::begin_pass(const BatchOptions& options, std::int64_t count) {
   workers = share.total;
   under_way = true;
   ticket = pass.number;
-  inside.clear();
-  if (all) inside = all->begin(*this, pass);
+  inside = steps->open({.number = pass.number,
+                        .source = this,
+                        .name = name,
+                        .plan = pass.plan,
+                        .resumable = resumable,
+                        .position = pass.position});
   late = std::any_of(inside.begin(), inside.end(), [](const auto& other) { return other.second > 1; });
   return pass;
 }
 
-void Track::take(const Pass& pass, const std::shared_ptr<const step::StepWeight>& step, std::int64_t samples_of_step) {
+void Track::take(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples_of_step) {
   if (!pass.training) return;
-  if (resumable && step->completes_step() && under_way && pass.number == ticket) consumed += step->global;
-  if (const auto all = owner.lock()) all->take(*this, pass, step, samples_of_step);
+  if (resumable && batch->completes_step() && under_way && pass.number == ticket) consumed += batch->global;
+  steps->take(pass.number, batch, samples_of_step);
 }
 
 void Track::leave(const Pass& pass) {
   if (!pass.training || !resumable || !under_way || pass.number != ticket) return;
-  if (const auto all = owner.lock()) all->leave();
+  steps->leave();
 }
 
 void Track::end_pass(const Pass& pass) {
   if (!pass.training) return;
   if (under_way && pass.number == ticket) finish();
-  if (const auto all = owner.lock()) all->end(pass.number);
+  steps->close(pass.number);
 }
 
 bool Track::contained() const {
-  const auto all = owner.lock();
-  return all && !outside &&
-         std::any_of(inside.begin(), inside.end(), [&](const auto& other) { return all->is_at(other); });
+  return !outside && std::any_of(inside.begin(), inside.end(), [&](const auto& other) { return steps->is_at(other); });
 }
 
 /// The pass under way is over.
@@ -185,10 +186,9 @@ void Track::finish() {
   under_way = false;
   ++passes;
   consumed = 0;
-  const auto all = owner.lock();
   if (contained() || late) return;
   ++finished;
-  straddled = all && all->others_in_hand(ticket);
+  straddled = steps->others_open(ticket);
 }
 
 }  // namespace muster::detail::data

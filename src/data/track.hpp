@@ -4,7 +4,7 @@
 #include "data/samples.hpp"
 #include "muster/dataset.hpp"
 #include "muster/json.hpp"
-#include "step/step_weight.hpp"
+#include "step/steps.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -16,20 +16,12 @@ namespace muster::detail::data {
 
 class Passes;
 
-/// How a pass is cut into steps: two of the same plan that stand at the same place weigh alike.
-struct Plan {
-  std::int64_t samples = 0;       ///< of the dataset
-  std::int64_t global_batch = 0;  ///< samples of a step; 0 where a sampler of the user's own deals
-  bool drop_last = false;
-  bool operator==(const Plan&) const = default;
-};
-
 /// What one pass takes, fixed when it begins.
 struct Pass {
   Order order;
   std::int64_t position = 0;  ///< where it begins, not 0 after a resume
-  Plan plan = {};
-  step::StepShare share = {};
+  step::Plan plan = {};
+  step::Share share = {};
   bool training = false;    ///< counted: it has a position, and its batches weigh gradients
   std::int64_t number = 0;  ///< which pass of the session it is; 0 until it has begun
 
@@ -49,12 +41,13 @@ struct Pass {
 /// it does not come back.
 struct Track {
   std::string name;
-  step::StepShare share = {};
+  step::Share share = {};
   bool split = true;  ///< else every rank sees all of it, and it has no position
   std::uint64_t seed = 0;
   bool loader = false;                        ///< a data loader's, not a dataset's
   bool resumable = true;                      ///< false where a sampler of the user's own deals
-  std::weak_ptr<Passes> owner = {};           ///< the session's passes; set by Passes::add
+  std::weak_ptr<Passes> owner = {};           ///< set by Passes::add
+  std::shared_ptr<step::Steps> steps = {};    ///< likewise
   std::weak_ptr<const void> trained_by = {};  ///< the loader that had the last training pass
 
   /// Makes `value` the epoch; forgets the position in another one.
@@ -75,8 +68,8 @@ struct Track {
   /// The pass that would begin now, over `count` samples.
   Pass plan(const BatchOptions& options, std::int64_t count) const;
   Pass begin_pass(const BatchOptions& options, std::int64_t count);
-  /// The batch of the pass that is this `step` is in hand; `samples` of its step count over all ranks.
-  void take(const Pass& pass, const std::shared_ptr<const step::StepWeight>& step, std::int64_t samples);
+  /// A batch of the pass is in hand; `samples` of its step count over all ranks.
+  void take(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
   /// The batch of the pass that is in hand is done with, and the next one is asked for.
   void leave(const Pass& pass);
   void end_pass(const Pass& pass);
@@ -97,9 +90,8 @@ struct Track {
   std::int64_t samples = 0;       ///< of the dataset, as it began
 
   // Of the pass under way, for finish().
-  using Inside = std::vector<std::pair<std::int64_t, std::int64_t>>;
-  Inside inside = {};      ///< the passes in hand when it began, with their batches till then
-  bool late = false;       ///< one of them had gone on from its first batch
+  std::vector<step::Steps::Place> inside = {};  ///< the passes in hand when it began, with their batches till then
+  bool late = false;                            ///< one of them had gone on from its first batch
   bool outside = false;    ///< or it is known to be inside no batch of another's: it was not when it was saved
   bool straddled = false;  ///< the last pass counted in `finished` ended while another was in hand
   bool restored = false;   ///< and no pass has begun since

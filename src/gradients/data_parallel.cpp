@@ -98,8 +98,7 @@ bool is_running_statistic(std::string_view name) {
 class ShardBuffers {
  public:
   /// All begin as they are in the module.
-  ShardBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
-               const step::StepShare& share)
+  ShardBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group, const step::Share& share)
       : group_(std::move(group)), share_(share), of_shard_(static_cast<std::size_t>(share.count)) {
     for (const auto& buffer : module.named_buffers()) {
       buffers_.push_back(buffer.value());
@@ -148,7 +147,7 @@ class ShardBuffers {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  step::StepShare share_;
+  step::Share share_;
   std::vector<at::Tensor> buffers_;
   std::vector<bool> is_statistic_;
   std::vector<std::vector<at::Tensor>> of_shard_;  ///< [shards of this rank][buffers]
@@ -176,7 +175,7 @@ Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_
                   "Choose no comm_hook with them");
     say_no_buckets(options, "of virtual workers are summed whole, in the order of shards");
     return [group, shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
-      return std::make_unique<OrderedExchange>(parameters, group, shared.share, shared.weight);
+      return std::make_unique<OrderedExchange>(parameters, group, shared.share, shared.steps);
     };
   }
   std::optional<Communicator> own;
@@ -225,7 +224,7 @@ class Averaged final : public DataParallel {
       return std::make_unique<SparseExchange>(parameters, group);
     };
     reducer_ = std::make_shared<Reducer>(module_, shared.share.total, exchange_maker(shared, group_, options),
-                                         make_sparse, shared.weight, shared.no_sync_depth);
+                                         make_sparse, shared.steps, shared.no_sync_depth);
     reducer_->ask(shared.wishes_to_stop);
     reducer_->install();
     if (shared.share.fixed) shards_ = std::make_unique<ShardBuffers>(*module_, group_, shared.share);

@@ -3,7 +3,7 @@
 
 #include "muster/communicator.hpp"
 #include "muster/model.hpp"
-#include "step/step_weight.hpp"
+#include "step/steps.hpp"
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
@@ -28,7 +28,7 @@ struct Shared {
   /// A process group over the ranks of `communicator`, a new one at each call: each model has its own, so that two
   /// models in one backward() cannot take each other's messages. Collective.
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
-  std::shared_ptr<const step::StepWeight> weight;
+  std::shared_ptr<const step::Steps> steps;  ///< say which batch counts
   std::shared_ptr<const int> no_sync_depth;  ///< 0: gradients are averaged
   /// Whether this rank wishes that all stop, asked in every averaging pass (Reducer::stop_wished), on the thread that
   /// runs backward(). None: it never does.
@@ -39,7 +39,7 @@ struct Shared {
   /// This rank has a core that its threads of torch leave alone.
   bool spare_core = false;
   /// This rank's part of each step; one shard unless there are virtual workers.
-  step::StepShare share = {};
+  step::Share share = {};
 };
 
 /// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.

@@ -15,9 +15,9 @@
 namespace muster::detail::gradients {
 
 OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
-                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const step::StepShare& share,
-                                 std::shared_ptr<const step::StepWeight> weight)
-    : group_(std::move(group)), share_(share), weight_(std::move(weight)) {
+                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const step::Share& share,
+                                 std::shared_ptr<const step::Steps> steps)
+    : group_(std::move(group)), share_(share), steps_(std::move(steps)) {
   for (const auto& parameter : parameters) {
     const auto options = parameter.options().requires_grad(false);
     auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& known) {
@@ -44,14 +44,15 @@ void OrderedExchange::begin(Arrival, Flags flags) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");
   };
-  if (weight_->global == 0) refuse("no batch of a split dataset is in hand");
-  const bool again = std::exchange(left_, false) && weight_->batch == batch_;
-  if (weight_->batch == batch_ && !again) refuse("this batch has had its backward()");
-  shard_ = static_cast<std::size_t>(weight_->shard);
+  const auto& batch = steps_->batch();
+  if (batch.global == 0) refuse("no batch of a split dataset is in hand");
+  const bool again = std::exchange(left_, false) && batch.number == batch_;
+  if (batch.number == batch_ && !again) refuse("this batch has had its backward()");
+  shard_ = static_cast<std::size_t>(batch.micro_batch);
   // A step that was left before its end is forgotten with the first shard of the next.
-  if (shard_ != 0 && !again && (shard_ != next_ || weight_->batch != batch_ + 1))
+  if (shard_ != 0 && !again && (shard_ != next_ || batch.number != batch_ + 1))
     refuse("a batch of the step had no backward()");
-  batch_ = weight_->batch;
+  batch_ = batch.number;
   next_ = shard_ + 1;
   auto* const bits = kinds_.back().shards[shard_].mutable_data_ptr<float>() + places_.size();
   for (int bit = 0; bit < flag_bits; ++bit) bits[bit] = static_cast<float>(flags >> bit & 1);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gradients/exchange.hpp"
-#include "step/step_weight.hpp"
+#include "step/steps.hpp"
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -22,7 +22,7 @@ class OrderedExchange final : public Exchange {
  public:
   /// The process group serves this exchange alone.
   OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                  const step::StepShare& share, std::shared_ptr<const step::StepWeight> weight);
+                  const step::Share& share, std::shared_ptr<const step::Steps> steps);
 
   void begin(Arrival arrival, Flags flags) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
@@ -49,8 +49,8 @@ class OrderedExchange final : public Exchange {
   at::Tensor part(const at::Tensor& flat, const Place& place) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  step::StepShare share_;
-  std::shared_ptr<const step::StepWeight> weight_;
+  step::Share share_;
+  std::shared_ptr<const step::Steps> steps_;
   std::vector<Kind> kinds_;    ///< the last one counts users, and who has given each bit of a note
   std::vector<Place> places_;  ///< [parameters]
   std::size_t shard_ = 0;      ///< of the pass under way

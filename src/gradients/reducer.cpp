@@ -101,12 +101,12 @@ std::shared_ptr<Reducer::Complete> Reducer::complete_in_this_backward() {
 }
 
 Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_dense,
-                 MakeExchange make_sparse, std::shared_ptr<const step::StepWeight> weight,
+                 MakeExchange make_sparse, std::shared_ptr<const step::Steps> steps,
                  std::shared_ptr<const int> no_sync_depth)
     : order_(++made),
       module_(std::move(module)),
       total_(total),
-      weight_(std::move(weight)),
+      steps_(std::move(steps)),
       no_sync_depth_(std::move(no_sync_depth)),
       make_dense_(std::move(make_dense)),
       make_sparse_(std::move(make_sparse)) {
@@ -221,7 +221,7 @@ bool Reducer::shadow() {
 at::Tensor Reducer::weigh(std::size_t parameter, const at::Tensor& gradient) {
   auto& p = parameters_[parameter];
   if (!accumulates(p.tensor)) return gradient;
-  const double weight = weight_->relative(total_);
+  const double weight = steps_->weight();
   p.fresh = !p.tensor.grad().defined();
   if (p.fresh) {
     // Whatever was there before has been thrown away.
@@ -247,7 +247,7 @@ void Reducer::accumulated(std::size_t parameter) {
     p.tensor.mutable_grad() = p.tensor.grad().clone();
   }
 
-  const bool counts = weight_->relative(total_) > 0.0;
+  const bool counts = steps_->weight() > 0.0;
   if (counts) p.ghost = false;
   if (!pass->averages) {
     p.pending |= counts;

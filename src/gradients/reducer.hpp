@@ -19,7 +19,7 @@
 #include "gradients/exchange.hpp"
 #include "gradients/sample.hpp"
 #include "muster/communicator.hpp"
-#include "step/step_weight.hpp"
+#include "step/steps.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -47,7 +47,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// `total`: the shards of a step, of which a rank may have several. The gradients of sparse embeddings have an
   /// exchange of their own. `no_sync_depth` 0: gradients are averaged. Collective; install() makes it work.
   Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_dense, MakeExchange make_sparse,
-          std::shared_ptr<const step::StepWeight> weight, std::shared_ptr<const int> no_sync_depth);
+          std::shared_ptr<const step::Steps> steps, std::shared_ptr<const int> no_sync_depth);
   ~Reducer();
 
   /// Hooks this reducer into its module's parameters. Once.
@@ -148,7 +148,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int order_;  ///< among all reducers, the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
   int total_;
-  std::shared_ptr<const step::StepWeight> weight_;
+  std::shared_ptr<const step::Steps> steps_;
   std::shared_ptr<const int> no_sync_depth_;
 
   std::vector<std::pair<std::string, const void*>> names_;  ///< each name and its tensor, as they were

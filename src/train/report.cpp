@@ -4,7 +4,7 @@
 #include "checkpoint/given.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
-#include "observe/metrics.hpp"
+#include "observe/reduction.hpp"
 #include "train/random.hpp"
 #include "train/session_state.hpp"
 
@@ -42,14 +42,14 @@ Json SessionState::make_row(Json metrics) const {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_report).count();
   Json row = std::move(metrics);
-  row.emplace("epoch", epoch);  // the user's own wins
+  row.emplace("epoch", steps->epoch);  // the user's own wins
   row["training_iteration"] = training_iteration;
-  row["global_step"] = global_step;
+  row["global_step"] = steps->global_step;
   row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
   row["time_this_iter_s"] = seconds;
   row["time_total_s"] = time_before + std::chrono::duration<double>(now - begin).count();
-  row["num_samples"] = samples_since_report;
-  row["samples_per_s"] = seconds > 0 ? static_cast<double>(samples_since_report) / seconds : 0.0;
+  row["num_samples"] = steps->samples_since_report;
+  row["samples_per_s"] = seconds > 0 ? static_cast<double>(steps->samples_since_report) / seconds : 0.0;
   row["world_size"] = workers.size();
   return row;
 }
@@ -58,18 +58,18 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
                           const ReportOptions& options) {
   tell_beginning(entries != nullptr);
 
-  if (!passes->complete_steps())
-    throw Error(ExitCode::user_error, "reporting", "the step is not complete: other shards of it are to come",
+  if (!steps->complete())
+    throw Error(ExitCode::user_error, "reporting", "the step is not complete: other batches of it are to come",
                 "With virtual workers, report after the last batch of a step");
 
   std::vector<Contribution> parts;
   for (const auto& bytes : comm::on_all(control, [&] {
-         if (const auto* loader = passes->without_position(); entries != nullptr && loader != nullptr)
+         if (const auto* loader = steps->without_position(); entries != nullptr && loader != nullptr)
            throw Error(ExitCode::usage, "reporting with a state",
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
-         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}
+         return Contribution{observe::encode(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}
              .pack();
        }))
     parts.push_back(Contribution::unpack(bytes));
@@ -84,15 +84,23 @@ void SessionState::report(const Metrics& metrics, const StateEntries* entries, c
   ++training_iteration;
   std::vector<Json> all_metrics;
   for (const auto& part : parts) all_metrics.push_back(part.metrics);
-  Json row = make_row(options.reduce ? observe::mean_over_ranks(all_metrics) : observe::list_over_ranks(all_metrics));
+  Json row = make_row(observe::reduce(all_metrics, options.reduce));
   row = Json::parse(control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
   const bool saves_files = any(parts, &Contribution::saves_files), saves = saves_state || saves_files;
   check_score(row, saves);
   if (saves) row["checkpoint_dir_name"] = save(entries, files, saves_files, row).path().filename().string();
 
-  sinks.tell(&observe::Sink::report, row, epochs);
-  samples_since_report = 0;
+  if (root()) {
+    try {
+      if (history) history->append(row);
+    } catch (const Error& error) {
+      log::warn(std::string("a row of the metrics is not written: ") + error.what());
+    }
+    if (progress) progress->report(row, epochs);
+  }
+  for (const auto& callback : config.callbacks) callback->on_report(row);
+  steps->samples_since_report = 0;
   last_report = Clock::now();
   files_reported = files_reported || saves_files;
   if (stop.known()) saves ? throw_stopped(true) : try_to_stop(true);
@@ -144,7 +152,6 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
     }
   }
   newest = store.commit(contents);
-  sinks.tell(&observe::Sink::checkpoint, *newest);
   return *newest;
 }
 

@@ -37,8 +37,8 @@ bool State::restore() {
 
 Epochs::iterator Epochs::begin() const {
   session_->epochs = count_;
-  if (session_->epoch < count_) session_->passes->begin_epoch(session_->epoch);
-  return {session_, session_->epoch};
+  if (session_->steps->epoch < count_) session_->passes->begin_epoch(session_->steps->epoch);
+  return {session_, session_->steps->epoch};
 }
 
 Epochs::iterator Epochs::end() const { return {session_, count_}; }
@@ -46,11 +46,9 @@ Epochs::iterator Epochs::end() const { return {session_, count_}; }
 Epochs::iterator& Epochs::iterator::operator++() {
   session_->sinks.tell(&detail::observe::Sink::epoch, epoch_);
   if (epoch_ + 1 < session_->epochs) session_->heed_stop();
-  if (++epoch_ < session_->epochs) {
-    session_->epoch = epoch_;
-    session_->passes->begin_epoch(epoch_);
-  }
-  return *this;
+  XX
+}
+return *this;
 }
 
 struct Evaluation::Saved {
@@ -77,7 +75,7 @@ const std::string& Session::trial_name() const noexcept { return state_->run.nam
 const std::string& Session::experiment_name() const noexcept { return state_->run.name(); }
 const Json& Session::metadata() const noexcept { return state_->metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->launch.flags().seed; }
-std::int64_t Session::global_step() const noexcept { return state_->global_step; }
+std::int64_t Session::global_step() const noexcept { return state_->steps->global_step; }
 at::Device Session::get_device() const { return state_->device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers; }
 void Session::barrier() const { state_->workers.barrier(); }
@@ -103,7 +101,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
       module,
       {.communicator = state_->workers,
        .new_group = state_->groups->make,
-       .weight = state_->passes->weight,
+       .steps = state_->steps,
        .no_sync_depth = state_->no_sync_depth,
        .wishes_to_stop = [state = state_] { return state->launch.stop_requested(); },
        .device = state_->device,
@@ -118,13 +116,13 @@ std::unique_ptr<detail::optim::OptimizerStep> Session::prepare_step(torch::optim
   return detail::optim::make_optimizer_step(optimizer, state_->models, options);
 }
 
-StepScope::StepScope(std::shared_ptr<detail::data::Passes> passes, std::shared_ptr<const detail::step::StepWeight> step)
-    : passes_(std::move(passes)), scope_(passes_->enter(std::move(step))) {}
+StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
+    : steps_(std::move(steps)), scope_(steps_->enter_scope(std::move(batch))) {}
 
-StepScope::~StepScope() { passes_->leave(scope_); }
+StepScope::~StepScope() { steps_->leave_scope(scope_); }
 
-StepScope Session::step_of(std::shared_ptr<const detail::step::StepWeight> step) const {
-  return {state_->passes, std::move(step)};
+StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const {
+  return {state_->steps, std::move(batch)};
 }
 
 NoSync Session::no_sync() const {

@@ -7,6 +7,33 @@
 #include <algorithm>
 
 namespace muster::detail::train {
+namespace {
+
+class AtMoments final : public step::Moments {
+ public:
+  explicit AtMoments(SessionState& session) : session_(session) {}
+
+  void micro_batch_changed(int micro_batch) override {
+    if (!session_.generators) return;
+    if (micro_batch < 0) return session_.generators->leave();
+    session_.generators->enter(micro_batch);
+    for (const auto& model : session_.models) model->enter(micro_batch);
+  }
+  void batch_taken(const step::OpenPass& pass) override {
+    session_.tell_beginning(false);
+    if (session_.progress && pass.batch->completes_step())
+      session_.progress->step({.epoch = session_.steps->epoch,
+                               .epochs = session_.epochs,
+                               .consumed = pass.position,
+                               .samples = pass.plan.samples});
+  }
+  void between_batches() override { session_.heed_stop(); }
+
+ private:
+  SessionState& session_;
+};
+
+}  // namespace
 
 const checkpoint::Restored& SessionState::read_start() {
   if (!restored) restored = store.read(*start);
@@ -43,34 +70,13 @@ void SessionState::tell_beginning(bool saves) {
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   else if (training_iteration > 0)
     log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
-              std::to_string(training_iteration) + ", but " + (epoch_set ? "" : "epoch, ") +
+              std::to_string(training_iteration) + ", but " + (steps->epoch_set ? "" : "epoch, ") +
               "global_step, the position in the data and the random state begin again; state.restore() takes up all");
 }
 
-void SessionState::watch_passes() {
-  watch = std::make_shared<data::Passes::Watch>(data::Passes::Watch{
-      .on_batch =
-          [this](const data::Track& track, const step::StepWeight& step, std::int64_t samples) {
-            tell_beginning(false);
-            if (!step.completes_step()) return;
-            ++global_step;
-            samples_since_report += samples;
-            sinks.batch({.epoch = epoch, .epochs = epochs, .consumed = track.consumed, .samples = track.samples});
-          },
-      .on_shard =
-          [this](int shard) {
-            if (!generators) return;
-            if (shard < 0) return generators->leave();
-            generators->enter(shard);
-            for (const auto& model : models) model->enter(shard);
-          },
-      .on_next = [this] { heed_stop(); },
-      .on_epoch =
-          [this](std::int64_t value) {
-            epoch = value;
-            epoch_set = true;
-          }});
-  passes->watch = watch;
+void SessionState::heed_moments() {
+  moments = std::make_shared<AtMoments>(*this);
+  steps->moments = moments;
 }
 
 std::string SessionState::save_random_state() { return generators ? generators->state() : generator_state(device); }
@@ -110,10 +116,10 @@ Json SessionState::save_progress(bool in_report) const {
   return to_json(
       checkpoint::Progress{.of_a_run = true,
                            .training_iteration = training_iteration,
-                           .epoch = epoch,
+                           .epoch = steps->epoch,
                            .epoch_complete = passes->epoch_complete(),
-                           .global_step = global_step,
-                           .samples_since_report = in_report ? 0 : samples_since_report,
+                           .global_step = steps->global_step,
+                           .samples_since_report = in_report ? 0 : steps->samples_since_report,
                            .time_total_s = time_before + std::chrono::duration<double>(Clock::now() - begin).count(),
                            .seed = launch.flags().seed,
                            .positions = passes->positions().get<std::map<std::string, Json>>(),
@@ -121,11 +127,10 @@ Json SessionState::save_progress(bool in_report) const {
 }
 
 void SessionState::restore_progress(const checkpoint::Progress& progress) {
-  global_step = progress.global_step;
-  samples_since_report = progress.samples_since_report;
+  steps->global_step = progress.global_step;
+  steps->samples_since_report = progress.samples_since_report;
   const bool complete = progress.epoch_complete;
-  epoch = progress.epoch + (complete ? 1 : 0);
-  passes->begin_epoch(epoch);
+  passes->begin_epoch(progress.epoch + (complete ? 1 : 0));
   for (const auto& [name, position] : progress.positions) passes->restore(name, position, complete);
 }
 

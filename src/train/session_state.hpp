@@ -8,7 +8,9 @@
 #include "muster/launch.hpp"
 #include "muster/preprocessor.hpp"
 #include "muster/session.hpp"
-#include "observe/sinks.hpp"
+#include "observe/history.hpp"
+#include "observe/progress.hpp"
+#include "step/steps.hpp"
 #include "train/random.hpp"
 #include "train/run.hpp"
 #include "train/stop.hpp"
@@ -44,10 +46,9 @@ struct SessionState {
   PreprocessorPtr preprocessor = {};
   std::map<std::string, Dataset> datasets;
   DataConfig data_config;
-  step::StepShare share = {};
+  step::Share share = {};
 
   checkpoint::Store store;
-  observe::Sinks sinks;
   std::optional<Checkpoint> start = {};               // what the run goes on from
   std::optional<checkpoint::Restored> restored = {};  // its content, read when it is first needed
   std::optional<Checkpoint> newest = {};              // committed in this attempt, else `start`
@@ -56,23 +57,20 @@ struct SessionState {
   bool failed = false;
   std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
   std::vector<std::shared_ptr<gradients::DataParallel>> models = {};
-  std::shared_ptr<data::Passes> passes = std::make_shared<data::Passes>();
-  std::shared_ptr<const data::Passes::Watch> watch = {};
+  std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();
+  std::shared_ptr<data::Passes> passes = std::make_shared<data::Passes>(steps);
+  std::shared_ptr<step::Moments> moments = {};
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
 
   // Where training stands.
-  std::int64_t epoch = 0;
   std::int64_t epochs = 0;  // 0: not known
   std::int64_t training_iteration = 0;
-  std::int64_t global_step = 0;
-  std::int64_t samples_since_report = 0;
   double time_before = 0;  // seconds, of earlier jobs
   Clock::time_point begin = Clock::now();
   Clock::time_point last_report = Clock::now();
   bool checkpoint_taken = false;                   // by the training function, to load it by itself
   bool beginning_told = false;                     // whether there was need to say that something begins again
-  bool epoch_set = false;                          // by a loop of the training function's own
   bool score_reported = false;                     // the metric by which the best checkpoints are kept
   bool score_missed = false;                       // and once it was not there
   std::optional<ShardGenerators> generators = {};  // with virtual workers
@@ -86,6 +84,10 @@ struct SessionState {
   bool stop_told = false;                         // to the training function
   bool stopped = false;                           // training has ended so
 
+  // On the first worker.
+  std::optional<observe::History> history = {};
+  std::optional<observe::ProgressLine> progress = {};
+
   bool root() const noexcept { return workers.rank() == 0; }
 
   /// The content of `start`. Collective at its first call.
@@ -94,9 +96,9 @@ struct SessionState {
   std::shared_ptr<data::ShardState> shard(const std::string& name);
   /// Warns, once, of what begins again although the run goes on. `saves`: a state is about to be reported.
   void tell_beginning(bool saves);
-  /// Follows the training passes from now on.
-  void watch_passes();
-  /// The random state of this worker, or of all of its shards, for a checkpoint; and back.
+  /// From now on it does what is to be done at the moments of a step.
+  void heed_moments();
+  /// The random state of this worker, or of all of its micro-batches, for a checkpoint; and back.
   std::string save_random_state();
   void restore_random_state(const checkpoint::Restored& saved);
 

@@ -76,7 +76,7 @@ bool SessionState::is_settled(const StateEntries* entries) {
         if (!known.contains(tensor.unsafeGetTensorImpl())) others.back().push_back(tensor);
     }
   settled = !unspent.look(others) && settled;
-  if (passes->without_position() != nullptr) return false;
+  if (steps->without_position() != nullptr) return false;
   unsettled_places = settled ? 0 : unsettled_places + 1;
   if (unsettled_places <= longest_accumulation) return settled;
   log::warn("no step of an optimizer was seen for " + std::to_string(longest_accumulation) +

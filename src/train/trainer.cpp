@@ -78,7 +78,7 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling) {
 }
 
 /// What each worker takes of a step.
-detail::step::StepShare choose_share(const ScalingConfig& scaling, int workers, int rank) {
+detail::step::Share choose_share(const ScalingConfig& scaling, int workers, int rank) {
   if (!scaling.virtual_workers) return {.total = workers, .first = rank, .count = 1};
   const int total = *scaling.virtual_workers;
   if (total < 1 || total % workers != 0)
@@ -249,7 +249,7 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
     session.generators.emplace(session.launch.flags().seed, session.share.first, session.share.count, session.device);
   session.start = choose_start(session, options.resume_from_checkpoint);
   session.newest = session.start;
-  session.watch_passes();
+  session.heed_moments();
   take_up(session);
   preprocess(session);
 

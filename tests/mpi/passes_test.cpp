@@ -157,13 +157,13 @@ TEST(CaughtException, OfVirtualWorkersLeavesTheNextStepsWhole) {
   for (int step = 0; step < 4; ++step) {
     const auto want = mean_of(a.net->loss(step, rank()), a.net->parameters());
     for (int times = 0; times < step; ++times) {
-      ++weight.batch;
+      ++weight.number;
       *throws = true;
       EXPECT_THROW(a.net->loss(step + 7, rank()).backward(), std::domain_error);
       *throws = false;
       a.net->zero_grad();
     }
-    ++weight.batch;
+    ++weight.number;
     a.net->loss(step, rank()).backward();
     expect_gradients(a.net, want, "step " + std::to_string(step) + ", ");
     a.net->zero_grad();
@@ -495,14 +495,14 @@ TEST(AWishToStop, RidesWithTheShardsOfVirtualWorkers) {
   prepare.options.comm_hook = {};
   auto& weight = *prepare.weight;
   weight.local = 1;
-  weight.global = shards * size();
-  weight.shards = shards;
+  weight.global = weight.total = shards * size();
+  weight.micro_batches = shards;
   int step = 0;
-  prepare.shared.wishes_to_stop = [&] { return weight.shard == 0 && wishes(step, rank()); };
+  prepare.shared.wishes_to_stop = [&] { return weight.micro_batch == 0 && wishes(step, rank()); };
   Prepared a(prepare);
   for (; step < 5; ++step)
-    for (weight.shard = 0; weight.shard < shards; ++weight.shard) {
-      ++weight.batch;
+    for (weight.micro_batch = 0; weight.micro_batch < shards; ++weight.micro_batch) {
+      ++weight.number;
       EXPECT_EQ(a.model->reducer()->passes(), step);
       a.net->loss(step, rank()).backward();
       if (weight.completes_step()) {

@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
       muster::detail::gradients::DataParallel::prepare(net,
                                                        {.communicator = world,
                                                         .new_group = [&] { return muster::make_process_group(world); },
-                                                        .weight = std::make_shared<muster::detail::step::StepWeight>(),
+                                                        .steps = std::make_shared<muster::detail::step::Steps>(),
                                                         .no_sync_depth = std::make_shared<int>(0)},
                                                        {.bucket_bytes = 4096, .first_bucket_bytes = 512});
 

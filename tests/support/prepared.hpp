@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -30,11 +31,15 @@ inline bool by(const std::string& way) {
 
 /// What a session gives its models.
 struct Preparation {
-  std::shared_ptr<detail::step::StepWeight> weight = std::make_shared<detail::step::StepWeight>();
+  /// What the batch weighs that counts.
+  std::shared_ptr<detail::step::BatchWeight> weight =
+      std::make_shared<detail::step::BatchWeight>(detail::step::BatchWeight{.total = world().size()});
+  std::shared_ptr<detail::step::Steps> steps = std::make_shared<detail::step::Steps>();
+  const std::int64_t scope = steps->enter_scope(weight);
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   detail::gradients::Shared shared{.communicator = world(),
                                    .new_group = [] { return make_process_group(world()); },
-                                   .weight = weight,
+                                   .steps = steps,
                                    .no_sync_depth = no_sync_depth,
                                    .share_memory = !by("buckets"),
                                    .share = {.total = world().size(), .first = world().rank()}};

@@ -42,7 +42,7 @@ struct World {
     return state;
   }
   DatasetShard shard(std::size_t rank = 0) const { return DatasetShard(states[rank]); }
-  const step::StepWeight& weight(std::size_t rank = 0) const { return *passes[rank]->weight; }
+  const step::BatchWeight& weight(std::size_t rank = 0) const { return passes[rank]->steps->batch(); }
   std::vector<std::shared_ptr<Passes>> passes;
   std::vector<std::shared_ptr<ShardState>> states;
 };
@@ -403,7 +403,7 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
     auto b = two.b.begin();
     if (!alike) {
       try {
-        world.weight().relative(1);
+        world.passes[0]->steps->weight();
         ADD_FAILURE() << options.batch_size;
       } catch (const Error& error) {
         const std::string text = error.what();
@@ -411,29 +411,29 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
         for (const char* part : {"\"train\"", "\"other\"", "session.step(batch)"})
           EXPECT_NE(text.find(part), std::string::npos) << text;
       }
-      const auto scope = world.passes[0]->enter(b->step());
+      const auto scope = world.passes[0]->steps->enter_scope(b->step());
       EXPECT_EQ(world.weight().local, b->size());
-      world.passes[0]->leave(scope);
-      EXPECT_THROW(world.weight().relative(1), Error);
+      world.passes[0]->steps->leave_scope(scope);
+      EXPECT_THROW(world.passes[0]->steps->weight(), Error);
       continue;
     }
-    for (; a != two.a.end(); ++a, ++b) EXPECT_EQ(world.weight().relative(1), 1.0);
+    for (; a != two.a.end(); ++a, ++b) EXPECT_EQ(world.passes[0]->steps->weight(), 1.0);
   }
   World world(10, 1);
   Two two(world);
   auto a = two.a.begin();
   auto b = two.b.begin();
-  EXPECT_NO_THROW(world.weight().relative(1));
+  EXPECT_NO_THROW(world.passes[0]->steps->weight());
   ++b;
-  EXPECT_THROW(world.weight().relative(1), Error) << "one is further";
+  EXPECT_THROW(world.passes[0]->steps->weight(), Error) << "one is further";
   ++a;
-  EXPECT_NO_THROW(world.weight().relative(1));
+  EXPECT_NO_THROW(world.passes[0]->steps->weight());
 }
 
 TEST(Weight, IsThatOfTheTrainingPassInHand) {
   World world(7, 3);
   const auto other = world.add("other", 5, 2, 3);
-  const auto weight = [&] { return world.weight(2).relative(3); };
+  const auto weight = [&] { return world.passes[2]->steps->weight(); };
   std::optional<Batch> kept;
   for (const auto& batch : world.shard(2).iter_batches({.batch_size = 2})) {
     const double mine = batch.global_size() == 6 ? 1.0 : 0.0;
@@ -454,13 +454,13 @@ TEST(Weight, IsThatOfTheTrainingPassInHand) {
   }
   EXPECT_EQ(weight(), 1.0);
   EXPECT_EQ(kept->weight(), 0.0) << "a batch keeps its weight";
-  const auto outer = world.passes[2]->enter(kept->step());
+  const auto outer = world.passes[2]->steps->enter_scope(kept->step());
   EXPECT_EQ(weight(), 0.0);
-  const auto inner = world.passes[2]->enter(Batch().step());
+  const auto inner = world.passes[2]->steps->enter_scope(Batch().step());
   EXPECT_EQ(weight(), 1.0) << "all ranks count the same";
-  world.passes[2]->leave(inner);
+  world.passes[2]->steps->leave_scope(inner);
   EXPECT_EQ(weight(), 0.0);
-  world.passes[2]->leave(outer);
+  world.passes[2]->steps->leave_scope(outer);
   EXPECT_EQ(weight(), 1.0);
 }
 

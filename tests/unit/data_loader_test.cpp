@@ -83,13 +83,13 @@ TEST(DataLoader, WeighsStepsByTheirSamples) {
   std::vector<std::pair<std::int64_t, std::int64_t>> weights;
   Samples sizes;
   for (const auto& batch : *loader) {
-    weights.emplace_back(self.passes->weight->local, self.passes->weight->global);
+    weights.emplace_back(self.passes->steps->batch().local, self.passes->steps->batch().global);
     sizes.push_back(batch.data.size(0));
-    EXPECT_EQ(loader->batch_samples(), self.passes->weight->local);
+    EXPECT_EQ(loader->batch_samples(), self.passes->steps->batch().local);
   }
   EXPECT_EQ(weights, (std::vector<std::pair<std::int64_t, std::int64_t>>{{2, 6}, {0, 1}}));
   EXPECT_EQ(sizes, (Samples{2, 1}));
-  EXPECT_EQ(self.passes->weight->global, 0);
+  EXPECT_EQ(self.passes->steps->batch().global, 0);
 }
 
 TEST(DataLoader, APassMayBeLeftEarly) {
@@ -100,7 +100,7 @@ TEST(DataLoader, APassMayBeLeftEarly) {
       EXPECT_EQ(batch.data[1].item<int>(), 1);
       break;
     }
-    EXPECT_EQ(self.passes->weight->global, 0);
+    EXPECT_EQ(self.passes->steps->batch().global, 0);
     EXPECT_EQ(pass(*loader), indices(100));
   }
 }
@@ -110,10 +110,10 @@ TEST(DataLoader, AnIteratorThatIsReplacedEndsItsOwnPassOnly) {
   const auto loader = prepare_data_loader(self, numbers(7), {.batch_size = 2});
   auto batch = loader->begin();
   batch = loader->begin();
-  EXPECT_EQ(self.passes->weight->global, 6);
+  EXPECT_EQ(self.passes->steps->batch().global, 6);
   ++batch;
-  EXPECT_EQ(self.passes->weight->relative(3), 0.0);
-  EXPECT_EQ(loader->step()->relative(3), 0.0);
+  EXPECT_EQ(self.passes->steps->weight(), 0.0);
+  EXPECT_EQ(loader->step()->relative(), 0.0);
 }
 
 TEST(DataLoader, GoesOnWhereItWasSaved) {
@@ -173,7 +173,7 @@ TEST(DataLoader, KeepsADistributedSampler) {
   const auto loader = prepare_data_loader(self, numbers(10), {.batch_size = 2},
                                           DistributedSequentialSampler(10, /*num_replicas=*/2, /*rank=*/1));
   for (int repeat = 0; repeat < 2; ++repeat) EXPECT_EQ(pass(*loader), (Samples{5, 6, 7, 8, 9}));
-  for (const auto& batch : *loader) EXPECT_EQ(self.passes->weight->global, 0) << batch.data;
+  for (const auto& batch : *loader) EXPECT_EQ(self.passes->steps->batch().global, 0) << batch.data;
   for (const DataLoaderOptions& options : {DataLoaderOptions{.global_batch_size = 4}, {.shuffle = true}})
     EXPECT_THROW(prepare_data_loader(self, numbers(10), options, DistributedSequentialSampler(10, 2, 1)), Error)
         << "the sampler decides that";
@@ -181,10 +181,10 @@ TEST(DataLoader, KeepsADistributedSampler) {
     const auto other = prepare_data_loader(self, numbers(6), {.name = "other", .batch_size = 2},
                                            DistributedSequentialSampler(6, 2, 1));
     const auto first = loader->begin(), second = other->begin();
-    EXPECT_EQ(self.passes->weight->relative(2), 1.0) << "of two such loaders too";
-    EXPECT_NE(self.passes->without_position(), nullptr);
+    EXPECT_EQ(self.passes->steps->weight(), 1.0) << "of two such loaders too";
+    EXPECT_NE(self.passes->steps->without_position(), nullptr);
   }
-  EXPECT_EQ(self.passes->without_position(), nullptr);
+  EXPECT_EQ(self.passes->steps->without_position(), nullptr);
   const auto even = prepare_data_loader(self, numbers(10), {.batch_size = 2, .drop_last = true},
                                         DistributedSequentialSampler(10, 2, 1));
   EXPECT_EQ(pass(*even).size(), 4u);
