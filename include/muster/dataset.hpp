@@ -67,9 +67,9 @@ class Batch {
   std::int64_t size() const noexcept { return samples_; }
   /// Samples in this step over all ranks that share the dataset.
   std::int64_t global_size() const noexcept { return global_samples_; }
-  /// What this batch's gradient counts on this rank, in units of an even batch: size() × shards / global_size(), 1
-  /// where all have as many, 0 for a rank that is left empty. 1 for a batch of no split dataset. It stays with the
-  /// batch.
+  /// What this batch's gradient counts, in units of an even batch: size() × micro-batches of the step (one per worker,
+  /// unless there are ScalingConfig::virtual_workers) / global_size(). 1 where all have as many and for a batch of no
+  /// split dataset, 0 for a rank that is left empty. It stays with the batch.
   double weight() const;
   const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return step_; }
 
@@ -179,8 +179,8 @@ class BatchRange {
 
   iterator begin();
   std::default_sentinel_t end() const noexcept { return {}; }
-  /// Batches of this pass on this worker, or of that which would begin now; one a step unless it takes several shards
-  /// (ScalingConfig::virtual_workers). Those before a resumed position are left out.
+  /// Batches of this pass on this worker, or of that which would begin now; one a step unless it takes several
+  /// micro-batches of each (ScalingConfig::virtual_workers). Those before a resumed position are left out.
   std::int64_t num_batches() const noexcept;
 
  private:

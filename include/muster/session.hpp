@@ -11,7 +11,6 @@
 #include <muster/optimizer.hpp>
 #include <muster/process_group.hpp>
 #include <muster/state.hpp>
-#include <muster/worker.hpp>
 
 #include <c10/core/Device.h>
 
@@ -31,6 +30,10 @@ class TorchBackend;
 namespace detail::train {
 struct SessionState;
 }
+namespace detail::data {
+struct Worker;
+Worker worker_of(const Session& session);
+}  // namespace detail::data
 namespace detail::step {
 struct BatchWeight;
 class Steps;
@@ -226,8 +229,6 @@ class Session {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
-  /// What prepare_data_loader() needs to know of this worker.
-  Worker worker() const;
   /// This worker's view of the dataset of that name.
   DatasetShard get_dataset_shard(const std::string& name = "train") const;
 
@@ -265,6 +266,7 @@ class Session {
 
  private:
   friend class TorchBackend;
+  friend detail::data::Worker detail::data::worker_of(const Session& session);
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   std::unique_ptr<detail::optim::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
                                                              const OptimizerOptions& options);

@@ -1,6 +1,6 @@
 #include "muster/dataset.hpp"
 
-#include "data/source.hpp"
+#include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "step/batch_weight.hpp"
 

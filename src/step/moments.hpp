@@ -12,7 +12,7 @@ class Moments {
   /// From now on it is that micro-batch of the rank's that counts; −1: none does, or no batch that is weighed.
   virtual void micro_batch_changed(int micro_batch) = 0;
   /// `pass` has handed out a batch, and it is counted.
-  virtual void batch_taken(const OpenPass& pass) = 0;
+  virtual void batch_begun(const OpenPass& pass) = 0;
   /// A batch is done with and the next one is asked for; no step is half done, and no other pass is open. May throw.
   virtual void between_batches() = 0;
 };

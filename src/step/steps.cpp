@@ -12,7 +12,7 @@ std::string conflict_of(const OpenPass& a, const OpenPass& b) {
   const auto shown = [](const OpenPass& pass, bool plan) {
     std::string text = "\"" + pass.name + "\"";
     if (!plan) return text;
-    if (pass.plan.global_batch == 0) return text + " (dealt by a sampler of its own)";
+    if (pass.plan.global_batch == 0) return text + " (from a sampler of its own)";
     return text + " (" + std::to_string(pass.plan.samples) + " samples, " + std::to_string(pass.plan.global_batch) +
            " a step" + (pass.plan.drop_last ? ", the last dropped)" : ")");
   };
@@ -37,21 +37,21 @@ double Steps::weight() const {
   return batch_->relative();
 }
 
-std::vector<Steps::Place> Steps::open(OpenPass pass) {
+std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {
   if (const auto other =
           std::find_if(passes_.begin(), passes_.end(), [&](const OpenPass& o) { return o.source == pass.source; });
       other != passes_.end()) {
     replaced_.push_back(std::move(*other));
     passes_.erase(other);
   }
-  std::vector<Place> others;
-  for (const auto& other : passes_) others.emplace_back(other.number, other.batches);
+  std::vector<BatchOfPass> others;
+  for (const auto& other : passes_) others.push_back({other.number, other.batches});
   passes_.push_back(std::move(pass));
   choose_batch();
   return others;
 }
 
-void Steps::take(std::int64_t number, const BatchWeightPtr& batch, std::int64_t samples) {
+void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::int64_t samples) {
   auto pass = find(passes_, number);
   if (pass == passes_.end()) {
     const auto before = find(replaced_, number);
@@ -67,22 +67,22 @@ void Steps::take(std::int64_t number, const BatchWeightPtr& batch, std::int64_t 
     ++global_step;
     samples_since_report += samples;
   }
-  if (const auto heard = moments.lock()) heard->batch_taken(*pass);
+  if (const auto heard = moments.lock()) heard->batch_begun(*pass);
 }
 
-void Steps::leave() {
+void Steps::end_batch() {
   if (passes_.size() > 1 || !complete()) return;
   if (const auto heard = moments.lock()) heard->between_batches();
 }
 
-void Steps::close(std::int64_t number) {
+void Steps::end_pass(std::int64_t number) {
   std::erase_if(replaced_, [&](const OpenPass& pass) { return pass.number == number; });
   if (std::erase_if(passes_, [&](const OpenPass& pass) { return pass.number == number; }) > 0) choose_batch();
 }
 
-bool Steps::is_at(const Place& place) const {
+bool Steps::is_in_hand(const BatchOfPass& batch) const {
   return std::any_of(passes_.begin(), passes_.end(),
-                     [&](const OpenPass& pass) { return pass.number == place.first && pass.batches == place.second; });
+                     [&](const OpenPass& pass) { return pass.number == batch.pass && pass.batches == batch.batch; });
 }
 
 bool Steps::others_open(std::int64_t number) const {

@@ -38,6 +38,11 @@ struct OpenPass {
   BatchWeightPtr batch = {};  ///< in hand, if there is one
 };
 
+/// The batch that an open pass has in hand, by how many it has handed out.
+struct BatchOfPass {
+  std::int64_t pass = 0, batch = 0;
+};
+
 /// Belongs to the thread that runs the training function.
 class Steps {
  public:
@@ -57,17 +62,17 @@ class Steps {
   double weight() const;
 
   // For the passes.
-  using Place = std::pair<std::int64_t, std::int64_t>;  ///< an open pass, and how many batches it has handed out
   std::int64_t next_number() noexcept { return ++number_; }
-  /// In place of one of the same source, which is open again when it hands out another batch. Gives the others.
-  std::vector<Place> open(OpenPass pass);
+  /// In place of one of the same source, which is open again when it hands out another batch. Gives what the others
+  /// have in hand.
+  std::vector<BatchOfPass> begin_pass(OpenPass pass);
   /// That pass has handed out `batch`; `samples` of its step count over all ranks.
-  void take(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);
+  void begin_batch(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);
   /// A batch is done with, and the next one is asked for.
-  void leave();
-  void close(std::int64_t pass);
+  void end_batch();
+  void end_pass(std::int64_t pass);
 
-  bool is_at(const Place& place) const;
+  bool is_in_hand(const BatchOfPass& batch) const;
   /// Whether a pass other than that one is open.
   bool others_open(std::int64_t pass) const;
   /// An open pass whose position cannot be saved; null if there is none.

@@ -116,7 +116,7 @@ void SessionState::check_score(const Json& row, bool saves) {
   const std::string doing = "keeping the best checkpoints by \"" + attribute + "\"";
   if (at != row.end()) throw Error(ExitCode::usage, doing, "it is reported and is not a number", "Report a number");
   // In the middle of an epoch it may be yet to come, as what is measured at its end.
-  if (!score_reported && passes->epoch_complete()) {
+  if (!score_reported && cursors->epoch_complete()) {
     std::string names;
     for (const auto& [name, value] : row.items()) names += (names.empty() ? "" : ", ") + name;
     throw Error(ExitCode::usage, doing, "no such metric is reported",

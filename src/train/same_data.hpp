@@ -1,7 +1,7 @@
 // Whether all ranks have the same data.
 #pragma once
 
-#include "data/fingerprint.hpp"
+#include "data/sources/fingerprint.hpp"
 #include "muster/communicator.hpp"
 
 #include <map>

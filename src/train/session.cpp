@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/components.hpp"
+#include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
 #include "optim/optimizer_step.hpp"
 #include "train/process_groups.hpp"
@@ -37,7 +38,7 @@ bool State::restore() {
 
 Epochs::iterator Epochs::begin() const {
   session_->epochs = count_;
-  if (session_->steps->epoch < count_) session_->passes->begin_epoch(session_->steps->epoch);
+  if (session_->steps->epoch < count_) session_->cursors->begin_epoch(session_->steps->epoch);
   return {session_, session_->steps->epoch};
 }
 
@@ -151,12 +152,16 @@ Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const 
   return Evaluation(std::move(module));
 }
 
-Worker Session::worker() const {
-  if (state_->share.fixed)
+detail::data::Worker detail::data::worker_of(const Session& session) {
+  const auto& state = *session.state_;
+  if (state.share.fixed)
     throw Error(ExitCode::usage, "preparing a data loader", "it knows nothing of virtual workers",
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
-  return {
-      .rank = world_rank(), .world = world_size(), .seed = seed(), .device = state_->device, .passes = state_->passes};
+  return {.rank = state.workers.rank(),
+          .world = state.workers.size(),
+          .seed = session.seed(),
+          .device = state.device,
+          .cursors = state.cursors};
 }
 
 DatasetShard Session::get_dataset_shard(const std::string& name) const { return DatasetShard(state_->shard(name)); }

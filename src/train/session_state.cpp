@@ -19,7 +19,7 @@ class AtMoments final : public step::Moments {
     session_.generators->enter(micro_batch);
     for (const auto& model : session_.models) model->enter(micro_batch);
   }
-  void batch_taken(const step::OpenPass& pass) override {
+  void batch_begun(const step::OpenPass& pass) override {
     session_.tell_beginning(false);
     if (session_.progress && pass.batch->completes_step())
       session_.progress->step({.epoch = session_.steps->epoch,
@@ -53,9 +53,9 @@ std::shared_ptr<data::ShardState> SessionState::shard(const std::string& name) {
   const auto& split = data_config.datasets_to_split;
   const bool is_split = data_config.split_all || std::find(split.begin(), split.end(), name) != split.end();
   auto state = std::make_shared<data::ShardState>(
-      data::Track{.name = name, .share = share, .split = is_split, .seed = launch.flags().seed}, dataset->second,
-      device);
-  passes->add(state);
+      data::CursorOptions{.name = name, .share = share, .split = is_split, .seed = launch.flags().seed},
+      dataset->second, device);
+  cursors->add(state);
   shards.emplace(name, state);
   return state;
 }
@@ -117,12 +117,12 @@ Json SessionState::save_progress(bool in_report) const {
       checkpoint::Progress{.of_a_run = true,
                            .training_iteration = training_iteration,
                            .epoch = steps->epoch,
-                           .epoch_complete = passes->epoch_complete(),
+                           .epoch_complete = cursors->epoch_complete(),
                            .global_step = steps->global_step,
                            .samples_since_report = in_report ? 0 : steps->samples_since_report,
                            .time_total_s = time_before + std::chrono::duration<double>(Clock::now() - begin).count(),
                            .seed = launch.flags().seed,
-                           .positions = passes->positions().get<std::map<std::string, Json>>(),
+                           .positions = cursors->positions().get<std::map<std::string, Json>>(),
                            .preprocessor = preprocessor ? preprocessor->state() : Json(nullptr)});
 }
 
@@ -130,8 +130,8 @@ void SessionState::restore_progress(const checkpoint::Progress& progress) {
   steps->global_step = progress.global_step;
   steps->samples_since_report = progress.samples_since_report;
   const bool complete = progress.epoch_complete;
-  passes->begin_epoch(progress.epoch + (complete ? 1 : 0));
-  for (const auto& [name, position] : progress.positions) passes->restore(name, position, complete);
+  cursors->begin_epoch(progress.epoch + (complete ? 1 : 0));
+  for (const auto& [name, position] : progress.positions) cursors->restore(name, position, complete);
 }
 
 }  // namespace muster::detail::train

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "checkpoint/store.hpp"
-#include "data/passes.hpp"
-#include "data/shard.hpp"
+#include "data/passes/cursors.hpp"
+#include "data/passes/shard.hpp"
 #include "gradients/data_parallel.hpp"
 #include "muster/launch.hpp"
 #include "muster/preprocessor.hpp"
@@ -58,7 +58,7 @@ struct SessionState {
   std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
   std::vector<std::shared_ptr<gradients::DataParallel>> models = {};
   std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();
-  std::shared_ptr<data::Passes> passes = std::make_shared<data::Passes>(steps);
+  std::shared_ptr<data::Cursors> cursors = std::make_shared<data::Cursors>(steps);
   std::shared_ptr<step::Moments> moments = {};
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};

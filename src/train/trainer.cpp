@@ -9,7 +9,7 @@
 #include "comm/agreement.hpp"
 #include "comm/environment.hpp"
 #include "comm/together.hpp"
-#include "data/source.hpp"
+#include "data/sources/source.hpp"
 #include "launch/settings.hpp"
 #include "muster/version.hpp"
 #include "observe/history.hpp"
