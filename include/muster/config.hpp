@@ -26,10 +26,11 @@ struct ScalingConfig {
   /// Threads of torch per rank; the launch's choice unless given.
   std::optional<int> threads_per_worker = {};
   /// The same weights, bit for bit, at any number of workers that divides this one, also when it changes from one start
-  /// to the next: a step has so many shards, and each worker takes several of them, one batch after the other.
-  /// Gradients are summed in the order of shards; random state and batch statistics belong to the shard. The training
-  /// function stays as it is: until the last batch of a step, gradients are put aside after backward(), so that
-  /// zero_grad() and the optimizer's step() find none. Each batch has one backward(). `batch_size` is that of a shard.
+  /// to the next: a step has so many micro-batches, and each worker takes several of them, one after the other.
+  /// Gradients are summed in the order of micro-batches, to which random state and batch statistics belong. The
+  /// training function stays as it is: until the last batch of a step, gradients are put aside after backward(), so
+  /// that zero_grad() and the optimizer's step() find none. Each batch has one backward(). `batch_size` is that of a
+  /// micro-batch.
   /// With the same library and threads per worker.
   std::optional<int> virtual_workers = {};
 };
