@@ -16,6 +16,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,7 +26,7 @@
 namespace muster {
 
 class Session;
-class TorchBackend;
+struct LaunchFlags;
 
 namespace detail::train {
 struct SessionState;
@@ -261,11 +262,17 @@ class Session {
   /// all of it.
   std::optional<Checkpoint> get_checkpoint() const;
 
-  /// Whether training has ended on this worker with an exception; for Backend::on_shutdown.
+  // For a Backend.
+
+  /// Those of the launch: what --backend and --timeout ask for, among others.
+  const LaunchFlags& flags() const noexcept;
+  /// How a process group over all workers is made, which is done now for process_group() and again for each prepared
+  /// model. `make` is collective.
+  void set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make);
+  /// Whether training has ended on this worker with an exception.
   bool failed() const noexcept;
 
  private:
-  friend class TorchBackend;
   friend detail::data::Worker detail::data::worker_of(const Session& session);
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   std::unique_ptr<detail::optim::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,

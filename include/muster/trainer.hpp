@@ -9,12 +9,14 @@
 #include <muster/session.hpp>
 
 #include <chrono>
+#include <concepts>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
+#include <utility>
 
 namespace muster {
 
@@ -43,7 +45,7 @@ class BackendConfig {
   virtual std::optional<std::chrono::milliseconds> timeout() const { return {}; }
 };
 
-/// Knows the backends of the process group.
+/// Gives the workers a torch process group, over MPI unless TorchConfig, the devices or --backend say otherwise.
 class TorchBackend final : public Backend {
  public:
   explicit TorchBackend(TorchConfig config) : config_(std::move(config)) {}
@@ -54,12 +56,24 @@ class TorchBackend final : public Backend {
   TorchConfig config_;
 };
 
-/// Called on every worker; what it returns is discarded.
-using TrainLoop = std::function<void(Session&, const Config&)>;
+/// The training function, called on every worker: any callable void(Session&, const Config&) or void(Session&).
+class TrainLoop : public std::function<void(Session&, const Config&)> {
+ public:
+  using function::function;
+  template <class Function>
+  requires(std::invocable<Function&, Session&> && !std::invocable<Function&, Session&, const Config&>)
+      TrainLoop(Function loop)
+      : function([loop](Session& session, const Config&) mutable { loop(session); }) {}
+};
 
-struct DataParallelTrainerOptions {
+/// What a trainer is asked for, the same on all ranks. Kept in params.json, from which a run is restored, but for what
+/// is not data: backend_config, callbacks, datasets, preprocessor, resume_from_checkpoint.
+struct TrainerOptions {
   Config train_loop_config = Config::object();
+  /// Of a framework or set-up of one's own; none but TorchTrainer's, unless given.
   std::shared_ptr<const BackendConfig> backend_config = {};
+  /// What TorchTrainer makes its backend by, where no backend_config is given. Other trainers have no use for it.
+  TorchConfig torch_config = {};
   ScalingConfig scaling_config = {};
   DataConfig dataset_config = {};
   RunConfig run_config = {};
@@ -69,13 +83,16 @@ struct DataParallelTrainerOptions {
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
   Json metadata = Json::object();
+  /// What a run that has no checkpoint of its own starts from.
   std::optional<Checkpoint> resume_from_checkpoint = {};
 };
+using DataParallelTrainerOptions = TrainerOptions;
+using TorchTrainerOptions = TrainerOptions;
 
 /// Runs one function on every worker, each with its share of the data.
 class DataParallelTrainer {
  public:
-  DataParallelTrainer(Launch& launch, TrainLoop train_loop, DataParallelTrainerOptions options = {});
+  DataParallelTrainer(Launch& launch, TrainLoop train_loop, TrainerOptions options = {});
   virtual ~DataParallelTrainer() = default;
 
   /// Trains; collective over all ranks of the launch. An error of training is in the Result; errors before it (bad
@@ -91,54 +108,29 @@ class DataParallelTrainer {
   static bool can_restore(const std::filesystem::path& path);
 
  protected:
+  /// Where the options name a backend that one, else this trainer's own; null for none.
+  virtual std::shared_ptr<const BackendConfig> backend_config() const { return options_.backend_config; }
+
   Launch& launch_;
   TrainLoop train_loop_;
-  DataParallelTrainerOptions options_;
+  TrainerOptions options_;
 
  private:
   Result train(const detail::train::Run& run, int workers);
 };
 
-struct TorchTrainerOptions {
-  Config train_loop_config = Config::object();
-  TorchConfig torch_config = {};
-  ScalingConfig scaling_config = {};
-  DataConfig dataset_config = {};
-  RunConfig run_config = {};
-  std::map<std::string, Dataset> datasets = {};
-  PreprocessorPtr preprocessor = {};
-  Json metadata = Json::object();
-  std::optional<Checkpoint> resume_from_checkpoint = {};
-};
-
 /// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.
 class TorchTrainer : public DataParallelTrainer {
  public:
-  /// `train_loop` is any callable void(Session&) or void(Session&, const Config&).
-  template <class Function>
-  TorchTrainer(Launch& launch, Function train_loop, TorchTrainerOptions options = {})
-      : TorchTrainer(launch, wrap(std::move(train_loop)), std::move(options), 0) {}
+  using DataParallelTrainer::DataParallelTrainer;
 
-  /// A trainer that continues the run in `path` with the configuration saved there (train_loop_config, scaling, run,
-  /// torch and dataset configurations, metadata); what `options` sets to other than its default wins. Datasets,
-  /// preprocessors, callbacks and functions cannot be saved and are given again.
-  template <class Function>
-  static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, Function train_loop,
-                              TorchTrainerOptions options = {}) {
-    return TorchTrainer(launch, wrap(std::move(train_loop)), restored(path, std::move(options)), 0);
-  }
+  /// A trainer that continues the run in `path` with the options saved there; what `options` sets to other than its
+  /// default wins. What is not data (see TrainerOptions) is given again.
+  static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
+                              TrainerOptions options = {});
 
- private:
-  TorchTrainer(Launch& launch, TrainLoop train_loop, TorchTrainerOptions options, int);
-  static TorchTrainerOptions restored(const std::filesystem::path& path, TorchTrainerOptions options);
-
-  template <class Function>
-  static TrainLoop wrap(Function function) {
-    if constexpr (std::is_invocable_v<Function&, Session&, const Config&>)
-      return function;
-    else
-      return [function = std::move(function)](Session& session, const Config&) mutable { function(session); };
-  }
+ protected:
+  std::shared_ptr<const BackendConfig> backend_config() const override;
 };
 
 }  // namespace muster

@@ -84,7 +84,7 @@ void Session::barrier() const { state_->workers.barrier(); }
 c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
   if (!state_->groups)
     throw Error(ExitCode::user_error, "taking the process group", "this trainer's backend made none",
-                "Use TorchTrainer");
+                "Use TorchTrainer, or give the session one in Backend::on_start");
   return state_->groups->own;
 }
 
@@ -177,6 +177,14 @@ bool Session::should_stop() {
   if (!state_->stop.known())
     state_->stop.hear(state_->control.all_reduce(std::int64_t{state_->launch.stop_requested()}, ReduceOp::max) != 0);
   return state_->stop_told = state_->stop.known();
+}
+
+const LaunchFlags& Session::flags() const noexcept { return state_->launch.flags(); }
+
+void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {
+  auto own = make();
+  state_->groups = std::make_shared<detail::train::ProcessGroups>(
+      detail::train::ProcessGroups{.make = std::move(make), .own = std::move(own)});
 }
 
 bool Session::failed() const noexcept { return state_->failed; }

@@ -55,7 +55,7 @@ struct SessionState {
 
   std::shared_ptr<Backend> backend = {};  // from its start to its shutdown
   bool failed = false;
-  std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
+  std::shared_ptr<ProcessGroups> groups = {};  // set by the backend
   std::vector<std::shared_ptr<gradients::DataParallel>> models = {};
   std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();
   std::shared_ptr<data::Cursors> cursors = std::make_shared<data::Cursors>(steps);

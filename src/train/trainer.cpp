@@ -46,7 +46,6 @@ class TorchBackendConfig final : public BackendConfig {
  public:
   explicit TorchBackendConfig(TorchConfig config) : config_(std::move(config)) {}
   std::unique_ptr<Backend> make_backend() const override { return std::make_unique<TorchBackend>(config_); }
-  const TorchConfig& config() const noexcept { return config_; }
   std::optional<std::chrono::milliseconds> timeout() const override { return config_.timeout; }
 
  private:
@@ -110,17 +109,16 @@ at::Device choose_device(const ScalingConfig& scaling, const Communicator& worke
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(workers.topology().local_rank % gpus));
 }
 
-Json describe(const Launch& launch, const DataParallelTrainerOptions& options, const Run& run, int workers) {
+Json describe(const Launch& launch, const TrainerOptions& options, const Run& run, int workers) {
   Json datasets = Json::object();
   if (launch.rank() < workers)
     for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
-  const auto* torch = dynamic_cast<const TorchBackendConfig*>(options.backend_config.get());
   auto params = to_json(detail::train::Params{.train_loop_config = options.train_loop_config,
                                               .metadata = options.metadata,
                                               .scaling = options.scaling_config,
                                               .checkpoint = options.run_config.checkpoint_config,
                                               .max_failures = options.run_config.failure_config.max_failures,
-                                              .torch = torch != nullptr ? torch->config() : TorchConfig{},
+                                              .torch = options.torch_config,
                                               .data = options.dataset_config});
   params.update({
       {"muster_version", MUSTER_VERSION},
@@ -241,7 +239,8 @@ void preprocess(SessionState& session) {
 }
 
 /// One attempt on one worker.
-void train_once(SessionState& session, const DataParallelTrainerOptions& options, const TrainLoop& train_loop) {
+void train_once(SessionState& session, const TrainerOptions& options, const BackendConfig* backend_config,
+                const TrainLoop& train_loop) {
   const c10::DeviceGuard own(session.device);  // for the user's at::kCUDA without a number
   at::set_num_threads(threads_of(session.launch, session.scaling));
   detail::train::seed_generators(session.launch.flags().seed, session.workers.rank());
@@ -255,7 +254,7 @@ void train_once(SessionState& session, const DataParallelTrainerOptions& options
 
   Session view(session);
   const std::shared_ptr<Backend> backend =
-      options.backend_config ? options.backend_config->make_backend() : std::make_unique<Backend>();
+      backend_config != nullptr ? backend_config->make_backend() : std::make_unique<Backend>();
   backend->on_start(view);
   session.backend = backend;
   backend->on_training_start(view);
@@ -345,7 +344,7 @@ Result read_result(const Communicator& world, const Run& run, const CheckpointCo
 
 }  // namespace
 
-DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, DataParallelTrainerOptions options)
+DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, TrainerOptions options)
     : launch_(launch), train_loop_(std::move(train_loop)), options_(std::move(options)) {}
 
 bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
@@ -379,7 +378,8 @@ Result DataParallelTrainer::fit() {
 Result DataParallelTrainer::train(const Run& run, int workers) {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
-  const auto limit = choose_limit(launch_, options_.backend_config.get());
+  const auto backend = backend_config();
+  const auto limit = choose_limit(launch_, backend.get());
   const detail::comm::TimeLimit everywhere(world, limit);
   detail::comm::on_root(world, [&] {
     for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
@@ -448,7 +448,7 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
           .store = detail::checkpoint::Store(control, run.path(), options_.run_config.checkpoint_config),
           .sinks = {part.rank() == 0, run.path(), flags.progress, options_.run_config.callbacks}};
       try {
-        train_once(session, options_, train_loop_);
+        train_once(session, options_, backend.get(), train_loop_);
       } catch (...) {
         // Before the session goes, and with it connections on which the others may be waiting.
         const auto cause = detail::comm::caught(world);
@@ -481,19 +481,13 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   return result;
 }
 
-TorchTrainer::TorchTrainer(Launch& launch, TrainLoop train_loop, TorchTrainerOptions options, int)
-    : DataParallelTrainer(launch, std::move(train_loop),
-                          {.train_loop_config = std::move(options.train_loop_config),
-                           .backend_config = std::make_shared<TorchBackendConfig>(std::move(options.torch_config)),
-                           .scaling_config = options.scaling_config,
-                           .dataset_config = std::move(options.dataset_config),
-                           .run_config = std::move(options.run_config),
-                           .datasets = std::move(options.datasets),
-                           .preprocessor = std::move(options.preprocessor),
-                           .metadata = std::move(options.metadata),
-                           .resume_from_checkpoint = std::move(options.resume_from_checkpoint)}) {}
+std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
+  if (options_.backend_config) return options_.backend_config;
+  return std::make_shared<TorchBackendConfig>(options_.torch_config);
+}
 
-TorchTrainerOptions TorchTrainer::restored(const std::filesystem::path& path, TorchTrainerOptions options) {
+TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
+                                   TrainerOptions options) {
   const auto run = whole_path(path);
   const auto saved = saved_params(run);
   if (options.train_loop_config.empty()) options.train_loop_config = saved.train_loop_config;
@@ -516,7 +510,7 @@ TorchTrainerOptions TorchTrainer::restored(const std::filesystem::path& path, To
   }
   options.run_config.name = run.filename();
   options.run_config.storage_path = run.parent_path();
-  return options;
+  return TorchTrainer(launch, std::move(train_loop), std::move(options));
 }
 
 }  // namespace muster
