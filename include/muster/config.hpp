@@ -34,6 +34,8 @@ struct ScalingConfig {
   /// With the same library and threads per worker.
   std::optional<int> virtual_workers = {};
 };
+void to_json(Json& json, const ScalingConfig& options);
+void from_json(const Json& json, ScalingConfig& options);
 
 enum class ScoreOrder { max, min };
 
@@ -44,12 +46,16 @@ struct CheckpointConfig {
   std::string checkpoint_score_attribute = {};
   ScoreOrder checkpoint_score_order = ScoreOrder::max;
 };
+void to_json(Json& json, const CheckpointConfig& options);
+void from_json(const Json& json, CheckpointConfig& options);
 
 struct FailureConfig {
   /// Retries of a training function that ended with an error known to all ranks, from the newest checkpoint:
   /// 0 none, -1 no limit. A rank that is lost or stuck ends the job instead, with ExitCode::retry.
   int max_failures = 0;
 };
+void to_json(Json& json, const FailureConfig& options);
+void from_json(const Json& json, FailureConfig& options);
 
 /// Told of a run as it goes, on every worker. Users derive their own.
 class Callback {
@@ -67,6 +73,8 @@ struct RunConfig {
   FailureConfig failure_config = {};
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 };
+void to_json(Json& json, const RunConfig& options);
+void from_json(const Json& json, RunConfig& options);
 
 struct TorchConfig {
   /// As ProcessGroupOptions::backend; with use_gpu "auto" is nccl where this build has it. The flag --backend wins.
@@ -74,6 +82,8 @@ struct TorchConfig {
   /// How long ranks wait for each other: gradients, reports, saves, process groups. The flag --timeout wins.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
+void to_json(Json& json, const TorchConfig& options);
+void from_json(const Json& json, TorchConfig& options);
 
 struct DataConfig {
   /// The datasets that are split among the workers; every other is whole on each.
@@ -81,5 +91,7 @@ struct DataConfig {
   /// Split them all.
   bool split_all = false;
 };
+void to_json(Json& json, const DataConfig& options);
+void from_json(const Json& json, DataConfig& options);
 
 }  // namespace muster

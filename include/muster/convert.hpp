@@ -31,6 +31,8 @@ struct ConvertOptions {
   /// Called now and then with the bytes written and those to write in all; what it throws ends the conversion.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
+void to_json(Json& json, const ConvertOptions& options);
+void from_json(const Json& json, ConvertOptions& options);
 
 // Each writes under a temporary name beside `output`, which ends in .h5 or .hdf5, and renames at the end: a failure
 // leaves no half file, and a file that was there before is replaced only then. The files written come back. Bad input

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <muster/detail/data_loader.hpp>
+#include <muster/json.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -46,6 +47,8 @@ struct DataLoaderOptions {
   /// How long to wait for them; without end unless given.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
+void to_json(Json& json, const DataLoaderOptions& options);
+void from_json(const Json& json, DataLoaderOptions& options);
 
 /// Made by prepare_data_loader, for the thread that runs the training function. begin() begins a pass; one at a time,
 /// and one that is left early may be followed by another.

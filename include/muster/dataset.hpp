@@ -7,6 +7,8 @@
 // Inside a training function, session.get_dataset_shard("train").iter_torch_batches({…}) gives this rank's batches.
 #pragma once
 
+#include <muster/json.hpp>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -92,6 +94,8 @@ struct DatasetOptions {
   /// is far slower in a random order. Contiguous columns need neither: they are read where they lie.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
+void to_json(Json& json, const DatasetOptions& options);
+void from_json(const Json& json, DatasetOptions& options);
 
 /// A handle to a dataset; copies are cheap and share it. Files are opened at first use and checked whole then (an Error
 /// with ExitCode::data). The same on all ranks: count, columns, sizes and some blocks are compared before training.
@@ -149,6 +153,8 @@ struct BatchOptions {
   /// Where the batches go; the session's device unless given.
   std::optional<at::Device> device = {};
 };
+void to_json(Json& json, const BatchOptions& options);
+void from_json(const Json& json, BatchOptions& options);
 
 /// One pass over a shard, which begins with begin() and ends with its last batch, or with the range. Owns what it
 /// iterates; begin() once. An error in reading (muster::Error with ExitCode::data, or what a preprocessor

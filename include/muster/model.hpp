@@ -2,6 +2,7 @@
 #pragma once
 
 #include <muster/comm_hooks.hpp>
+#include <muster/json.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -34,6 +35,8 @@ struct ModelOptions {
   /// rank has a core more than threads of torch. For parameters on the CPU; gloo and NCCL have threads anyway.
   std::optional<bool> progress_thread = {};
 };
+void to_json(Json& json, const ModelOptions& options);
+void from_json(const Json& json, ModelOptions& options);
 
 /// While it lives, backward() adds up gradients on this rank alone; the first backward() after it averages the sum.
 /// Each gradient is weighted by the samples of its own batch when it is added, so batches may be uneven. On every rank
@@ -53,6 +56,8 @@ struct JoinOptions {
   /// Divide the sum of gradients by the number of all ranks, not by that of the ranks that still have batches.
   bool divide_by_initial_world_size = false;
 };
+void to_json(Json& json, const JoinOptions& options);
+void from_json(const Json& json, JoinOptions& options);
 
 /// For loops whose ranks have different numbers of batches. Made by Session::join:
 ///

@@ -64,6 +64,8 @@ struct ReportOptions {
   /// Keep the list over the ranks in place of the mean.
   bool reduce = true;
 };
+void to_json(Json& json, const ReportOptions& options);
+void from_json(const Json& json, ReportOptions& options);
 
 /// Epochs from where the run stands to `count`; each step tells the session which one it is.
 class Epochs {

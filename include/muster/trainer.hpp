@@ -1,8 +1,12 @@
 // Trainers: they run a training function on every worker and return a Result.
+//
+//   muster::TorchTrainer trainer(launch, train, {.train_loop_config = {{"lr", 1e-3}}, .datasets = {{"train",
+//   "a.h5"}}}); const auto result = trainer.fit();
 #pragma once
 
 #include <muster/config.hpp>
 #include <muster/dataset.hpp>
+#include <muster/json.hpp>
 #include <muster/launch.hpp>
 #include <muster/preprocessor.hpp>
 #include <muster/result.hpp>
@@ -24,7 +28,8 @@ namespace detail::train {
 class Run;
 }
 
-/// Sets up what a framework needs around a training function. Every call is made on every worker, and is collective.
+/// Sets up what a framework needs around a training function: environment variables, a process group of its own
+/// (Session::set_process_group). Every call is made on every worker, and is collective.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -70,9 +75,10 @@ class TrainLoop : public std::function<void(Session&, const Config&)> {
 /// is not data: backend_config, callbacks, datasets, preprocessor, resume_from_checkpoint.
 struct TrainerOptions {
   Config train_loop_config = Config::object();
-  /// Of a framework or set-up of one's own; none but TorchTrainer's, unless given.
+  /// What sets up a framework around the training function; that of the trainer unless given, which only TorchTrainer
+  /// has.
   std::shared_ptr<const BackendConfig> backend_config = {};
-  /// What TorchTrainer makes its backend by, where no backend_config is given. Other trainers have no use for it.
+  /// Of the backend that TorchTrainer has; nobody else's.
   TorchConfig torch_config = {};
   ScalingConfig scaling_config = {};
   DataConfig dataset_config = {};
@@ -86,6 +92,9 @@ struct TrainerOptions {
   /// What a run that has no checkpoint of its own starts from.
   std::optional<Checkpoint> resume_from_checkpoint = {};
 };
+void to_json(Json& json, const TrainerOptions& options);
+void from_json(const Json& json, TrainerOptions& options);
+// One struct for all trainers.
 using DataParallelTrainerOptions = TrainerOptions;
 using TorchTrainerOptions = TrainerOptions;
 
@@ -108,7 +117,7 @@ class DataParallelTrainer {
   static bool can_restore(const std::filesystem::path& path);
 
  protected:
-  /// Where the options name a backend that one, else this trainer's own; null for none.
+  /// The backend of fit(); null for none.
   virtual std::shared_ptr<const BackendConfig> backend_config() const { return options_.backend_config; }
 
   Launch& launch_;

@@ -70,7 +70,7 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
     take();
     if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
       previous_ = read_json(file);
-      params_from_json(previous_, file);
+      options_in(previous_, file);
     }
     return Json{path_.string(), name_, previous_}.dump();
   });

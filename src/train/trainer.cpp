@@ -109,17 +109,13 @@ at::Device choose_device(const ScalingConfig& scaling, const Communicator& worke
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(workers.topology().local_rank % gpus));
 }
 
-Json describe(const Launch& launch, const TrainerOptions& options, const Run& run, int workers) {
+Json describe(const Launch& launch, TrainerOptions options, const Run& run, int workers) {
   Json datasets = Json::object();
   if (launch.rank() < workers)
     for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
-  auto params = to_json(detail::train::Params{.train_loop_config = options.train_loop_config,
-                                              .metadata = options.metadata,
-                                              .scaling = options.scaling_config,
-                                              .checkpoint = options.run_config.checkpoint_config,
-                                              .max_failures = options.run_config.failure_config.max_failures,
-                                              .torch = options.torch_config,
-                                              .data = options.dataset_config});
+  options.run_config.name = run.name();
+  options.run_config.storage_path = run.path().parent_path();
+  auto params = detail::train::params_of(options);
   params.update({
       {"muster_version", MUSTER_VERSION},
       {"program", launch.program()},
@@ -305,17 +301,6 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
   return all;
 }
 
-/// What the run in that folder was asked for; an Error (ExitCode::data) if it cannot be restored.
-detail::train::Params saved_params(const std::filesystem::path& run) {
-  const std::string doing = "restoring the run " + run.string();
-  if (!std::filesystem::exists(detail::status_of(run / "params.json")))
-    throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
-  auto params = detail::train::read_params(run);
-  if (!detail::checkpoint::newest_readable(run))
-    throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
-  return params;
-}
-
 /// What the run's directory holds now, the same on every rank.
 Result read_result(const Communicator& world, const Run& run, const CheckpointConfig& config) {
   const auto content = Json::parse(detail::comm::on_root(world, [&] {
@@ -349,7 +334,7 @@ DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, T
 
 bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
   try {
-    saved_params(whole_path(path));
+    detail::train::saved_options(whole_path(path));
     return true;
   } catch (const Error& error) {
     if (error.code() != ExitCode::data) throw;
@@ -488,29 +473,7 @@ std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
 
 TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
                                    TrainerOptions options) {
-  const auto run = whole_path(path);
-  const auto saved = saved_params(run);
-  if (options.train_loop_config.empty()) options.train_loop_config = saved.train_loop_config;
-  if (options.metadata.empty()) options.metadata = saved.metadata;
-  auto& scaling = options.scaling_config;
-  if (!scaling.num_workers) scaling.num_workers = saved.scaling.num_workers;
-  scaling.use_gpu = scaling.use_gpu || saved.scaling.use_gpu;
-  if (!scaling.threads_per_worker) scaling.threads_per_worker = saved.scaling.threads_per_worker;
-  if (!scaling.virtual_workers) scaling.virtual_workers = saved.scaling.virtual_workers;
-  if (auto& failures = options.run_config.failure_config.max_failures; failures == 0) failures = saved.max_failures;
-  if (options.torch_config.backend == TorchConfig{}.backend) options.torch_config.backend = saved.torch.backend;
-  if (!options.torch_config.timeout) options.torch_config.timeout = saved.torch.timeout;
-  auto& data = options.dataset_config;
-  if (!data.split_all && data.datasets_to_split == DataConfig{}.datasets_to_split) data = saved.data;
-  auto& kept = options.run_config.checkpoint_config;
-  if (!kept.num_to_keep) kept.num_to_keep = saved.checkpoint.num_to_keep;
-  if (kept.checkpoint_score_attribute.empty()) {
-    kept.checkpoint_score_attribute = saved.checkpoint.checkpoint_score_attribute;
-    kept.checkpoint_score_order = saved.checkpoint.checkpoint_score_order;
-  }
-  options.run_config.name = run.filename();
-  options.run_config.storage_path = run.parent_path();
-  return TorchTrainer(launch, std::move(train_loop), std::move(options));
+  return {launch, std::move(train_loop), detail::train::restored_options(whole_path(path), std::move(options))};
 }
 
 }  // namespace muster
