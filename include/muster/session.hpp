@@ -123,12 +123,12 @@ class StepScope {
 /// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
 /// all workers alike.
 ///
-/// Asked to stop (--time-limit, SIGUSR1, SIGUSR2, any worker), all workers stop at the same place: the next batch of a
-/// training pass, the next epoch or report, where no gradients are added up for a later step, outside of join(). The
-/// living State that was last restored or reported is saved, without a report, and an Error with ExitCode::stopped is
-/// thrown there; it passes through the training function like any other. Where there is no such State nothing is saved
-/// and the code is ExitCode::retry; if a report has saved files of the user's own, the next report is waited for. While
-/// batches of two training passes are in hand, the place is the next epoch or report.
+/// Asked to stop (--time-limit, SIGUSR1, SIGUSR2, any worker), all workers stop at the same boundary: the next batch of
+/// a training pass, the next epoch or report, where no gradients are added up for a later step, outside of join(). The
+/// State that was last restored or reported, if it still lives, is saved without a report, and an Error with
+/// ExitCode::stopped is thrown there; it passes through the training function like any other. Where there is no such
+/// State nothing is saved and the code is ExitCode::retry; if a report has saved files of the user's own, the next
+/// report is waited for. While batches of two training passes are in hand, the boundary is the next epoch or report.
 class Session {
  public:
   explicit Session(detail::train::SessionState& state) : state_(&state) {}
@@ -259,9 +259,8 @@ class Session {
   /// training, or return. A run whose function returns after this has said so is not finished. Collective.
   bool should_stop();
 
-  /// The newest committed one, or the one the run was told to start from. Whoever loads it by himself begins again with
-  /// epoch, global_step, position in the data and random state, of which a warning reminds; State::restore() takes up
-  /// all of it.
+  /// The newest committed one, or the one the run was told to start from. A function that loads it without
+  /// State::restore() begins again with epoch, global_step, position in the data and random state; a warning says so.
   std::optional<Checkpoint> get_checkpoint() const;
 
   // For a Backend.

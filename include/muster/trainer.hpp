@@ -24,10 +24,6 @@
 
 namespace muster {
 
-namespace detail::train {
-class Run;
-}
-
 /// Sets up what a framework needs around a training function: environment variables, a process group of its own
 /// (Session::set_process_group). Every call is made on every worker, and is collective.
 class Backend {
@@ -123,9 +119,6 @@ class DataParallelTrainer {
   Launch& launch_;
   TrainLoop train_loop_;
   TrainerOptions options_;
-
- private:
-  Result train(const detail::train::Run& run, int workers);
 };
 
 /// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.

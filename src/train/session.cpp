@@ -1,20 +1,14 @@
 #include "muster/session.hpp"
 
-#include "base/log.hpp"
-#include "checkpoint/components.hpp"
 #include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
 #include "optim/optimizer_step.hpp"
 #include "train/process_groups.hpp"
-#include "train/random.hpp"
 #include "train/session_state.hpp"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
-
-#include <algorithm>
-#include <ctime>
 
 namespace muster {
 
@@ -23,33 +17,24 @@ using detail::train::SessionState;
 State::State(SessionState& session, StateEntries entries)
     : session_(&session), entries_(std::make_shared<const StateEntries>(std::move(entries))) {}
 
-bool State::restore() {
-  auto& session = *session_;
-  session.beginning_told = true;
-  session.living = entries_;
-  if (!session.start) return false;
-  const auto& saved = session.read_start();
-  if (!saved.where.of_a_run) return session.restore_what_is_there(*entries_);
-  detail::checkpoint::restore(*entries_, saved.state, {session.workers.rank(), session.workers.size()});
-  session.restore_progress(saved.where);
-  session.restore_random_state(saved);
-  return true;
-}
+bool State::restore() { return session_->restore(entries_); }
 
 Epochs::iterator Epochs::begin() const {
-  session_->epochs = count_;
-  if (session_->steps->epoch < count_) session_->cursors->begin_epoch(session_->steps->epoch);
-  return {session_, session_->steps->epoch};
+  const auto epoch = session_->counters.steps->epoch;
+  session_->counters.epochs = count_;
+  if (epoch < count_) session_->data.cursors->begin_epoch(epoch);
+  return {session_, epoch};
 }
 
 Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
-  session_->sinks.tell(&detail::observe::Sink::epoch, epoch_);
-  if (epoch_ + 1 < session_->epochs) session_->heed_stop();
-  XX
-}
-return *this;
+  session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
+  const bool last = ++epoch_ >= session_->counters.epochs;
+  if (last) return *this;
+  session_->stop_if_asked();
+  session_->data.cursors->begin_epoch(epoch_);
+  return *this;
 }
 
 struct Evaluation::Saved {
@@ -66,20 +51,20 @@ Evaluation::~Evaluation() {
   for (const auto& [module, training] : saved_->modes) module->train(training);
 }
 
-int Session::world_size() const noexcept { return state_->workers.size(); }
-int Session::world_rank() const noexcept { return state_->workers.rank(); }
-int Session::local_rank() const noexcept { return state_->workers.topology().local_rank; }
-int Session::local_world_size() const noexcept { return state_->workers.topology().local_size; }
-int Session::node_rank() const noexcept { return state_->workers.topology().node_rank; }
-int Session::num_nodes() const noexcept { return state_->workers.topology().num_nodes; }
+int Session::world_size() const noexcept { return communicator().size(); }
+int Session::world_rank() const noexcept { return communicator().rank(); }
+int Session::local_rank() const noexcept { return communicator().topology().local_rank; }
+int Session::local_world_size() const noexcept { return communicator().topology().local_size; }
+int Session::node_rank() const noexcept { return communicator().topology().node_rank; }
+int Session::num_nodes() const noexcept { return communicator().topology().num_nodes; }
 const std::string& Session::trial_name() const noexcept { return state_->run.name(); }
 const std::string& Session::experiment_name() const noexcept { return state_->run.name(); }
-const Json& Session::metadata() const noexcept { return state_->metadata; }
-std::uint64_t Session::seed() const noexcept { return state_->launch.flags().seed; }
-std::int64_t Session::global_step() const noexcept { return state_->steps->global_step; }
-at::Device Session::get_device() const { return state_->device; }
-const Communicator& Session::communicator() const noexcept { return state_->workers; }
-void Session::barrier() const { state_->workers.barrier(); }
+const Json& Session::metadata() const noexcept { return state_->plan.options.metadata; }
+std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
+std::int64_t Session::global_step() const noexcept { return state_->counters.steps->global_step; }
+at::Device Session::get_device() const { return state_->workers.device; }
+const Communicator& Session::communicator() const noexcept { return state_->workers.own; }
+void Session::barrier() const { communicator().barrier(); }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
   if (!state_->groups)
@@ -97,18 +82,18 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
   // Who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
-  const bool spare_core = state_->launch.cpus_per_rank() > at::get_num_threads();
+  const bool spare_core = state_->plan.launch.cpus_per_rank() > at::get_num_threads();
   state_->models.push_back(detail::gradients::DataParallel::prepare(
       module,
-      {.communicator = state_->workers,
+      {.communicator = communicator(),
        .new_group = state_->groups->make,
-       .steps = state_->steps,
+       .steps = state_->counters.steps,
        .no_sync_depth = state_->no_sync_depth,
-       .wishes_to_stop = [state = state_] { return state->launch.stop_requested(); },
-       .device = state_->device,
+       .wishes_to_stop = [state = state_] { return state->plan.launch.stop_requested(); },
+       .device = get_device(),
        .share_memory = share_memory,
        .spare_core = spare_core,
-       .share = state_->share},
+       .share = state_->workers.share},
       options));
 }
 
@@ -123,27 +108,27 @@ StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr
 StepScope::~StepScope() { steps_->leave_scope(scope_); }
 
 StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const {
-  return {state_->steps, std::move(batch)};
+  return {state_->counters.steps, std::move(batch)};
 }
 
 NoSync Session::no_sync() const {
-  if (state_->share.fixed)
+  if (state_->workers.share.fixed)
     throw Error(ExitCode::usage, "adding up gradients without averaging", "virtual workers do that themselves",
                 "Choose a larger batch_size, or no virtual_workers");
   return NoSync(state_->no_sync_depth);
 }
 
 Join Session::join(const JoinOptions& options) const {
-  if (state_->share.fixed)
+  if (state_->workers.share.fixed)
     throw Error(ExitCode::usage, "joining ranks", "virtual workers have as many batches on every rank",
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
   return Join(state_->models, options);
 }
 
-Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(state_->device.type(), options); }
+Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(get_device().type(), options); }
 
 GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
-  return GradScaler(state_->workers.duplicate(), state_->device, options);
+  return GradScaler(communicator().duplicate(), get_device(), options);
 }
 
 Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
@@ -153,33 +138,31 @@ Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const 
 }
 
 detail::data::Worker detail::data::worker_of(const Session& session) {
-  const auto& state = *session.state_;
-  if (state.share.fixed)
+  const auto& workers = session.state_->workers;
+  if (workers.share.fixed)
     throw Error(ExitCode::usage, "preparing a data loader", "it knows nothing of virtual workers",
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
-  return {.rank = state.workers.rank(),
-          .world = state.workers.size(),
-          .seed = session.seed(),
-          .device = state.device,
-          .cursors = state.cursors};
+  return {.rank = workers.rank(),
+          .world = workers.size(),
+          .seed = workers.seed,
+          .device = workers.device,
+          .cursors = session.state_->data.cursors};
 }
 
-DatasetShard Session::get_dataset_shard(const std::string& name) const { return DatasetShard(state_->shard(name)); }
+DatasetShard Session::get_dataset_shard(const std::string& name) const {
+  return DatasetShard(state_->data.shard(name, state_->workers));
+}
 State Session::state(StateEntries entries) const { return State(*state_, std::move(entries)); }
 Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count); }
 std::optional<Checkpoint> Session::get_checkpoint() const {
-  state_->checkpoint_taken = true;
-  if (!state_->newest) return {};
-  return state_->store.handed_out(*state_->newest);
+  state_->start.handed_out = true;
+  const auto& outputs = state_->outputs;
+  if (!outputs.newest) return {};
+  return outputs.store.handed_out(*outputs.newest);
 }
 
-bool Session::should_stop() {
-  if (!state_->stop.known())
-    state_->stop.hear(state_->control.all_reduce(std::int64_t{state_->launch.stop_requested()}, ReduceOp::max) != 0);
-  return state_->stop_told = state_->stop.known();
-}
-
-const LaunchFlags& Session::flags() const noexcept { return state_->launch.flags(); }
+bool Session::should_stop() { return state_->should_stop(); }
+const LaunchFlags& Session::flags() const noexcept { return state_->plan.launch.flags(); }
 
 void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {
   auto own = make();
@@ -193,16 +176,14 @@ void Session::report(const Metrics& metrics, const ReportOptions& options) {
   state_->report(metrics, nullptr, std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const State& state, const ReportOptions& options) {
-  state_->living = state.entries_;
-  state_->report(metrics, &state.entries(), std::nullopt, options);
+  state_->report(metrics, state.entries_, std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
   state_->report(metrics, nullptr, checkpoint, options);
 }
 void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
                      const ReportOptions& options) {
-  state_->living = state.entries_;
-  state_->report(metrics, &state.entries(), checkpoint, options);
+  state_->report(metrics, state.entries_, checkpoint, options);
 }
 
 }  // namespace muster

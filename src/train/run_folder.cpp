@@ -1,4 +1,4 @@
-#include "train/run.hpp"
+#include "train/run_folder.hpp"
 
 #include "base/json.hpp"
 #include "base/log.hpp"
@@ -53,7 +53,13 @@ void check_run_name(const std::string& name) {
                 "Choose another --name; --storage says where the run lies");
 }
 
-Run::Run(const Communicator& world, const Launch& launch, const RunConfig& config) : root_(world.rank() == 0) {
+std::filesystem::path whole_path(const std::filesystem::path& path) {
+  const auto whole = std::filesystem::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config)
+    : root_(world.rank() == 0) {
   const auto& flags = launch.flags();
   const auto chosen = comm::on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
@@ -67,17 +73,17 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
     require_own_directory(path_);
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
-    take();
+    lock();
     if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
-      previous_ = read_json(file);
-      options_in(previous_, file);
+      params_ = read_json(file);
+      options_in(params_, file);
     }
-    return Json{path_.string(), name_, previous_}.dump();
+    return Json{path_.string(), name_, params_}.dump();
   });
   const auto decided = Json::parse(chosen);
   path_ = decided[0].get<std::string>();
   name_ = decided[1];
-  previous_ = decided[2];
+  params_ = decided[2];
   check_shared(world);
 
   char file[32];
@@ -85,7 +91,7 @@ Run::Run(const Communicator& world, const Launch& launch, const RunConfig& confi
   log::write_to(path_ / "logs" / file);
 }
 
-void Run::take() {
+void RunFolder::lock() {
   const auto exists = [&] {  // a link counts, whether there is something behind it or not
     return std::filesystem::exists(std::filesystem::symlink_status(path_ / ".lock"));
   };
@@ -117,7 +123,7 @@ void Run::take() {
               "another job is using it (" + read_file(path_ / ".lock") + ")", "Wait for it, or choose another --name");
 }
 
-void Run::check_shared(const Communicator& world) const {
+void RunFolder::check_shared(const Communicator& world) const {
   if (world.topology().num_nodes == 1) return;
   const auto file = path_ / ".token";
   const auto token = comm::on_root(world, [&] {
@@ -143,9 +149,30 @@ void Run::check_shared(const Communicator& world) const {
           "Choose a --storage on a file system that all nodes share");
 }
 
-void Run::write_params(const Json& params) const { write_file(path_ / "params.json", params.dump(2) + "\n"); }
+void RunFolder::write_params(Json params) {
+  params_ = std::move(params);
+  write_file(path_ / "params.json", params_.dump(2) + "\n");
+}
 
-void Run::write_error(const std::string& text) const noexcept {
+void RunFolder::mark_finished() noexcept {
+  std::error_code ignored;
+  std::filesystem::remove(path_ / "error.txt", ignored);
+  try {
+    params_["finished"] = true;
+    write_params(params_);
+  } catch (const std::exception& error) {
+    log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
+              error.what());
+  }
+}
+
+void RunFolder::remove_unfinished() const {
+  for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
+                           ".owner", "logs/.owner"})
+    muster::detail::remove_unfinished(path_ / name);
+}
+
+void RunFolder::write_error(const std::string& text) const noexcept {
   try {
     write_file(path_ / "error.txt", text + "\n");
   } catch (const std::exception& error) {
@@ -153,18 +180,13 @@ void Run::write_error(const std::string& text) const noexcept {
   }
 }
 
-void Run::write_error(const Communicator& world, const comm::Lost& lost) const noexcept {
+void RunFolder::write_error(const Communicator& world, const comm::Lost& lost) const noexcept {
   int lowest = 0;
   while (std::find(lost.ranks().begin(), lost.ranks().end(), lowest) != lost.ranks().end()) ++lowest;
   // That one writes and ends the job meanwhile, unless it still waits.
   if (world.rank() != lowest) std::this_thread::sleep_for(std::chrono::seconds(2));
   write_error("rank " + std::to_string(world.rank()) + " (" +
               world.topology().hosts[static_cast<std::size_t>(world.rank())] + "): " + lost.what());
-}
-
-void Run::remove_error() const noexcept {
-  std::error_code ignored;
-  std::filesystem::remove(path_ / "error.txt", ignored);
 }
 
 }  // namespace muster::detail::train
