@@ -61,6 +61,7 @@ class TorchBackend final : public Backend {
 class TrainLoop : public std::function<void(Session&, const Config&)> {
  public:
   using function::function;
+  TrainLoop(std::function<void(Session&, const Config&)> loop) : function(std::move(loop)) {}
   template <class Function>
   requires(std::invocable<Function&, Session&> && !std::invocable<Function&, Session&, const Config&>)
       TrainLoop(Function loop)
