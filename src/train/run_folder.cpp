@@ -89,6 +89,8 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   char file[32];
   std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
   log::write_to(path_ / "logs" / file);
+  // Here the others hear of a rank that could not open its log.
+  comm::on_root(world, [&] { return remove_unfinished(), std::string(); });
 }
 
 void RunFolder::lock() {

@@ -44,7 +44,6 @@ bool start(const Plan& plan, RunFolder& run) {
   const auto& world = plan.world();
   const auto resume = plan.launch.flags().resume;
   comm::on_root(world, [&] {
-    run.remove_unfinished();
     if (resume == Resume::never && !list_checkpoints(run.path()).empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                   "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
