@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -64,6 +65,8 @@ struct World {
   std::atomic<std::int64_t> limit_ms{default_limit.count()};
 };
 
+class HierarchicalAllReduce;
+
 /// What the ranks of a channel on one node have in common.
 struct Node {
   std::vector<int> ranks;        ///< [local size]: rank in the channel
@@ -74,6 +77,8 @@ struct Node {
   /// [num_nodes][owners]: rank in the channel.
   std::vector<std::vector<int>> owners_of_node;
   unsigned exchanges = 0;  ///< that there have been between this rank and its fellow owners
+  /// Those under way, in the order in which they were started; every wait on the channel advances all of them.
+  std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
 
 class Channel {

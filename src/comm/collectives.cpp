@@ -27,26 +27,20 @@ struct Doing {
   }
 };
 
-/// Goes one of three ways: MPI's requests, the engine's ticket, or the two together.
+/// Goes one of two ways: MPI's requests or the engine's ticket.
 struct Request::State {
   std::shared_ptr<Channel> channel;
   Doing doing;
   std::vector<MPI_Request> pending = {};
   node::Team* team = nullptr;  ///< of the ticket
   node::Team::Ticket ticket = 0;
-  std::shared_ptr<HierarchicalAllReduce> over_nodes = nullptr;
   std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
   bool finished = false;
 
   bool test() {
     if (finished) return true;
-    if (over_nodes)
-      finished = over_nodes->advance();
-    else if (team != nullptr)
-      finished = team->done(ticket);
-    else
-      finished = test_mpi();
+    finished = team != nullptr ? team->done(ticket) : test_mpi();
     if (finished) {
       pending.clear();
       kept.clear();
@@ -68,7 +62,7 @@ struct Request::State {
 
   ~State() {
     if (finished) return;
-    if (team != nullptr && kept.empty()) team->leave(ticket);
+    if (team != nullptr && kept.empty() && channel->topology.num_nodes == 1) team->leave(ticket);
     // It may still be read or written, so this memory is given up for good.
     if (!kept.empty()) new std::vector<std::shared_ptr<void>>(std::move(kept));
   }
@@ -81,7 +75,9 @@ Request& Request::operator=(Request&&) noexcept = default;
 Request::~Request() = default;
 
 bool Request::done() {
-  if (!state_ || state_->test()) return true;
+  if (!state_ || state_->finished) return true;
+  advance_over_nodes(*state_->channel);
+  if (state_->test()) return true;
   state_->channel->world->alarm.check();
   return false;
 }
@@ -188,8 +184,9 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
     return on_team(std::move(state), *team, team->all_reduce(data, count, {type, op}));
   }
   if (state->channel->node) {
-    state->over_nodes = HierarchicalAllReduce::start(state->channel, data, count, {type, op});
-    return Request(std::move(state));
+    auto& team = *state->channel->node->team;
+    const auto ticket = all_reduce_over_nodes(state->channel, data, count, {type, op});
+    return on_team(std::move(state), team, ticket);
   }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);

@@ -1,10 +1,12 @@
 #include "comm/hierarchy.hpp"
 
+#include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/reduction.hpp"
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::comm {
 namespace {
@@ -30,166 +32,211 @@ constexpr std::size_t split_bytes = std::size_t{32} << 10;
 
 }  // namespace
 
-struct SliceExchange::Memory {
-  std::unique_ptr<std::byte[]> received;  // [nodes - 1] parts
-  std::vector<MPI_Request> pending;
+/// The exchange of one slice among the ranks that own it on each node, each of which reduces its share of it, or all of
+/// them a short slice. Sums are formed in the order of nodes: the same bits everywhere.
+class SliceExchange {
+ public:
+  SliceExchange(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
+      : channel_(std::move(channel)),
+        data_(data),
+        count_(count),
+        reduction_(reduction),
+        nodes_(channel_->topology.num_nodes),
+        here_(channel_->topology.node_rank),
+        number_(channel_->node->exchanges++),
+        whole_(count * size_of(reduction.type) <= short_bytes),
+        memory_(std::make_unique<Memory>()) {
+    scatter();
+  }
+  ~SliceExchange() {
+    // MPI may still read or write there, so this memory is given up for good.
+    if (!memory_->pending.empty()) static_cast<void>(memory_.release());
+  }
+  SliceExchange(const SliceExchange&) = delete;
+  SliceExchange& operator=(const SliceExchange&) = delete;
+
+  /// Makes progress; true at the end.
+  bool advance() {
+    if (state_ == State::scattering && test()) {
+      reduce_mine();
+      state_ = whole_ ? State::done : State::gathering;
+      if (!whole_) gather();
+    }
+    if (state_ == State::gathering && test()) state_ = State::done;
+    return state_ == State::done;
+  }
+
+ private:
+  node::Team::Slice share_of(int node) const {
+    return whole_ ? node::Team::Slice{0, count_} : node::Team::slice(count_, nodes_, node, reduction_.type);
+  }
+  std::byte* at(std::size_t element) const { return data_ + element * size_of(reduction_.type); }
+
+  template <class Body>
+  void for_other_nodes(Body&& body) {
+    for (int n = 0; n < nodes_; ++n)
+      if (n != here_) body(n);
+  }
+  /// Starts a message to or from the rank of that node that owns the slice.
+  template <class Start, class Data>
+  void start(Start&& start, const char* call, Data* data, std::size_t count, int node, int tag) {
+    const auto owner = static_cast<std::size_t>(channel_->topology.local_rank);
+    memory_->pending.push_back(MPI_REQUEST_NULL);
+    check(start(data, static_cast<int>(count), mpi_type(reduction_.type),
+                channel_->node->owners_of_node[static_cast<std::size_t>(node)][owner], tag, channel_->collective,
+                &memory_->pending.back()),
+          call);
+  }
+  void send(const node::Team::Slice& share, int node, int tag) {
+    start(MPI_Isend, "MPI_Isend", at(share.first), share.count, node, tag);
+  }
+  void receive(std::byte* data, std::size_t count, int node, int tag) {
+    start(MPI_Irecv, "MPI_Irecv", data, count, node, tag);
+  }
+
+  void scatter() {
+    const auto mine = share_of(here_).count;
+    const auto bytes = mine * size_of(reduction_.type);
+    memory_->received = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(nodes_ - 1) * bytes);
+    auto* into = memory_->received.get();
+    for_other_nodes([&](int n) {
+      receive(into, mine, n, scatter_tag(number_));
+      into += bytes;
+    });
+    for_other_nodes([&](int n) { send(share_of(n), n, scatter_tag(number_)); });
+  }
+
+  void reduce_mine() {
+    const auto mine = share_of(here_);
+    void* const target = at(mine.first);
+    std::vector<const void*> sources;
+    for (int n = 0; n < nodes_; ++n) {
+      const auto others = static_cast<std::size_t>(n < here_ ? n : n - 1);
+      sources.push_back(n == here_ ? target : memory_->received.get() + others * mine.count * size_of(reduction_.type));
+    }
+    node::reduce_arrays(std::span(&target, 1), sources, mine.count, reduction_);
+  }
+
+  void gather() {
+    for_other_nodes([&](int n) { receive(at(share_of(n).first), share_of(n).count, n, gather_tag(number_)); });
+    for_other_nodes([&](int n) { send(share_of(here_), n, gather_tag(number_)); });
+  }
+
+  bool test() {
+    int flag = 0;
+    for (int call = 0; call < calls_per_look && flag == 0; ++call)
+      check(MPI_Testall(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &flag, MPI_STATUSES_IGNORE),
+            "MPI_Testall");
+    if (flag) memory_->pending.clear();
+    return flag != 0;
+  }
+
+  std::shared_ptr<Channel> channel_;
+  std::byte* data_;
+  std::size_t count_;
+  node::Reduction reduction_;
+  int nodes_;
+  int here_;
+  unsigned number_;  ///< of this exchange, the same on all nodes
+  bool whole_;       ///< every node reduces the whole slice: one exchange in place of two
+  struct Memory {
+    std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares
+    std::vector<MPI_Request> pending;
+  };
+  std::unique_ptr<Memory> memory_;  ///< what MPI may touch
+  enum class State { scattering, gathering, done } state_ = State::scattering;
 };
 
-SliceExchange::SliceExchange(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count,
-                             const node::Reduction& reduction)
-    : channel_(std::move(channel)),
-      data_(data),
-      count_(count),
-      reduction_(reduction),
-      nodes_(channel_->topology.num_nodes),
-      here_(channel_->topology.node_rank),
-      number_(channel_->node->exchanges++),
-      whole_(count * size_of(reduction.type) <= short_bytes),
-      memory_(std::make_unique<Memory>()) {
-  scatter();
-}
+class HierarchicalAllReduce {
+ public:
+  HierarchicalAllReduce(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count,
+                        const node::Reduction& reduction);
+  void advance();
+  node::Team::Ticket ticket() const noexcept { return pieces_.empty() ? 0 : pieces_.back().shared; }
 
-SliceExchange::~SliceExchange() {
-  // MPI may still read or write there, so this memory is given up for good.
-  if (!memory_->pending.empty()) static_cast<void>(memory_.release());
-}
+ private:
+  struct Piece {
+    std::byte* data = nullptr;
+    std::size_t count = 0;
+    int owners = 1;
+    node::Team::Ticket reduced = 0;
+    node::Team::Ticket shared = 0;
+    std::unique_ptr<SliceExchange> exchange = nullptr;
+    bool exchanged = false;  ///< or not this rank's business
+  };
 
-node::Team::Slice SliceExchange::part_of(int node) const {
-  return whole_ ? node::Team::Slice{0, count_} : node::Team::slice(count_, nodes_, node, reduction_.type);
-}
+  /// The slices of all owners to all ranks, once this rank's, if it has one, has been exchanged.
+  void share(Piece& piece);
 
-void SliceExchange::send(const std::byte* data, std::size_t count, int node, int tag) {
-  const int owner = channel_->topology.local_rank;
-  const int peer = channel_->node->owners_of_node[static_cast<std::size_t>(node)][static_cast<std::size_t>(owner)];
-  memory_->pending.push_back(MPI_REQUEST_NULL);
-  check(MPI_Isend(data, static_cast<int>(count), mpi_type(reduction_.type), peer, tag, channel_->collective,
-                  &memory_->pending.back()),
-        "MPI_Isend");
-}
+  std::shared_ptr<Channel> channel_;
+  node::Reduction reduction_;
+  std::vector<Piece> pieces_;
+  std::size_t first_ = 0;  ///< piece that has not been exchanged
+};
 
-void SliceExchange::receive(std::byte* data, std::size_t count, int node, int tag) {
-  const int owner = channel_->topology.local_rank;
-  const int peer = channel_->node->owners_of_node[static_cast<std::size_t>(node)][static_cast<std::size_t>(owner)];
-  memory_->pending.push_back(MPI_REQUEST_NULL);
-  check(MPI_Irecv(data, static_cast<int>(count), mpi_type(reduction_.type), peer, tag, channel_->collective,
-                  &memory_->pending.back()),
-        "MPI_Irecv");
-}
-
-void SliceExchange::scatter() {
-  const auto element = size_of(reduction_.type);
-  const auto mine = part_of(here_).count;
-  memory_->received =
-      std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(nodes_ - 1) * mine * element);
-  auto* into = memory_->received.get();
-  for (int n = 0; n < nodes_; ++n) {
-    if (n == here_) continue;
-    receive(into, mine, n, scatter_tag(number_));
-    into += mine * element;
-  }
-  for (int n = 0; n < nodes_; ++n) {
-    if (n == here_) continue;
-    const auto theirs = part_of(n);
-    send(data_ + theirs.first * element, theirs.count, n, scatter_tag(number_));
-  }
-}
-
-void SliceExchange::reduce_mine() {
-  const auto element = size_of(reduction_.type);
-  const auto mine = part_of(here_);
-  void* const target = data_ + mine.first * element;
-  std::vector<const void*> sources;
-  const auto* received = memory_->received.get();
-  for (int n = 0; n < nodes_; ++n) {
-    sources.push_back(n == here_ ? target : received);
-    if (n != here_) received += mine.count * element;
-  }
-  node::reduce_arrays(std::span(&target, 1), sources, mine.count, reduction_);
-}
-
-void SliceExchange::gather() {
-  const auto element = size_of(reduction_.type);
-  for (int n = 0; n < nodes_; ++n) {
-    if (n == here_) continue;
-    const auto theirs = part_of(n);
-    receive(data_ + theirs.first * element, theirs.count, n, gather_tag(number_));
-  }
-  const auto mine = part_of(here_);
-  for (int n = 0; n < nodes_; ++n)
-    if (n != here_) send(data_ + mine.first * element, mine.count, n, gather_tag(number_));
-}
-
-bool SliceExchange::test() {
-  int flag = 0;
-  for (int call = 0; call < calls_per_look && flag == 0; ++call)
-    check(MPI_Testall(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &flag, MPI_STATUSES_IGNORE),
-          "MPI_Testall");
-  if (flag) memory_->pending.clear();
-  return flag != 0;
-}
-
-bool SliceExchange::advance() {
-  if (state_ == State::scattering && test()) {
-    reduce_mine();
-    state_ = whole_ ? State::done : State::gathering;
-    if (!whole_) gather();
-  }
-  if (state_ == State::gathering && test()) state_ = State::done;
-  return state_ == State::done;
-}
-
-std::shared_ptr<HierarchicalAllReduce> HierarchicalAllReduce::start(std::shared_ptr<Channel> channel, void* data,
-                                                                    std::size_t count,
-                                                                    const node::Reduction& reduction) {
-  const std::shared_ptr<HierarchicalAllReduce> whole(new HierarchicalAllReduce(std::move(channel), reduction));
-  auto& node = *whole->channel_->node;
+HierarchicalAllReduce::HierarchicalAllReduce(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count,
+                                             const node::Reduction& reduction)
+    : channel_(std::move(channel)), reduction_(reduction) {
+  auto& node = *channel_->node;
   const auto element = size_of(reduction.type);
   const auto most = std::max<std::size_t>(1, piece_bytes(node.owners) / element);
   for (std::size_t first = 0; first < count; first += most) {
     const auto n = std::min(most, count - first);
-    whole->pieces_.push_back({.data = static_cast<std::byte*>(data) + first * element,
-                              .count = n,
-                              .owners = std::clamp(static_cast<int>(n * element / split_bytes), 1, node.owners)});
+    const int owners = std::clamp(static_cast<int>(n * element / split_bytes), 1, node.owners);
+    pieces_.push_back(
+        {.data = data + first * element, .count = n, .owners = owners, .exchanged = node.team->rank() >= owners});
   }
   // The sums of the nodes are multiplied once they are whole.
   auto inside = reduction;
   inside.scale = 1.0;
   // One piece is on the network while the next is reduced.
-  const auto share = [&](Piece& piece) {
-    piece.shared = node.team->all_gather(piece.data, piece.count, piece.owners, reduction.type,
-                                         [whole, &piece] { return whole->exchange(piece); });
-  };
-  for (std::size_t i = 0; i < whole->pieces_.size(); ++i) {
-    auto& piece = whole->pieces_[i];
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    auto& piece = pieces_[i];
     piece.reduced = node.team->reduce_scatter(piece.data, piece.count, piece.owners, inside);
-    if (i > 0) share(whole->pieces_[i - 1]);
+    if (i > 0) share(pieces_[i - 1]);
   }
-  if (!whole->pieces_.empty()) share(whole->pieces_.back());
-  return whole;
+  if (!pieces_.empty()) share(pieces_.back());
 }
 
-bool HierarchicalAllReduce::exchange(Piece& piece) {
-  if (piece.exchanged) return true;
-  auto& team = *channel_->node->team;
-  if (!piece.exchange) {
-    if (!team.finished(piece.reduced)) return false;
-    const auto mine = node::Team::slice(piece.count, piece.owners, team.rank(), reduction_.type);
-    piece.exchange = std::make_unique<SliceExchange>(channel_, piece.data + mine.first * size_of(reduction_.type),
-                                                     mine.count, reduction_);
-  }
-  piece.exchanged = piece.exchange->advance();
-  if (piece.exchanged) piece.exchange.reset();
-  return piece.exchanged;
+void HierarchicalAllReduce::share(Piece& piece) {
+  using Start = node::Team::Start;
+  piece.shared = channel_->node->team->all_gather(piece.data, piece.count, piece.owners, reduction_.type,
+                                                  piece.exchanged ? Start::open : Start::closed);
 }
 
-bool HierarchicalAllReduce::advance() {
-  if (pieces_.empty()) return true;
+void HierarchicalAllReduce::advance() {
   auto& team = *channel_->node->team;
-  const bool done = team.done(pieces_.back().shared);
-  if (!done)
-    for (auto& piece : pieces_)
-      if (team.rank() < piece.owners && team.finished(piece.reduced)) exchange(piece);
-  return done;
+  if (team.done(ticket())) return;
+  while (first_ < pieces_.size() && pieces_[first_].exchanged) ++first_;
+  for (auto i = first_; i < pieces_.size() && team.finished(pieces_[i].reduced); ++i) {
+    auto& piece = pieces_[i];
+    if (piece.exchanged) continue;
+    if (!piece.exchange) {
+      const auto mine = node::Team::slice(piece.count, piece.owners, team.rank(), reduction_.type);
+      piece.exchange = std::make_unique<SliceExchange>(channel_, piece.data + mine.first * size_of(reduction_.type),
+                                                       mine.count, reduction_);
+    }
+    if (!piece.exchange->advance()) continue;
+    piece.exchange.reset();
+    piece.exchanged = true;
+    team.open(piece.shared);
+  }
+}
+
+node::Team::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>& channel, void* data, std::size_t count,
+                                         const node::Reduction& reduction) {
+  const auto started =
+      std::make_shared<HierarchicalAllReduce>(channel, static_cast<std::byte*>(data), count, reduction);
+  channel->node->over_nodes.push_back(started);
+  advance_over_nodes(*channel);
+  return started->ticket();
+}
+
+void advance_over_nodes(Channel& channel) {
+  if (!channel.node) return;
+  auto& under_way = channel.node->over_nodes;
+  for (const auto& all_reduce : under_way) all_reduce->advance();
+  while (!under_way.empty() && channel.node->team->finished(under_way.front()->ticket())) under_way.pop_front();
 }
 
 }  // namespace muster::detail::comm

@@ -1,6 +1,7 @@
 #include "comm/wait.hpp"
 
 #include "comm/channel.hpp"
+#include "comm/hierarchy.hpp"
 #include "muster/error.hpp"
 
 #include <atomic>
@@ -17,9 +18,13 @@ void set_cores_suffice(bool suffice) noexcept { suffice_ = suffice; }
 
 void wait_for(const Communicator& communicator, const std::function<bool()>& ready,
               const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit) {
-  const auto& channel = *communicator.channel();
+  auto& channel = *communicator.channel();
   const auto longest = limit.value_or(std::chrono::milliseconds(channel.world->limit_ms.load()));
-  if (!wait_until(ready, longest, [&] { channel.world->alarm.check(); }))
+  const auto advanced = [&] {
+    advance_over_nodes(channel);
+    return ready();
+  };
+  if (!wait_until(advanced, longest, [&] { channel.world->alarm.check(); }))
     throw Error(ExitCode::retry, doing(),
                 "not finished within " + std::to_string(longest.count() / 1000.0).substr(0, 6) + " s on rank " +
                     std::to_string(channel.rank) + " of " + std::to_string(channel.size),

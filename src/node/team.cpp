@@ -66,6 +66,8 @@ class Team::Operation {
   /// Goes on as far as that is possible without waiting; true at the end.
   virtual bool advance(Team& team) = 0;
 
+  Start start = Start::open;
+
   /// Goes on in memory of its own. Registered memory stays, as other ranks may write there.
   void leave_data(const Team& team) {
     if (bytes_ == 0 || own_ || team.registered(data_, bytes_)) return;
@@ -389,20 +391,15 @@ class Team::ReduceScatter final : public Operation {
 
 class Team::AllGather final : public Operation {
  public:
-  AllGather(std::byte* data, std::size_t count, int owners, Dtype type, std::function<bool()> open)
+  AllGather(std::byte* data, std::size_t count, int owners, Dtype type)
       : Operation(data, count * size_of(type)),
         count_(count),
         owners_(owners),
         type_(type),
         element_(size_of(type)),
-        longest_(slice(count, owners, 0, type).count),
-        open_(std::move(open)) {}
+        longest_(slice(count, owners, 0, type).count) {}
 
   bool advance(Team& team) override {
-    if (open_) {
-      if (team.rank_ < owners_ && !open_()) return false;
-      open_ = nullptr;
-    }
     if (team.size_ == 1) return true;
     if (!agreed_) {
       if (!step_.entered) {
@@ -455,7 +452,6 @@ class Team::AllGather final : public Operation {
   Dtype type_;
   std::size_t element_;
   std::size_t longest_;
-  std::function<bool()> open_;
   std::vector<std::byte*> everywhere_ = {};
   bool agreed_ = false;
   std::size_t first_ = 0;
@@ -477,7 +473,8 @@ Team::~Team() = default;
 
 void Team::add(Region region) { regions_.push_back(std::move(region)); }
 
-Team::Ticket Team::start(std::unique_ptr<Operation> operation) {
+Team::Ticket Team::start(std::unique_ptr<Operation> operation, Start start) {
+  operation->start = start;
   queue_.push_back(std::move(operation));
   ++started_;
   advance();
@@ -485,10 +482,15 @@ Team::Ticket Team::start(std::unique_ptr<Operation> operation) {
 }
 
 void Team::advance() {
-  while (!queue_.empty() && queue_.front()->advance(*this)) {
+  while (!queue_.empty() && queue_.front()->start == Start::open && queue_.front()->advance(*this)) {
     queue_.pop_front();
     ++finished_;
   }
+}
+
+void Team::open(Ticket ticket) {
+  queue_[ticket - finished_ - 1]->start = Start::open;
+  advance();
 }
 
 void Team::leave(Ticket ticket) {
@@ -518,8 +520,8 @@ Team::Ticket Team::reduce_scatter(void* data, std::size_t count, int owners, con
   return start(std::make_unique<ReduceScatter>(*this, static_cast<std::byte*>(data), count, owners, reduction));
 }
 
-Team::Ticket Team::all_gather(void* data, std::size_t count, int owners, Dtype type, std::function<bool()> open) {
-  return start(std::make_unique<AllGather>(static_cast<std::byte*>(data), count, owners, type, std::move(open)));
+Team::Ticket Team::all_gather(void* data, std::size_t count, int owners, Dtype type, Start when) {
+  return start(std::make_unique<AllGather>(static_cast<std::byte*>(data), count, owners, type), when);
 }
 
 Team::Slice Team::slice(std::size_t count, int owners, int owner, Dtype type) {

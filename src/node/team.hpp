@@ -23,7 +23,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -43,6 +42,8 @@ class Team {
  public:
   /// The name of an operation under way. They finish in order.
   using Ticket = std::uint64_t;
+  /// Whether an operation may begin at once. One that is closed holds up those behind it until this rank opens it.
+  enum class Start { open, closed };
 
   /// Bytes of memory, aligned to a page, that a team of that size needs.
   static std::size_t memory(int size);
@@ -73,14 +74,16 @@ class Team {
   /// The first `owners` ranks own a slice of the elements each (see slice()). Afterwards the owner's slice is reduced,
   /// in place; what the other elements hold is not defined.
   Ticket reduce_scatter(void* data, std::size_t count, int owners, const Reduction& reduction);
-  /// Each owner's slice to all, in place. It begins when open() is true, which is asked by the owners.
-  Ticket all_gather(void* data, std::size_t count, int owners, Dtype type, std::function<bool()> open);
+  /// Each owner's slice to all, in place.
+  Ticket all_gather(void* data, std::size_t count, int owners, Dtype type, Start start = Start::open);
 
+  /// Lets an operation begin that was started closed. Makes progress.
+  void open(Ticket ticket);
   /// Nobody waits for it any more, and its data may go. The other ranks still have this one's part of it.
   void leave(Ticket ticket);
   /// Whether it has finished. Makes progress.
   bool done(Ticket ticket);
-  /// The same without making progress; may be asked inside open().
+  /// The same without making progress.
   bool finished(Ticket ticket) const noexcept { return finished_ >= ticket; }
 
   /// Elements from `first` on.
@@ -103,7 +106,7 @@ class Team {
   class AllGather;
 
   std::size_t region_of(const void* data, std::size_t bytes) const noexcept;
-  Ticket start(std::unique_ptr<Operation> operation);
+  Ticket start(std::unique_ptr<Operation> operation, Start start = Start::open);
   void advance();
 
   // The steps of the operation at the head of the queue.

@@ -99,6 +99,27 @@ TEST(Nodes, SumsAreThoseOfTheFlatOnes) {
   }
 }
 
+TEST(Nodes, AllReducesUnderWayEndInWhateverOrderRanksWaitForThem) {
+  constexpr std::size_t count = 400'009, dropped = 2;
+  for (const auto& node_of_rank : placements) {
+    SCOPED_TRACE(testing::PrintToString(node_of_rank));
+    const auto nodes = on_nodes(node_of_rank);
+    Collectives collectives(nodes);
+    std::vector<std::vector<double>> data(5, std::vector<double>(count, nodes.rank()));
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      for (auto& element : data[i]) element += static_cast<double>(10 * i);
+      requests.push_back(collectives.all_reduce(data[i].data(), count, Dtype::f64, ReduceOp::sum));
+    }
+    requests[dropped] = {};  // its memory stays, and the other ranks need this one's part
+    collectives.barrier().wait(20s);
+    for (std::size_t i = data.size(); i-- > 0;) requests[nodes.rank() == 1 ? data.size() - 1 - i : i].wait(20s);
+    for (std::size_t i = 0; i < data.size(); ++i)
+      EXPECT_EQ(data[i], std::vector<double>(count, 6.0 + 40.0 * static_cast<double>(i))) << i;
+    nodes.barrier();
+  }
+}
+
 TEST(Nodes, EveryTypeAndOperationIsThatOfTheFlatOne) {
   for (const auto& node_of_rank : placements) {
     SCOPED_TRACE(testing::PrintToString(node_of_rank));

@@ -273,8 +273,10 @@ void check_collectives(int ranks, Dtype type, ReduceOp op, std::size_t count,
     for (int owners = 1; owners <= ranks; owners += ranks) {
       fill(data, count, type, op, team.rank());
       wait(team, team.reduce_scatter(data, count, owners, {type, op}));
-      bool asked = false;
-      wait(team, team.all_gather(data, count, owners, type, [&] { return std::exchange(asked, true); }));
+      const auto shared = team.all_gather(data, count, owners, type, Team::Start::closed);
+      EXPECT_FALSE(team.done(shared));
+      team.open(shared);
+      wait(team, shared);
       EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "slices, " << described(type, op, ranks, count);
     }
   });
@@ -334,6 +336,29 @@ TEST(Team, SameBitsOnEveryRankOnEveryPathAndCloseToASumInDouble) {
         ASSERT_NEAR(results[0][i], sum / ranks, 1e3 * 1.2e-7 * ranks);
       }
     }
+}
+
+TEST(Team, AClosedOperationHoldsUpThoseBehindIt) {
+  constexpr int ranks = 3;
+  constexpr std::size_t count = 1000;
+  on_ranks(ranks, 1, [&](Team& team, const Region&) {
+    Bytes data(count * 4), other(count * 4);
+    fill(data.data(), count, Dtype::f32, ReduceOp::sum, team.rank());
+    fill(other.data(), count, Dtype::f32, ReduceOp::sum, team.rank());
+    wait(team, team.reduce_scatter(data.data(), count, 2, {}));
+    const bool owner = team.rank() < 2;
+    const auto shared =
+        team.all_gather(data.data(), count, 2, Dtype::f32, owner ? Team::Start::closed : Team::Start::open);
+    const auto behind = team.all_reduce(other.data(), count, {});
+    if (owner) {
+      for (int i = 0; i < 100; ++i) ASSERT_FALSE(team.done(behind));
+      team.open(shared);
+    }
+    wait(team, behind);
+    EXPECT_TRUE(team.finished(shared));
+    for (const auto* sum : {&data, &other})
+      EXPECT_EQ(first_wrong(sum->data(), count, Dtype::f32, ReduceOp::sum, ranks), count);
+  });
 }
 
 /// Several operations under way at once, of all kinds, memory and sizes.
