@@ -2,6 +2,7 @@
 
 #include "comm/wait.hpp"
 #include "gradients/buckets.hpp"
+#include "gradients/use_sums.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -12,16 +13,15 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
+#include <span>
 #include <utility>
 
 namespace muster::detail::gradients {
 namespace {
 
 /// Buckets begin at whole cache lines, of the smallest element.
-constexpr std::int64_t line = 64;
+constexpr std::size_t line = 64;
 
 /// In the memory that the group's backend moves best, if it has its own. Collective.
 at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at::TensorOptions& options) {
@@ -33,24 +33,14 @@ at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at
 
 }  // namespace
 
-/// What gradients of one type on one device have in common.
-struct BucketExchange::Kind {
-  at::TensorOptions options;
-  std::int64_t elements = 0;
-  std::int64_t gradients = 0;
-  at::Tensor memory = {};  ///< of all of their buckets
-};
-
 struct BucketExchange::Bucket {
-  std::size_t gradients = 0;
-  std::size_t missing = 0;
-  at::Tensor flat;  ///< the gradients, then `used`
-  /// [gradients], in the end on how many ranks each was used; NaN: a rank has left. In the first bucket also
-  /// [flag_bits], how many ranks have given each.
+  GradBucket gradients;  ///< as a hook sees them
+  at::Tensor flat;       ///< the gradients, then `used`
+  /// [gradients], in the end on how many ranks each was used; in the first bucket also [flag_bits] (use_sums.hpp).
   at::Tensor used;
   std::vector<float> users;  ///< the same on the CPU
+  std::size_t missing = 0;   ///< gradients, in this pass
   c10::intrusive_ptr<c10d::Work> work = {};
-  GradBucket hooked;  ///< what a hook sees of it
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
@@ -61,19 +51,13 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Commun
       hook_(options.comm_hook),
       first_bytes_(options.first_bucket_bytes),
       most_bytes_(options.bucket_bytes),
-      scale_(at::scalar_tensor(1.0 / group_->getSize(), at::kDouble)) {
-  for (const auto& parameter : parameters) {
-    auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& known) {
-      return known.options.dtype() == parameter.dtype() && known.options.device() == parameter.device();
-    });
-    if (kind == kinds_.end()) kind = kinds_.insert(kind, {parameter.options().requires_grad(false)});
-    kind->elements += parameter.numel();
-    ++kind->gradients;
-    places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), parameter});
-  }
-  for (auto& kind : kinds_)
-    kind.memory = buffer_for(*group_, kind.elements + (1 + line) * kind.gradients + flag_bits, kind.options);
-  order_.resize(parameters.size());
+      scale_(at::scalar_tensor(1.0 / group_->getSize(), at::kDouble)),
+      parameters_(parameters),
+      types_(parameters, by_type_and_device(parameters)),
+      order_(parameters.size()) {
+  for (const auto& [members, count] : types_.blocks)
+    memory_.push_back(buffer_for(*group_, static_cast<std::int64_t>(count + (1 + line) * members.size() + flag_bits),
+                                 parameters[members.front()].options().requires_grad(false)));
   std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
   fill_buckets();
   if (progress_thread) thread_ = std::make_unique<ProgressThread>([this] { return advance(); });
@@ -83,49 +67,34 @@ BucketExchange::~BucketExchange() = default;
 
 void BucketExchange::fill_buckets() {
   std::vector<GradientSize> sizes;
-  for (const auto& place : places_) sizes.push_back({place.parameter.nbytes(), static_cast<int>(place.kind)});
-  const auto assigned = assign_buckets(sizes, order_, first_bytes_, most_bytes_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    sizes.push_back({parameters_[i].nbytes(), static_cast<int>(types_.ranges[i].block)});
+  layout_ = FlatLayout(parameters_, assign_buckets(sizes, order_, first_bytes_, most_bytes_));
   buckets_.clear();
-  std::vector<std::int64_t> taken(kinds_.size());
-  for (const auto& chosen : assigned) {
-    const auto kind = places_[chosen.front()].kind;
-    std::int64_t elements = 0;
-    for (const auto i : chosen) elements += places_[i].parameter.numel();
-    const auto count = static_cast<std::int64_t>(chosen.size()) + (buckets_.empty() ? flag_bits : 0);
-    const auto flat = kinds_[kind].memory.narrow(0, taken[kind], elements + count);
-    taken[kind] += (elements + count + line - 1) / line * line;
-    std::int64_t offset = 0;
+  std::vector<std::size_t> taken(memory_.size());
+  for (const auto& [members, count] : layout_.blocks) {
+    const auto type = types_.ranges[members.front()].block;
+    const auto sums = members.size() + (buckets_.empty() ? flag_bits : 0);
+    const auto part = [&](std::size_t first, std::size_t elements) {
+      return memory_[type].narrow(0, static_cast<std::int64_t>(taken[type] + first),
+                                  static_cast<std::int64_t>(elements));
+    };
+    const auto gradients = part(0, count);
     std::vector<at::Tensor> views;
-    for (std::size_t number = 0; number < chosen.size(); ++number) {
-      auto& place = places_[chosen[number]];
-      const auto& parameter = place.parameter;
-      const auto piece = flat.narrow(0, offset, parameter.numel());
-      place.bucket = buckets_.size();
-      place.number = number;
-      // In the parameter's own order of memory, so that copies run straight through.
-      place.values = parameter.is_non_overlapping_and_dense()
-                         ? piece.as_strided(parameter.sizes(), parameter.strides(), piece.storage_offset())
-                         : piece.view(parameter.sizes());
-      views.push_back(place.values);
-      offset += parameter.numel();
-    }
-    buckets_.push_back({.gradients = chosen.size(),
-                        .flat = flat,
-                        .used = flat.narrow(0, elements, count),
-                        .users = std::vector<float>(static_cast<std::size_t>(count)),
-                        .hooked = {flat.narrow(0, 0, elements), std::move(views), buckets_.size(),
-                                   buckets_.size() + 1 == assigned.size()}});
+    for (const auto i : members) views.push_back(view_like(parameters_[i], gradients, layout_.ranges[i].first));
+    const auto index = buckets_.size();
+    buckets_.push_back({.gradients = {gradients, std::move(views), index, index + 1 == layout_.blocks.size()},
+                        .flat = part(0, count + sums),
+                        .used = part(count, sums),
+                        .users = std::vector<float>(sums)});
+    taken[type] += (count + sums + line - 1) / line * line;
   }
 }
 
 void BucketExchange::begin(Arrival arrival, Flags flags) {
   if (std::exchange(moved_, false)) fill_buckets();
-  if (!buckets_.empty()) {
-    auto& first = buckets_.front();
-    for (std::size_t bit = 0; bit < flag_bits; ++bit)
-      first.users[first.gradients + bit] = static_cast<float>(flags >> bit & 1);
-  }
-  for (auto& bucket : buckets_) bucket.missing = bucket.gradients;
+  if (!buckets_.empty()) put_flags(flags, std::span(buckets_.front().users).last(flag_bits));
+  for (auto& bucket : buckets_) bucket.missing = bucket.gradients.views.size();
   issued_ = ended_ = 0;
   arrival_ = arrival;
   arrived_.clear();
@@ -135,14 +104,14 @@ void BucketExchange::begin(Arrival arrival, Flags flags) {
 void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
   if (!frozen_ && use != Use::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
-  auto& place = places_[index];
-  auto& bucket = buckets_[place.bucket];
+  const auto& range = layout_.ranges[index];
+  auto& bucket = buckets_[range.block];
+  auto values = bucket.gradients.views[range.number];
   if (gradient.defined())
-    at::mul_out(place.values, gradient, scale_);
+    at::mul_out(values, gradient, scale_);
   else
-    place.values.zero_();
-  bucket.users[place.number] =
-      use == Use::abandoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
+    values.zero_();
+  bucket.users[range.number] = summand_of(use);
   --bucket.missing;
   start_full_buckets();
   if (!thread_) advance();
@@ -185,17 +154,17 @@ void BucketExchange::finish() {
     std::copy_n(users.const_data_ptr<float>(), bucket.users.size(), bucket.users.begin());
   }
   if (hook_)
-    for (auto& bucket : buckets_) hook_(bucket.hooked, *group_);
+    for (auto& bucket : buckets_) hook_(bucket.gradients, *group_);
   freeze_order();
 }
 
 /// Gradients are expected in the order in which they came on the first rank in the first whole backward().
 void BucketExchange::freeze_order() {
-  if (frozen_ || places_.empty()) return;
-  auto order = at::full({static_cast<std::int64_t>(places_.size())}, -1, at::kLong);
-  if (arrival_ == Arrival::in_backward && arrived_.size() == places_.size())
+  if (frozen_ || parameters_.empty()) return;
+  auto order = at::full({static_cast<std::int64_t>(parameters_.size())}, -1, at::kLong);
+  if (arrival_ == Arrival::in_backward && arrived_.size() == parameters_.size())
     std::copy(arrived_.begin(), arrived_.end(), order.mutable_data_ptr<std::int64_t>());
-  std::vector<at::Tensor> from_first{order.to(places_.front().parameter.device())};
+  std::vector<at::Tensor> from_first{order.to(parameters_.front().device())};
   group_->broadcast(from_first)->wait();
   order = from_first.front().cpu();
   const auto* const first = order.const_data_ptr<std::int64_t>();
@@ -204,27 +173,22 @@ void BucketExchange::freeze_order() {
   arrived_ = {};
   moved_ = !std::equal(order_.begin(), order_.end(), first,
                        [](std::size_t a, std::int64_t b) { return static_cast<std::int64_t>(a) == b; });
-  order_.assign(first, first + places_.size());
+  order_.assign(first, first + parameters_.size());
 }
 
 int BucketExchange::users(std::size_t index) const {
-  const auto& place = places_[index];
-  const float users = buckets_[place.bucket].users[place.number];
-  return std::isnan(users) ? -1 : static_cast<int>(users);
+  const auto& range = layout_.ranges[index];
+  return users_of(buckets_[range.block].users[range.number]);
 }
 
 Flags BucketExchange::flags() const {
-  Flags all = 0;
-  if (buckets_.empty()) return all;
-  const auto& first = buckets_.front();
-  for (std::size_t bit = 0; bit < flag_bits; ++bit)
-    all |= static_cast<Flags>(first.users[first.gradients + bit] > 0) << bit;
-  return all;
+  return buckets_.empty() ? 0 : flags_of(std::span(buckets_.front().users).last(flag_bits));
 }
 
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
-  const auto& values = places_[index].values;
+  const auto& range = layout_.ranges[index];
+  const auto& values = buckets_[range.block].gradients.views[range.number];
   if (gradient.defined())
     gradient.copy_(values);
   else

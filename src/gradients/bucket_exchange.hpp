@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gradients/exchange.hpp"
+#include "gradients/flat_layout.hpp"
 #include "gradients/progress_thread.hpp"
 #include "muster/communicator.hpp"
 #include "muster/model.hpp"
@@ -38,14 +39,6 @@ class BucketExchange final : public Exchange {
   Flags flags() const override;
 
  private:
-  struct Kind;
-  struct Place {
-    std::size_t kind = 0;
-    at::Tensor parameter = {};
-    std::size_t bucket = 0;
-    std::size_t number = 0;  ///< in the bucket
-    at::Tensor values = {};  ///< in the bucket, in the parameter's shape
-  };
   struct Bucket;
 
   void fill_buckets();
@@ -59,9 +52,11 @@ class BucketExchange final : public Exchange {
   CommHook hook_;
   std::size_t first_bytes_, most_bytes_;  ///< of a bucket
   at::Tensor scale_;                      ///< 1 / world
-  std::vector<Kind> kinds_;
-  std::vector<Place> places_;       ///< [parameters]
-  std::vector<std::size_t> order_;  ///< in which gradients are expected
+  std::vector<at::Tensor> parameters_;
+  FlatLayout types_;                ///< a block for each type and device
+  std::vector<at::Tensor> memory_;  ///< [blocks of types_], for their buckets
+  std::vector<std::size_t> order_;  ///< of parameters, in which gradients are expected
+  FlatLayout layout_;               ///< a block for each bucket
   std::vector<Bucket> buckets_;     ///< in the order in which they start
   std::size_t issued_ = 0;          ///< buckets, from the first
   std::size_t ended_ = 0;           ///< of them, as far as is known

@@ -10,6 +10,7 @@
 // (sparse_exchange.hpp). One that shards the averages, by reduce-scatter and all-gather, would be a fifth.
 #pragma once
 
+#include "gradients/flat_layout.hpp"
 #include "muster/communicator.hpp"
 #include "node/block_reduction.hpp"
 
@@ -17,7 +18,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace muster::detail::gradients {
 
@@ -42,18 +42,10 @@ constexpr int flag_bits = 4;
 /// (optim/fused_step.hpp).
 class FusableGradients {
  public:
-  /// Where a gradient stands among what is reduced as a whole.
-  struct Placement {
-    std::size_t block = 0;
-    std::size_t first = 0;  ///< element of the block
-    std::size_t count = 0;
-  };
-
   virtual ~FusableGradients() = default;
   virtual const Communicator& communicator() const noexcept = 0;
-  virtual const std::vector<node::BlockReduction::Block>& blocks() const noexcept = 0;
-  /// [parameters]
-  virtual std::vector<Placement> placements() const = 0;
+  /// A block is what is reduced as a whole.
+  virtual const FlatLayout& layout() const noexcept = 0;
   /// Of all blocks together, at most one call of a work for each.
   virtual std::size_t parts() const noexcept = 0;
   /// In place of Exchange::finish(), with `work` in place of the average: the gradients stay as they are, and it may be

@@ -1,42 +1,42 @@
 #include "gradients/ordered_exchange.hpp"
 
 #include "gradients/ordered_sum.hpp"
+#include "gradients/use_sums.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
+#include <span>
 #include <utility>
 
 namespace muster::detail::gradients {
 
+namespace {
+
+std::span<float> elements_of(const at::Tensor& flat) {
+  return {flat.mutable_data_ptr<float>(), static_cast<std::size_t>(flat.numel())};
+}
+
+}  // namespace
+
 OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
                                  c10::intrusive_ptr<c10d::ProcessGroup> group, const step::StepShare& share,
                                  std::shared_ptr<const step::StepWeight> weight)
-    : group_(std::move(group)), share_(share), weight_(std::move(weight)) {
-  for (const auto& parameter : parameters) {
-    const auto options = parameter.options().requires_grad(false);
-    auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& known) {
-      return known.options.dtype() == options.dtype() && known.options.device() == options.device();
-    });
-    if (kind == kinds_.end()) kind = kinds_.insert(kind, {options});
-    places_.push_back({static_cast<std::size_t>(kind - kinds_.begin()), kind->elements, parameter});
-    kind->elements += parameter.numel();
-  }
-  kinds_.push_back({at::TensorOptions(at::kFloat), static_cast<std::int64_t>(parameters.size()) + flag_bits});
-  for (auto& kind : kinds_)
-    for (int s = 0; s < share_.count; ++s) kind.shards.push_back(at::empty({kind.elements}, kind.options));
-}
-
-at::Tensor OrderedExchange::part(const at::Tensor& flat, const Place& place) const {
-  const auto piece = flat.narrow(0, place.first, place.parameter.numel());
-  return place.parameter.is_non_overlapping_and_dense()
-             ? piece.as_strided(place.parameter.sizes(), place.parameter.strides())
-             : piece.view(place.parameter.sizes());
+    : group_(std::move(group)),
+      share_(share),
+      weight_(std::move(weight)),
+      parameters_(parameters),
+      layout_(parameters, by_type_and_device(parameters)),
+      sums_(layout_.blocks.size() + 1) {
+  const auto add_block = [&](std::size_t count, const at::TensorOptions& options) {
+    auto& shards = shards_.emplace_back();
+    for (int s = 0; s < share_.count; ++s) shards.push_back(at::empty({static_cast<std::int64_t>(count)}, options));
+  };
+  for (const auto& [members, count] : layout_.blocks)
+    add_block(count, parameters[members.front()].options().requires_grad(false));
+  add_block(parameters.size() + flag_bits, at::kFloat);
 }
 
 void OrderedExchange::begin(Arrival, Flags flags) {
@@ -45,7 +45,7 @@ void OrderedExchange::begin(Arrival, Flags flags) {
                 "Run one backward() for each batch of a split dataset");
   };
   if (weight_->global == 0) refuse("no batch of a split dataset is in hand");
-  const bool again = std::exchange(left_, false) && weight_->batch == batch_;
+  const bool again = std::exchange(abandoned_, false) && weight_->batch == batch_;
   if (weight_->batch == batch_ && !again) refuse("this batch has had its backward()");
   shard_ = static_cast<std::size_t>(weight_->shard);
   // A step that was left before its end is forgotten with the first shard of the next.
@@ -53,53 +53,41 @@ void OrderedExchange::begin(Arrival, Flags flags) {
     refuse("a batch of the step had no backward()");
   batch_ = weight_->batch;
   next_ = shard_ + 1;
-  auto* const bits = kinds_.back().shards[shard_].mutable_data_ptr<float>() + places_.size();
-  for (int bit = 0; bit < flag_bits; ++bit) bits[bit] = static_cast<float>(flags >> bit & 1);
+  put_flags(flags, elements_of(shards_.back()[shard_]).last(flag_bits));
 }
 
 void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
-  const auto& place = places_[index];
-  left_ = left_ || use == Use::abandoned;
-  auto values = part(kinds_[place.kind].shards[shard_], place);
+  abandoned_ = abandoned_ || use == Use::abandoned;
+  const auto& range = layout_.ranges[index];
+  const auto values = view_like(parameters_[index], shards_[range.block][shard_], range.first);
   if (gradient.defined())
     values.copy_(gradient);
   else
     values.zero_();
-  kinds_.back().shards[shard_].mutable_data_ptr<float>()[index] =
-      use == Use::abandoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
+  elements_of(shards_.back()[shard_])[index] = summand_of(use);
 }
 
 void OrderedExchange::finish() {
   const at::NoGradGuard no_grad;
   complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
-  for (auto& kind : kinds_) {
-    kind.sum = ordered_sum(*group_, kind.shards);
-    if (&kind != &kinds_.back()) kind.sum.mul_(1.0 / share_.total);
-  }
+  for (std::size_t b = 0; b < shards_.size(); ++b) sums_[b] = ordered_sum(*group_, shards_[b]);
+  for (std::size_t b = 0; b < layout_.blocks.size(); ++b) sums_[b].mul_(1.0 / share_.total);
 }
 
-int OrderedExchange::users(std::size_t index) const {
-  const float users = kinds_.back().sum.const_data_ptr<float>()[index];
-  return std::isnan(users) ? -1 : static_cast<int>(users);
-}
+int OrderedExchange::users(std::size_t index) const { return users_of(elements_of(sums_.back())[index]); }
 
-Flags OrderedExchange::flags() const {
-  const auto* const bits = kinds_.back().sum.const_data_ptr<float>() + places_.size();
-  Flags all = 0;
-  for (int bit = 0; bit < flag_bits; ++bit) all |= static_cast<Flags>(bits[bit] > 0) << bit;
-  return all;
-}
+Flags OrderedExchange::flags() const { return flags_of(elements_of(sums_.back()).last(flag_bits)); }
 
 void OrderedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
-  const auto& place = places_[index];
-  const auto values = part(kinds_[place.kind].sum, place);
+  const auto& range = layout_.ranges[index];
+  const auto average = view_like(parameters_[index], sums_[range.block], range.first);
   if (gradient.defined())
-    gradient.copy_(values);
+    gradient.copy_(average);
   else
-    gradient = values.clone();
+    gradient = average.clone();
 }
 
 }  // namespace muster::detail::gradients

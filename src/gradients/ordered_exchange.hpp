@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gradients/exchange.hpp"
+#include "gradients/flat_layout.hpp"
 #include "step/step_weight.hpp"
 
 #include <c10/util/intrusive_ptr.h>
@@ -30,33 +31,22 @@ class OrderedExchange final : public Exchange {
   bool complete() const override { return complete_; }
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  /// What was given with any of the step's shards.
+  /// Those of any of the step's shards.
   Flags flags() const override;
 
  private:
-  /// The gradients of one type.
-  struct Kind {
-    at::TensorOptions options;
-    std::int64_t elements = 0;
-    std::vector<at::Tensor> shards = {};  ///< of this rank
-    at::Tensor sum = {};
-  };
-  struct Place {
-    std::size_t kind = 0;
-    std::int64_t first = 0;
-    at::Tensor parameter = {};
-  };
-  at::Tensor part(const at::Tensor& flat, const Place& place) const;
-
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   step::StepShare share_;
   std::shared_ptr<const step::StepWeight> weight_;
-  std::vector<Kind> kinds_;    ///< the last one counts users, and who has given each bit of a note
-  std::vector<Place> places_;  ///< [parameters]
-  std::size_t shard_ = 0;      ///< of the pass under way
-  std::size_t next_ = 0;       ///< that is missing in the step
-  std::int64_t batch_ = 0;     ///< the last one that had a pass
-  bool left_ = false;          ///< that pass was cut off by an exception
+  std::vector<at::Tensor> parameters_;
+  FlatLayout layout_;  ///< a block for each type and device
+  /// [blocks][shards of this rank]; one more block has each gradient's use, and the flags (use_sums.hpp).
+  std::vector<std::vector<at::Tensor>> shards_;
+  std::vector<at::Tensor> sums_;  ///< [blocks] over all shards of all ranks; of gradients the averages
+  std::size_t shard_ = 0;         ///< of the pass under way
+  std::size_t next_ = 0;          ///< that is missing in the step
+  std::int64_t batch_ = 0;        ///< the last one that had a pass
+  bool abandoned_ = false;        ///< an exception has ended that pass
   bool complete_ = true;
 };
 

@@ -8,7 +8,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 namespace muster::detail::gradients {
@@ -28,32 +27,57 @@ at::Tensor tensor_at(std::byte* data, const at::Tensor& parameter) {
 
 std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+bool is_large(const at::Tensor& parameter) {
+  return parameter.nbytes() >= GradientAllocator::smallest && parameter.is_non_overlapping_and_dense();
+}
+
+/// In the first pass large gradients are expected from the last to the first; the small ones go together.
+std::vector<std::vector<std::size_t>> members_of_blocks(const std::vector<at::Tensor>& parameters) {
+  std::vector<std::vector<std::size_t>> blocks;
+  for (std::size_t i = parameters.size(); i-- > 0;)
+    if (is_large(parameters[i])) blocks.push_back({i});
+  for (auto& small : by_type_and_device(parameters)) {
+    std::erase_if(small, [&](std::size_t i) { return is_large(parameters[i]); });
+    std::reverse(small.begin(), small.end());
+    if (!small.empty()) blocks.push_back(std::move(small));
+  }
+  return blocks;
+}
+
 // What a note says of a gradient: its use, and as which of all it came, from 1; 0 where they came at once.
 constexpr int use_bits = 2;
-std::uint32_t note_of(Use use, std::uint32_t place) { return static_cast<std::uint32_t>(use) | place << use_bits; }
+std::uint32_t note_of(Use use, std::uint32_t turn) { return static_cast<std::uint32_t>(use) | turn << use_bits; }
 Use use_in(std::uint32_t note) { return static_cast<Use>(note & ((1U << use_bits) - 1)); }
-std::uint32_t place_in(std::uint32_t note) { return note >> use_bits; }
+std::uint32_t turn_in(std::uint32_t note) { return note >> use_bits; }
 
 }  // namespace
 
-/// A gradient's place in the shared memory, and what became of it in this pass.
-struct SharedExchange::Slot {
+struct SharedExchange::Gradient {
   at::Tensor parameter;
-  std::size_t block = 0;
-  std::size_t offset = 0;  ///< in this rank's part of the region
-  bool small = false;      ///< it is always copied; a large one only if it does not lie in the region by itself
-  bool reserved = false;   ///< there is memory behind the offset
+  at::Tensor copy = {};  ///< in the shared memory; undefined where the gradient itself is reduced
+  // Of this pass.
   Use use = Use::unused;
-  std::uint32_t place = 0;  ///< as which of all it came
-  at::Tensor copy = {};     ///< undefined where the gradient itself is reduced
-  c10::Storage held = {};   ///< of that gradient: it stays while ranks may read and write it, whatever becomes of .grad
-  std::byte* taken = nullptr;
+  std::uint32_t turn = 0;  ///< as which of all it came, from 1; 0 where they came at once
 };
 
-/// A rank's part of the region: the small gradients, the allocator's blocks, and the places of the large ones, for
+/// A large gradient, which is copied only if it does not lie in the region by itself, or all small ones of a type,
+/// which always are.
+struct SharedExchange::Block {
+  bool large = false;
+  std::size_t offset = 0;  ///< of copies, in this rank's part of the region
+  bool reserved = false;   ///< there is memory for the copy of the large one
+  // Of this pass.
+  std::size_t missing = 0;         ///< gradients
+  std::byte* data = nullptr;       ///< where they lie
+  std::byte* allocated = nullptr;  ///< by the allocator, for a copy
+  c10::Storage held =
+      {};  ///< of what is reduced: it stays while ranks may read and write it, whatever becomes of .grad
+};
+
+/// A rank's part of the region: the small gradients, the allocator's memory, and room for copies of the large ones, for
 /// which memory is taken only when it is needed.
-struct SharedExchange::Layout {
-  std::vector<Slot> slots;
+struct SharedExchange::Plan {
+  FlatLayout layout;
   std::vector<Block> blocks = {};
   std::vector<node::BlockReduction::Block> reduced = {};
   std::vector<at::Tensor> large = {};
@@ -61,43 +85,26 @@ struct SharedExchange::Layout {
   std::size_t reserved = 0;
   std::size_t bytes = 0;
 
-  explicit Layout(const std::vector<at::Tensor>& parameters) {
-    for (const auto& parameter : parameters) slots.push_back({parameter});
-    // In the first pass large gradients are expected from the last to the first; the small ones go together.
-    std::map<comm::Dtype, std::vector<std::size_t>> small;
-    for (std::size_t i = slots.size(); i-- > 0;) {
-      const auto& parameter = parameters[i];
-      const auto type = *group::dtype_of(parameter.scalar_type());
-      slots[i].small = parameter.nbytes() < GradientAllocator::smallest || !parameter.is_non_overlapping_and_dense();
-      if (slots[i].small) {
-        small[type].push_back(i);
-        continue;
-      }
-      slots[i].block = blocks.size();
-      blocks.push_back({{i}});
-      reduced.push_back({static_cast<std::size_t>(parameter.numel()), type});
-      large.push_back(parameter);
+  explicit Plan(const std::vector<at::Tensor>& parameters) : layout(parameters, members_of_blocks(parameters)) {
+    for (const auto& [members, count] : layout.blocks) {
+      const auto& first = parameters[members.front()];
+      blocks.push_back({.large = is_large(first)});
+      reduced.push_back({count, *group::dtype_of(first.scalar_type())});
+      if (is_large(first)) large.push_back(first);
     }
-    for (auto& [type, members] : small) {
-      const auto first = bytes;
-      for (const auto i : members) {
-        slots[i].block = blocks.size();
-        slots[i].offset = bytes;
-        slots[i].reserved = true;
-        bytes += parameters[i].nbytes();
-      }
-      reduced.push_back({(bytes - first) / comm::size_of(type), type});
-      blocks.push_back({std::move(members)});
-      bytes = round_up(bytes);
-    }
+    add_room(/*for_large=*/false);
     allocator_offset = bytes;
     bytes += GradientAllocator::bytes(large);
     reserved = bytes;
     bytes += GradientAllocator::spare_bytes(large);
-    for (auto& slot : slots) {
-      if (slot.small) continue;
-      slot.offset = bytes;
-      bytes = round_up(bytes + slot.parameter.nbytes());
+    add_room(/*for_large=*/true);
+  }
+
+  void add_room(bool for_large) {
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      if (blocks[b].large != for_large) continue;
+      blocks[b].offset = bytes;
+      bytes = round_up(bytes + reduced[b].count * node::size_of(reduced[b].type));
     }
   }
 };
@@ -107,37 +114,38 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
   if (communicator.size() == 1 || communicator.topology().num_nodes > 1 || parameters.empty()) return nullptr;
   for (const auto& parameter : parameters)
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
-  Layout layout(parameters);
+  Plan plan(parameters);
   const auto control_bytes =
-      node::BlockReduction::memory(communicator.topology().local_size, layout.blocks.size(), layout.slots.size() + 1);
+      node::BlockReduction::memory(communicator.topology().local_size, plan.blocks.size(), parameters.size() + 1);
   // Of the first rank's part, all make use.
   auto control = comm::share(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
-  auto region = comm::share(communicator, layout.bytes, layout.reserved);
+  auto region = comm::share(communicator, plan.bytes, plan.reserved);
   if (!region) return nullptr;
-  return std::unique_ptr<SharedExchange>(
-      new SharedExchange(std::move(layout), communicator, std::move(*control), std::move(*region), progress_thread));
+  return std::unique_ptr<SharedExchange>(new SharedExchange(parameters, std::move(plan), communicator,
+                                                            std::move(*control), std::move(*region), progress_thread));
 }
 
-SharedExchange::SharedExchange(Layout layout, Communicator communicator, comm::SharedRegion control,
-                               comm::SharedRegion region, bool progress_thread)
+SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan plan, Communicator communicator,
+                               comm::SharedRegion control, comm::SharedRegion region, bool progress_thread)
     : communicator_(std::move(communicator)),
       control_(std::move(control)),
       region_(std::move(region)),
-      slots_(std::move(layout.slots)),
-      blocks_(std::move(layout.blocks)),
-      reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), layout.reduced,
-                 slots_.size() + 1),
-      average_(node::in_place_sum(layout.reduced, 1.0 / communicator_.size())) {
-  for (auto& block : blocks_) {
-    const auto& first = slots_[block.slots.front()];
-    if (first.small) block.data = region_.data() + first.offset;
+      layout_(std::move(plan.layout)),
+      blocks_(std::move(plan.blocks)),
+      reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), plan.reduced,
+                 parameters.size() + 1),
+      average_(node::in_place_sum(plan.reduced, 1.0 / communicator_.size())) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    gradients_.push_back({parameters[i]});
+    auto& block = blocks_[layout_.ranges[i].block];
+    if (block.large) continue;
+    block.data = region_.data() + block.offset;
+    gradients_[i].copy = tensor_at(block.data + layout_.ranges[i].first * parameters[i].element_size(), parameters[i]);
   }
-  for (auto& slot : slots_)
-    if (slot.small) slot.copy = tensor_at(region_.data() + slot.offset, slot.parameter);
-  if (!layout.large.empty())
+  if (!plan.large.empty())
     allocator_ =
-        std::make_unique<GradientAllocator>(region_.data() + layout.allocator_offset, layout.large, region_.segment,
+        std::make_unique<GradientAllocator>(region_.data() + plan.allocator_offset, plan.large, region_.segment,
                                             [region = region_](std::byte* first, std::size_t bytes) {
                                               try {
                                                 region.reserve(static_cast<std::size_t>(first - region.data()), bytes);
@@ -155,47 +163,48 @@ SharedExchange::~SharedExchange() = default;
 void SharedExchange::begin(Arrival arrival, Flags flags) {
   reduction_.begin();
   flags_ = flags;
-  reduction_.write_note(slots_.size(), flags_);
+  reduction_.write_note(gradients_.size(), flags_);
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
   worked_on_ = false;
-  for (auto& block : blocks_) block.missing = block.slots.size();
-  for (auto& slot : slots_) drop_copy(slot);
+  for (std::size_t b = 0; b < blocks_.size(); ++b) blocks_[b].missing = layout_.blocks[b].members.size();
+  for (std::size_t i = 0; i < gradients_.size(); ++i) drop_copy(i);
   if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
 
 void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
-  auto& slot = slots_[index];
-  auto& block = blocks_[slot.block];
-  if (!slot.small) {
+  auto& own = gradients_[index];
+  auto& block = blocks_[layout_.ranges[index].block];
+  if (block.large) {
     auto* const data = gradient.defined() ? static_cast<std::byte*>(gradient.data_ptr()) : nullptr;
     const auto* const begin = region_.data();
-    const bool here = data >= begin && data + slot.parameter.nbytes() <= begin + region_.region.stride;
+    const bool here = data >= begin && data + own.parameter.nbytes() <= begin + region_.region.stride;
     // What nobody may have used must stay as it is.
-    if (here && use == Use::used && same_order(gradient, slot.parameter)) {
+    if (here && use == Use::used && same_order(gradient, own.parameter)) {
       block.data = data;
-      if (arrival_ == Arrival::in_backward) slot.held = gradient.storage();
+      if (arrival_ == Arrival::in_backward) block.held = gradient.storage();
     } else {
-      block.data = find_place(slot);
+      block.data = room_for_copy(block, own.parameter.nbytes());
+      own.copy = tensor_at(block.data, own.parameter);
     }
   }
-  if (slot.copy.defined()) {
+  if (own.copy.defined()) {
     if (gradient.defined())
-      slot.copy.copy_(gradient);
+      own.copy.copy_(gradient);
     else
-      slot.copy.zero_();
+      own.copy.zero_();
   }
-  slot.use = use;
-  slot.place = arrival_ == Arrival::in_backward ? ++arrived_ : 0;
+  own.use = use;
+  own.turn = arrival_ == Arrival::in_backward ? ++arrived_ : 0;
   write_note(index);
   --block.missing;
   publish_complete();
 }
 
 void SharedExchange::write_note(std::size_t index) {
-  reduction_.write_note(index, note_of(slots_[index].use, slots_[index].place));
+  reduction_.write_note(index, note_of(gradients_[index].use, gradients_[index].turn));
 }
 
 void SharedExchange::publish_complete() {
@@ -208,11 +217,11 @@ void SharedExchange::publish_complete() {
 void SharedExchange::freeze_order() {
   if (frozen_) return;
   std::vector<std::uint32_t> complete(blocks_.size());
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
     const auto note = reduction_.note(0, i);
-    if (place_in(note) == 0 || use_in(note) == Use::abandoned) return;
-    auto& last = complete[slots_[i].block];
-    last = std::max(last, place_in(note));
+    if (turn_in(note) == 0 || use_in(note) == Use::abandoned) return;
+    auto& last = complete[layout_.ranges[i].block];
+    last = std::max(last, turn_in(note));
   }
   auto order = reduction_.order();
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return complete[a] < complete[b]; });
@@ -220,17 +229,13 @@ void SharedExchange::freeze_order() {
   frozen_ = true;
 }
 
-/// A free block of the allocator if there is one: the gradient is not in it.
-std::byte* SharedExchange::find_place(Slot& slot) {
-  const auto bytes = slot.parameter.nbytes();
-  slot.taken = allocator_->allocate(bytes);
-  if (slot.taken == nullptr && !slot.reserved) {
-    region_.reserve(slot.offset, bytes);
-    slot.reserved = true;
-  }
-  auto* const place = slot.taken != nullptr ? slot.taken : region_.data() + slot.offset;
-  slot.copy = tensor_at(place, slot.parameter);
-  return place;
+/// From the allocator if it has any: the gradient is not in it.
+std::byte* SharedExchange::room_for_copy(Block& block, std::size_t bytes) {
+  block.allocated = allocator_->allocate(bytes);
+  if (block.allocated != nullptr) return block.allocated;
+  if (!block.reserved) region_.reserve(block.offset, bytes);
+  block.reserved = true;
+  return region_.data() + block.offset;
 }
 
 void SharedExchange::run(const node::BlockReduction::Work& work) {
@@ -242,7 +247,7 @@ void SharedExchange::run(const node::BlockReduction::Work& work) {
 void SharedExchange::finish() {
   if (thread_) thread_->stop();
   run(average_);
-  for (auto& slot : slots_) slot.held = {};
+  for (auto& block : blocks_) block.held = {};
   freeze_order();
 }
 
@@ -251,21 +256,11 @@ void SharedExchange::finish_with(const node::BlockReduction::Work& work) {
     // Another round over the same gradients.
     reduction_.begin();
     published_ = 0;
-    for (std::size_t i = 0; i < slots_.size(); ++i) write_note(i);
-    reduction_.write_note(slots_.size(), flags_);
+    for (std::size_t i = 0; i < gradients_.size(); ++i) write_note(i);
+    reduction_.write_note(gradients_.size(), flags_);
   }
   run(work);
   worked_on_ = true;
-}
-
-std::vector<SharedExchange::Placement> SharedExchange::placements() const {
-  std::vector<Placement> placements;
-  for (const auto& slot : slots_) {
-    const auto bytes = slot.small ? slot.offset - slots_[blocks_[slot.block].slots.front()].offset : 0;
-    placements.push_back(
-        {slot.block, bytes / slot.parameter.element_size(), static_cast<std::size_t>(slot.parameter.numel())});
-  }
-  return placements;
 }
 
 int SharedExchange::users(std::size_t index) const {
@@ -280,25 +275,27 @@ int SharedExchange::users(std::size_t index) const {
 
 Flags SharedExchange::flags() const {
   Flags all = 0;
-  for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.note(r, slots_.size());
+  for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.note(r, gradients_.size());
   return all;
 }
 
 void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
-  auto& slot = slots_[index];
-  if (!slot.copy.defined()) return;
+  const auto& copy = gradients_[index].copy;
+  if (!copy.defined()) return;
   if (gradient.defined())
-    gradient.copy_(slot.copy);
+    gradient.copy_(copy);
   else
-    gradient = slot.copy.clone();
-  drop_copy(slot);
+    gradient = copy.clone();
+  drop_copy(index);
 }
 
-void SharedExchange::drop_copy(Slot& slot) {
-  if (slot.small) return;
-  slot.copy.reset();
-  if (slot.taken != nullptr) allocator_->deallocate(std::exchange(slot.taken, nullptr));
+/// Of a large one; those of small ones stay.
+void SharedExchange::drop_copy(std::size_t index) {
+  auto& block = blocks_[layout_.ranges[index].block];
+  if (!block.large) return;
+  gradients_[index].copy.reset();
+  if (block.allocated != nullptr) allocator_->deallocate(std::exchange(block.allocated, nullptr));
 }
 
 }  // namespace muster::detail::gradients

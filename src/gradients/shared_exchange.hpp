@@ -35,27 +35,19 @@ class SharedExchange final : public Exchange, public FusableGradients {
   FusableGradients* fusable() noexcept override { return this; }
 
   const Communicator& communicator() const noexcept override { return communicator_; }
-  const std::vector<node::BlockReduction::Block>& blocks() const noexcept override { return reduction_.blocks(); }
-  std::vector<Placement> placements() const override;
+  const FlatLayout& layout() const noexcept override { return layout_; }
   std::size_t parts() const noexcept override { return reduction_.parts(); }
   void finish_with(const node::BlockReduction::Work& work) override;
 
  private:
-  struct Slot;
-  struct Layout;
+  struct Gradient;
+  struct Block;
+  struct Plan;
 
-  /// What is reduced as a whole: one large gradient, or all small ones of a type.
-  struct Block {
-    std::vector<std::size_t> slots;
-    std::byte* data = nullptr;
-    std::size_t missing = 0;
-  };
-
-  SharedExchange(Layout layout, Communicator communicator, comm::SharedRegion control, comm::SharedRegion region,
-                 bool progress_thread);
-  /// Where a large gradient is copied to that does not lie in the shared memory.
-  std::byte* find_place(Slot& slot);
-  void drop_copy(Slot& slot);
+  SharedExchange(const std::vector<at::Tensor>& parameters, Plan plan, Communicator communicator,
+                 comm::SharedRegion control, comm::SharedRegion region, bool progress_thread);
+  std::byte* room_for_copy(Block& block, std::size_t bytes);
+  void drop_copy(std::size_t index);
   void publish_complete();
   void write_note(std::size_t index);
   void freeze_order();
@@ -64,8 +56,9 @@ class SharedExchange final : public Exchange, public FusableGradients {
   Communicator communicator_;
   comm::SharedRegion control_;
   comm::SharedRegion region_;
-  std::vector<Slot> slots_;  // [parameters]
-  std::vector<Block> blocks_;
+  FlatLayout layout_;
+  std::vector<Gradient> gradients_;  ///< [parameters]
+  std::vector<Block> blocks_;        ///< those of the layout
   std::size_t published_ = 0;
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;

@@ -19,33 +19,56 @@ constexpr std::size_t tile_elements = 2048;  ///< elements whose averages stay i
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-}  // namespace
+/// The averages of a part's gradients, a tile after the other.
+template <class T>
+class Averages {
+ public:
+  Averages(std::span<std::byte* const> gradients, double scale)
+      : gradients_(gradients), sources_(gradients.size()), scale_(scale) {}
 
-/// One parameter: where it lies, and what the step under way does with it.
-struct FusedStep::Target {
-  std::byte* shared = nullptr;
-  at::Tensor view = {};                ///< of the shared copy, as the module sees it
-  std::vector<std::byte*> state = {};  ///< in the shared memory
-  std::vector<at::Tensor> state_views = {};
-  std::size_t block = 0, first = 0, count = 0;
+  /// Of at most a tile, until the next call.
+  const T* of(std::size_t first, std::size_t count) {
+    for (std::size_t r = 0; r < sources_.size(); ++r) sources_[r] = reinterpret_cast<const T*>(gradients_[r]) + first;
+    void* const target = tile_;
+    node::reduce_arrays(std::span(&target, 1), sources_, count,
+                        {.type = sizeof(T) == 4 ? node::Dtype::f32 : node::Dtype::f64, .scale = scale_});
+    return tile_;
+  }
 
-  // The step under way.
-  Rule rule = {};
-  const std::byte* from = nullptr;
-  const std::byte* state_from[2] = {};  ///< null: the shared memory
+ private:
+  std::span<std::byte* const> gradients_;
+  std::vector<const void*> sources_;
+  double scale_;
+  alignas(64) T tile_[tile_elements];
 };
 
-/// The parameters of a block of the exchange, on pages of their own, and each kind of their state on others.
-struct FusedStep::Block {
-  /// What is dropped as a whole, since several parameters may lie on a page.
-  struct Pages {
-    std::size_t first = 0, bytes = 0;  ///< in the shared memory
-    bool changed = false;              ///< somebody wrote to them since the last step
-  };
-  node::Dtype type = node::Dtype::f32;
-  Pages parameters;
-  std::vector<Pages> states = {};
-  std::vector<std::size_t> members = {};  ///< by their place in it
+template <class T>
+double squares_of_averages(std::span<std::byte* const> gradients, std::size_t count, double scale) {
+  Averages<T> averages(gradients, scale);
+  double sum = 0;
+  for (std::size_t done = 0; done < count; done += tile_elements) {
+    const auto n = std::min(tile_elements, count - done);
+    sum += sum_of_squares(averages.of(done, n), n);
+  }
+  return sum;
+}
+
+}  // namespace
+
+/// Of one kind, such as the first moments, and one block of the exchange. They are dropped as a whole, since several
+/// parameters may lie on a page.
+struct FusedStep::Pages {
+  std::size_t first = 0, bytes = 0;  ///< in the shared memory
+  bool changed = false;              ///< somebody wrote to them since the last step
+};
+
+/// A parameter and its state, in that order.
+struct FusedStep::Target {
+  std::vector<std::byte*> shared = {};
+  std::vector<at::Tensor> views = {};  ///< of them, as the module and the optimizer see them
+  // The step under way.
+  std::vector<const std::byte*> from = {};  ///< what it reads
+  Rule rule = {};
 };
 
 FusedStep::~FusedStep() = default;
@@ -59,21 +82,25 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
 
 std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                            int states) {
-  // The parameters, block by block, each block on pages of its own; then the state, then the parts' norms.
+  // Block by block, the parameters and each kind of their state on pages of their own; then the parts' norms.
+  std::vector<std::vector<Pages>> pages;
   std::size_t bytes = 0;
-  for (const auto& block : gradients.blocks())
-    bytes +=
-        static_cast<std::size_t>(1 + states) * round_up(block.count * node::size_of(block.type), node::page_size());
+  for (const auto& [members, count] : gradients.layout().blocks) {
+    const auto of_kind = round_up(count * parameters[members.front()].element_size(), node::page_size());
+    auto& kinds = pages.emplace_back();
+    for (int kind = 0; kind <= states; ++kind) kinds.push_back({std::exchange(bytes, bytes + of_kind), of_kind});
+  }
   const auto total = bytes + gradients.parts() * sizeof(double);
   const auto ranks = static_cast<std::size_t>(gradients.communicator().size());
   const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
   auto region = comm::share(gradients.communicator(), share, share);
   if (!region) return nullptr;
-  return std::unique_ptr<FusedStep>(new FusedStep(gradients, std::move(parameters), states, std::move(*region), bytes));
+  return std::unique_ptr<FusedStep>(
+      new FusedStep(gradients, std::move(parameters), states, std::move(*region), std::move(pages), bytes));
 }
 
 FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
-                     comm::SharedRegion region, std::size_t bytes)
+                     comm::SharedRegion region, std::vector<std::vector<Pages>> pages, std::size_t bytes)
     : gradients_(&gradients),
       parameters_(std::move(parameters)),
       states_(states),
@@ -81,82 +108,58 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
       bytes_(bytes),
       view_(region_.segment->private_view(0, bytes)),
       dirty_(view_.get(), region_.region.base, bytes),
-      targets_(parameters_.size()) {
+      pages_(std::move(pages)) {
   const at::NoGradGuard no_grad;
-  const auto& reduced = gradients.blocks();
-  std::size_t at = 0;
-  const auto take = [&at](const node::BlockReduction::Block& block) {
-    const auto pages = round_up(block.count * node::size_of(block.type), node::page_size());
-    return Block::Pages{std::exchange(at, at + pages), pages};
-  };
-  for (const auto& block : reduced) blocks_.push_back({block.type, take(block)});
-  for (std::size_t b = 0; b < reduced.size(); ++b)
-    for (int s = 0; s < states; ++s) blocks_[b].states.push_back(take(reduced[b]));
-
-  std::byte* const base = region_.region.base;
-  const auto placements = gradients.placements();
-  for (std::size_t i = 0; i < targets_.size(); ++i) {
-    auto& target = targets_[i];
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
-    auto& block = blocks_[placements[i].block];
-    const auto offset = placements[i].first * node::size_of(reduced[placements[i].block].type);
-    target.block = placements[i].block;
-    target.first = placements[i].first;
-    target.count = placements[i].count;
-    target.shared = base + block.parameters.first + offset;
-    const auto view_at = [&](const Block::Pages& pages) {
-      return at::from_blob(
-          view_.get() + pages.first + offset, parameter.sizes(), parameter.strides(), [view = view_](void*) {},
-          parameter.options().requires_grad(false));
-    };
-    target.view = view_at(block.parameters);
-    for (const auto& pages : block.states) {
-      target.state.push_back(base + pages.first + offset);
-      target.state_views.push_back(view_at(pages));
+    const auto& range = gradients.layout().ranges[i];
+    auto& target = targets_.emplace_back();
+    for (const auto& pages : pages_[range.block]) {
+      const auto offset = pages.first + range.first * parameter.element_size();
+      target.shared.push_back(region_.region.base + offset);
+      target.views.push_back(at::from_blob(
+          view_.get() + offset, parameter.sizes(), parameter.strides(), [view = view_](void*) {},
+          parameter.options().requires_grad(false)));
     }
-    block.members.push_back(i);
     // The same values on all ranks; one of them puts them there.
-    if (region_.local_rank == 0) std::memcpy(target.shared, parameter.const_data_ptr(), parameter.nbytes());
+    if (region_.local_rank == 0) std::memcpy(target.shared[0], parameter.const_data_ptr(), parameter.nbytes());
   }
-  for (auto& block : blocks_)
-    std::sort(block.members.begin(), block.members.end(),
-              [&](auto a, auto b) { return targets_[a].first < targets_[b].first; });
   gradients.communicator().barrier();
   show();
 }
 
+std::vector<FusedStep::Pages>& FusedStep::pages_of(std::size_t parameter) {
+  return pages_[gradients_->layout().ranges[parameter].block];
+}
+
 /// Lets the module see what is in the shared copy.
 void FusedStep::show() {
-  const auto show_pages = [this](Block::Pages& pages) {
-    if (std::exchange(pages.changed, false))
-      node::SharedSegment::drop_private_pages(view_.get() + pages.first, pages.bytes);
-  };
-  for (auto& block : blocks_) {
-    show_pages(block.parameters);
-    for (auto& pages : block.states) show_pages(pages);
-  }
+  for (auto& kinds : pages_)
+    for (auto& pages : kinds)
+      if (std::exchange(pages.changed, false))
+        node::SharedSegment::drop_private_pages(view_.get() + pages.first, pages.bytes);
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& parameter = parameters_[i];
-    if (parameter.const_data_ptr() != targets_[i].view.const_data_ptr()) parameter.set_data(targets_[i].view);
+    const auto& view = targets_[i].views[0];
+    if (parameter.const_data_ptr() != view.const_data_ptr()) parameter.set_data(view);
     torch::autograd::impl::bump_version(parameter);
   }
 }
 
 /// Parameters may have been given other memory, and what is in the view may have been written to, by whatever way.
 void FusedStep::find_changes() {
-  for (auto& block : blocks_) {
-    block.parameters.changed = dirty_.any(block.parameters.first, block.parameters.bytes);
-    for (auto& pages : block.states) pages.changed = dirty_.any(pages.first, pages.bytes);
-  }
+  for (auto& kinds : pages_)
+    for (auto& pages : kinds) pages.changed = dirty_.any(pages.first, pages.bytes);
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     auto& parameter = parameters_[i];
-    const auto& view = target.view;
+    const auto& view = target.views[0];
     // In the order of the shared copy, in which gradients are given to the exchange too.
     if (parameter.strides() != view.strides())
       parameter.set_data(at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(parameter));
-    target.from = static_cast<const std::byte*>(parameter.const_data_ptr());
-    if (target.from != view.const_data_ptr()) blocks_[target.block].parameters.changed = true;
+    target.from.assign(target.shared.begin(), target.shared.end());
+    target.from[0] = static_cast<const std::byte*>(parameter.const_data_ptr());
+    if (target.from[0] != view.const_data_ptr()) pages_of(i)[0].changed = true;
   }
 }
 
@@ -167,14 +170,13 @@ void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     target.rule = std::move(rules[i]);
-    std::fill(std::begin(target.state_from), std::end(target.state_from), nullptr);
     for (std::size_t s = 0; s < target.rule.state.size(); ++s) {
       auto& state = target.rule.state[s];
-      const auto& like = target.state_views[s];
-      if (state.is_same(like) && !blocks_[target.block].states[s].changed) continue;
+      const auto& like = target.views[1 + s];
+      if (state.is_same(like) && !pages_of(i)[1 + s].changed) continue;
       if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || state.strides() != like.strides())
         state = at::empty_strided(like.sizes(), like.strides(), like.options()).copy_(state);
-      target.state_from[s] = static_cast<const std::byte*>(state.const_data_ptr());
+      target.from[1 + s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
   }
 }
@@ -187,12 +189,16 @@ double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
   const double ranks = gradients_->communicator().size();
   const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;
   gradients_->finish_with([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
-    step_part(part, gradients, scale);
+    if (in_floats(part.block))
+      step_part<float>(part, gradients, scale);
+    else
+      step_part<double>(part, gradients, scale);
   });
   // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
   if (left()) return whole;
   for (std::size_t i = 0; i < targets_.size(); ++i)
-    if (gradients_->users(i) > 0) commit(optimizer, parameters_[i], targets_[i].rule, targets_[i].state_views);
+    if (gradients_->users(i) > 0)
+      commit(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views).subspan(1));
   show();
   return whole;
 }
@@ -216,75 +222,49 @@ double FusedStep::norm() {
   auto* const sums = reinterpret_cast<double*>(region_.region.base + bytes_);
   const double scale = 1.0 / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
-    const auto type = blocks_[part.block].type;
-    const auto element = node::size_of(type);
-    double sum = 0;
-    alignas(64) double averages[tile_elements];  // or floats
-    for (std::size_t done = 0; done < part.count; done += tile_elements) {
-      const auto n = std::min(tile_elements, part.count - done);
-      std::vector<const void*> sources;
-      for (auto* gradient : gradients) sources.push_back(gradient + done * element);
-      void* const target = averages;
-      node::reduce_arrays(std::span(&target, 1), sources, n, {.type = type, .scale = scale});
-      sum += type == node::Dtype::f32 ? sum_of_squares(reinterpret_cast<const float*>(averages), n)
-                                      : sum_of_squares(averages, n);
-    }
-    sums[part.number] = sum;
+    sums[part.number] = in_floats(part.block) ? squares_of_averages<float>(gradients, part.count, scale)
+                                              : squares_of_averages<double>(gradients, part.count, scale);
   });
   double sum = 0;
   for (std::size_t p = 0; p < gradients_->parts(); ++p) sum += sums[p];
   return std::sqrt(sum);
 }
 
-void FusedStep::step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale) {
-  const auto type = blocks_[part.block].type;
-  const auto element = node::size_of(type);
-  const auto& block = blocks_[part.block];
-  for (const auto i : block.members) {
-    auto& target = targets_[i];
-    const auto begin = std::max(part.first, target.first);
-    const auto end = std::min(part.first + part.count, target.first + target.count);
-    if (begin >= end) continue;
-    const auto first = begin - target.first, count = end - begin;
-    const bool moves = gradients_->users(i) > 0;
-    // What was changed and is not stepped is taken over as it is: its pages are dropped with those of its neighbours.
-    const auto take_over = [&](std::byte* to, const void* from) {
-      std::memcpy(to + first * element, static_cast<const std::byte*>(from) + first * element, count * element);
-    };
-    if (!moves && block.parameters.changed) take_over(target.shared, target.from);
-    for (std::size_t s = moves ? states_of(target.rule) : 0; s < block.states.size(); ++s)
-      if (block.states[s].changed) take_over(target.state[s], target.state_views[s].const_data_ptr());
-    if (!moves) continue;
-    std::vector<const void*> sources;
-    for (auto* gradient : gradients) sources.push_back(gradient + (begin - part.first) * element);
-    if (type == node::Dtype::f32)
-      step_tiles<float>(target, first, count, sources, scale);
-    else
-      step_tiles<double>(target, first, count, sources, scale);
-  }
+bool FusedStep::in_floats(std::size_t block) const {
+  return parameters_[gradients_->layout().blocks[block].members.front()].scalar_type() == at::kFloat;
 }
 
 template <class T>
-void FusedStep::step_tiles(Target& target, std::size_t first, std::size_t count, std::span<const void* const> gradients,
-                           double scale) {
-  alignas(64) T averages[tile_elements];
-  std::vector<const void*> sources(gradients.size());
-  for (std::size_t done = 0; done < count; done += tile_elements) {
-    const auto n = std::min(tile_elements, count - done), at = first + done;
-    for (std::size_t r = 0; r < sources.size(); ++r) sources[r] = static_cast<const T*>(gradients[r]) + done;
-    void* const average = averages;
-    node::reduce_arrays(std::span(&average, 1), sources, n,
-                        {.type = sizeof(T) == 4 ? node::Dtype::f32 : node::Dtype::f64, .scale = scale});
-    Tile<T> tile{.gradient = averages,
-                 .from = reinterpret_cast<const T*>(target.from) + at,
-                 .to = reinterpret_cast<T*>(target.shared) + at,
-                 .count = n};
-    for (std::size_t k = 0; k < target.state.size(); ++k) {
-      tile.state_to[k] = reinterpret_cast<T*>(target.state[k]) + at;
-      tile.state_from[k] =
-          target.state_from[k] == nullptr ? tile.state_to[k] : reinterpret_cast<const T*>(target.state_from[k]) + at;
+void FusedStep::step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale) {
+  Averages<T> averages(gradients, scale);
+  const auto& pages = pages_[part.block];
+  for (const auto i : gradients_->layout().blocks[part.block].members) {
+    const auto& range = gradients_->layout().ranges[i];
+    const auto begin = std::max(part.first, range.first);
+    const auto end = std::min(part.first + part.count, range.first + range.count);
+    if (begin >= end) continue;
+    const auto& target = targets_[i];
+    const auto first = begin - range.first, count = end - begin;
+    const bool moves = gradients_->users(i) > 0;
+    // What was changed and is not stepped is taken over as it is: its pages are dropped with those of its neighbours.
+    for (std::size_t t = moves ? 1 + states_of(target.rule) : 0; t < pages.size(); ++t) {
+      if (!pages[t].changed) continue;
+      const auto* const from =
+          t == 0 ? target.from[0] : static_cast<const std::byte*>(target.views[t].const_data_ptr());
+      std::memcpy(target.shared[t] + first * sizeof(T), from + first * sizeof(T), count * sizeof(T));
     }
-    std::visit([&](const auto& rule) { update(rule, tile); }, target.rule.rule);
+    if (!moves) continue;
+    for (std::size_t done = 0; done < count; done += tile_elements) {
+      const auto n = std::min(tile_elements, count - done), at = first + done;
+      const auto to = [&](std::size_t t) { return reinterpret_cast<T*>(target.shared[t]) + at; };
+      const auto from = [&](std::size_t t) { return reinterpret_cast<const T*>(target.from[t]) + at; };
+      Tile<T> tile{.gradient = averages.of(begin - part.first + done, n), .from = from(0), .to = to(0), .count = n};
+      for (std::size_t t = 1; t < target.shared.size(); ++t) {
+        tile.state_from[t - 1] = from(t);
+        tile.state_to[t - 1] = to(t);
+      }
+      std::visit([&](const auto& rule) { update(rule, tile); }, target.rule.rule);
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "comm/shared_memory.hpp"
 #include "gradients/exchange.hpp"
+#include "node/block_reduction.hpp"
 #include "optim/dirty_pages.hpp"
 #include "optim/update_rules.hpp"
 
@@ -52,20 +53,21 @@ class FusedStep {
   void release(torch::optim::Optimizer& optimizer) const;
 
  private:
+  struct Pages;
   struct Target;
-  struct Block;
 
   FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
-            comm::SharedRegion region, std::size_t bytes);
+            comm::SharedRegion region, std::vector<std::vector<Pages>> pages, std::size_t bytes);
+  std::vector<Pages>& pages_of(std::size_t parameter);
+  void show();
+  void find_changes();
   double norm();
   /// Whether another rank has left the pass by an exception.
   bool left() const;
-  void find_changes();
-  void step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
+  /// Whether that block has floats, not doubles.
+  bool in_floats(std::size_t block) const;
   template <class T>
-  void step_tiles(Target& target, std::size_t first, std::size_t count, std::span<const void* const> gradients,
-                  double scale);
-  void show();
+  void step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
 
   gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;
@@ -74,8 +76,8 @@ class FusedStep {
   std::size_t bytes_;  ///< of parameters and state; the parts' norms follow
   std::shared_ptr<std::byte> view_;
   DirtyPages dirty_;
-  std::vector<Target> targets_;  ///< [parameters]
-  std::vector<Block> blocks_;    ///< those of the exchange
+  std::vector<std::vector<Pages>> pages_;  ///< [blocks of the exchange][their parameters, then each kind of state]
+  std::vector<Target> targets_;            ///< [parameters]
 };
 
 }  // namespace muster::detail::optim

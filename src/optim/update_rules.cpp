@@ -105,8 +105,7 @@ std::vector<Rule> next_rules(o::Optimizer& optimizer, const std::vector<at::Tens
   return rules;
 }
 
-void commit(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
-            const std::vector<at::Tensor>& state) {
+void commit(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule, std::span<const at::Tensor> state) {
   if (const auto* sgd = std::get_if<SgdRule>(&rule.rule)) {
     if (sgd->momentum != 0) made_state_of<o::SGDParamState>(optimizer, parameter).momentum_buffer(state[0]);
     return;

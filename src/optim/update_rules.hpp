@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -34,7 +35,7 @@ std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vect
 
 /// The step has been done: counts it, and lets the optimizer have these tensors as the parameter's state.
 void commit(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
-            const std::vector<at::Tensor>& state);
+            std::span<const at::Tensor> state);
 
 /// Where the optimizer's state is `shared`, it becomes a copy.
 void own_state(torch::optim::Optimizer& optimizer, const std::function<bool(const at::Tensor& state)>& shared);
