@@ -21,9 +21,9 @@ struct GradientAllocator::Pool {
   std::byte* end;
   std::shared_ptr<void> owner;
   std::mutex mutex = {};
-  std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< by size
+  std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< by size; the last is taken first
   std::map<std::byte*, std::size_t> sizes = {};
-  std::map<std::size_t, std::byte*> spare = {};  ///< by size; no memory has been taken for it yet
+  std::set<std::byte*> spare = {};  ///< of them, each the first of its size: no memory has been taken for it yet
   std::function<bool(std::byte*, std::size_t)> reserve = {};
   std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< by parameter
   std::size_t taken = 0;
@@ -32,26 +32,15 @@ struct GradientAllocator::Pool {
   std::byte* allocate(std::size_t size) {
     const std::lock_guard lock(mutex);
     const auto found = free.find(size);
-    if (!open || found == free.end()) return nullptr;
-    if (found->second.empty()) add_spare(size, found->second);
-    if (found->second.empty()) return nullptr;
+    if (!open || found == free.end() || found->second.empty()) return nullptr;
     auto* block = found->second.back();
     found->second.pop_back();
+    if (found->second.empty() && spare.erase(block) > 0 && !reserve(block, size)) return nullptr;
     ++taken;
     return block;
   }
 
-  void add_spare(std::size_t size, std::vector<std::byte*>& to) {
-    const auto found = spare.find(size);
-    if (found == spare.end()) return;
-    auto* const block = found->second;
-    spare.erase(found);
-    if (!reserve(block, size)) return;
-    sizes[block] = size;
-    to.push_back(block);
-  }
-
-  /// Whether nobody will ask for it any more.
+  /// Whether nobody will ask the pool for a block any more, nor give one back.
   bool deallocate(std::byte* block) {
     const std::lock_guard lock(mutex);
     free[sizes.at(block)].push_back(block);
@@ -214,8 +203,10 @@ GradientAllocator::GradientAllocator(std::byte* memory, const std::vector<at::Te
     pool_->size_of_gradient[parameter.unsafeGetTensorImpl()] = size;
     memory += room_for(size);
   }
-  for (const auto& [size, blocks] : pool_->free) {
-    pool_->spare[size] = memory;
+  for (auto& [size, blocks] : pool_->free) {
+    blocks.insert(blocks.begin(), memory);
+    pool_->spare.insert(memory);
+    pool_->sizes[memory] = size;
     memory += room_for(size);
   }
   if (torch_allocator() != nullptr) pools().add(pool_);
@@ -227,8 +218,6 @@ GradientAllocator::~GradientAllocator() {
 
 std::byte* GradientAllocator::allocate(std::size_t size) { return pool_->allocate(size); }
 
-void GradientAllocator::deallocate(std::byte* block) {
-  if (pool_->deallocate(block)) pools().remove(pool_.get());
-}
+void GradientAllocator::deallocate(std::byte* block) { pool_->deallocate(block); }
 
 }  // namespace muster::detail::gradients

@@ -18,13 +18,6 @@ bool same_order(const at::Tensor& gradient, const at::Tensor& parameter) {
   return gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
 }
 
-/// A tensor like the parameter in memory that somebody else owns.
-at::Tensor tensor_at(std::byte* data, const at::Tensor& parameter) {
-  const auto options = parameter.options().requires_grad(false);
-  return parameter.is_non_overlapping_and_dense() ? at::from_blob(data, parameter.sizes(), parameter.strides(), options)
-                                                  : at::from_blob(data, parameter.sizes(), options);
-}
-
 std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 bool is_large(const at::Tensor& parameter) {
@@ -70,8 +63,7 @@ struct SharedExchange::Block {
   std::size_t missing = 0;         ///< gradients
   std::byte* data = nullptr;       ///< where they lie
   std::byte* allocated = nullptr;  ///< by the allocator, for a copy
-  c10::Storage held =
-      {};  ///< of what is reduced: it stays while ranks may read and write it, whatever becomes of .grad
+  c10::Storage held = {};          ///< so that what is reduced stays, whatever becomes of .grad
 };
 
 /// A rank's part of the region: the small gradients, the allocator's memory, and room for copies of the large ones, for
@@ -136,12 +128,14 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan p
       reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), plan.reduced,
                  parameters.size() + 1),
       average_(node::in_place_sum(plan.reduced, 1.0 / communicator_.size())) {
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    gradients_.push_back({parameters[i]});
-    auto& block = blocks_[layout_.ranges[i].block];
-    if (block.large) continue;
-    block.data = region_.data() + block.offset;
-    gradients_[i].copy = tensor_at(block.data + layout_.ranges[i].first * parameters[i].element_size(), parameters[i]);
+  for (const auto& parameter : parameters) gradients_.push_back({parameter});
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    if (blocks_[b].large) continue;
+    const auto& [members, count] = layout_.blocks[b];
+    blocks_[b].data = region_.data() + blocks_[b].offset;
+    const auto flat = at::from_blob(blocks_[b].data, {static_cast<std::int64_t>(count)},
+                                    parameters[members.front()].options().requires_grad(false));
+    for (const auto i : members) gradients_[i].copy = view_like(parameters[i], flat, layout_.ranges[i].first);
   }
   if (!plan.large.empty())
     allocator_ =
@@ -187,7 +181,8 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
       if (arrival_ == Arrival::in_backward) block.held = gradient.storage();
     } else {
       block.data = room_for_copy(block, own.parameter.nbytes());
-      own.copy = tensor_at(block.data, own.parameter);
+      own.copy = at::from_blob(block.data, own.parameter.sizes(), own.parameter.strides(),
+                               own.parameter.options().requires_grad(false));
     }
   }
   if (own.copy.defined()) {

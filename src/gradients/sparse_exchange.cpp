@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -28,7 +29,7 @@ std::set<const void*> sparse_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-struct SparseExchange::Slot {
+struct SparseExchange::Gradient {
   at::Tensor parameter;
   // This rank's part: which rows, each once, and what is in them. Afterwards the average's.
   at::Tensor rows = {};    ///< [n] int64
@@ -38,24 +39,24 @@ struct SparseExchange::Slot {
 
 SparseExchange::SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group)
     : group_(std::move(group)), users_(parameters.size()) {
-  for (const auto& parameter : parameters) slots_.push_back({parameter.detach()});
+  for (const auto& parameter : parameters) gradients_.push_back({parameter.detach()});
 }
 
 SparseExchange::~SparseExchange() = default;
 
 void SparseExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
-  auto& slot = slots_[index];
-  slot.use = use;
+  auto& own = gradients_[index];
+  own.use = use;
   if (gradient.defined()) {
     const auto rows = gradient.coalesce();
-    slot.rows = rows._indices()[0].contiguous();
-    slot.values = rows._values() / group_->getSize();
+    own.rows = rows._indices()[0].contiguous();
+    own.values = rows._values() / group_->getSize();
   } else {
-    slot.rows = at::empty({0}, slot.parameter.options().dtype(at::kLong));
-    auto none = slot.parameter.sizes().vec();
+    own.rows = at::empty({0}, own.parameter.options().dtype(at::kLong));
+    auto none = own.parameter.sizes().vec();
     none[0] = 0;
-    slot.values = slot.parameter.new_empty(none);
+    own.values = own.parameter.new_empty(none);
   }
 }
 
@@ -72,59 +73,56 @@ void SparseExchange::finish() {
   const at::NoGradGuard no_grad;
   const auto world = static_cast<std::size_t>(group_->getSize());
 
-  // How many rows each rank has, and its use of the parameter; at the end its note.
-  auto own = at::zeros({static_cast<std::int64_t>(slots_.size()) + 1, 2}, at::kLong);
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    own.mutable_data_ptr<std::int64_t>()[2 * i] = slots_[i].rows.size(0);
-    own.mutable_data_ptr<std::int64_t>()[2 * i + 1] = static_cast<std::int64_t>(slots_[i].use);
+  // How many rows each rank has, and its use of the parameter; at the end its flags.
+  const auto last = gradients_.size();
+  const auto mine = at::zeros({static_cast<std::int64_t>(last) + 1, 2}, at::kLong);
+  auto written = mine.accessor<std::int64_t, 2>();
+  for (std::size_t i = 0; i < last; ++i) {
+    written[i][0] = gradients_[i].rows.size(0);
+    written[i][1] = static_cast<std::int64_t>(gradients_[i].use);
   }
-  own.mutable_data_ptr<std::int64_t>()[2 * slots_.size()] = flags_;
-  auto headers = gather(own.to(slots_.front().parameter.device()));
-  for (auto& header : headers) header = header.cpu();
-  const auto header = [&](std::size_t rank, std::size_t slot) {
-    return headers[rank].const_data_ptr<std::int64_t>() + 2 * slot;
-  };
-  for (std::size_t r = 0; r < world; ++r) flags_ |= static_cast<Flags>(header(r, slots_.size())[0]);
+  written[last][0] = flags_;
+  const auto all = at::stack(gather(mine.to(gradients_.front().parameter.device()))).cpu();
+  const auto headers = all.accessor<std::int64_t, 3>();  // [ranks][gradients + 1][2]
+  for (std::size_t r = 0; r < world; ++r) flags_ |= static_cast<Flags>(headers[r][last][0]);
 
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    auto& slot = slots_[i];
+  for (std::size_t i = 0; i < last; ++i) {
+    auto& own = gradients_[i];
     std::int64_t longest = 0;
     users_[i] = 0;
     for (std::size_t r = 0; r < world; ++r) {
-      longest = std::max(longest, header(r, i)[0]);
-      const auto use = static_cast<Use>(header(r, i)[1]);
+      longest = std::max(longest, headers[r][i][0]);
+      const auto use = static_cast<Use>(headers[r][i][1]);
       users_[i] = use == Use::abandoned || users_[i] < 0 ? -1 : users_[i] + (use == Use::used);
     }
     if (longest == 0) continue;
     // As long as the longest, since not every backend takes lengths that differ.
-    auto shape = slot.parameter.sizes().vec();
+    auto shape = own.parameter.sizes().vec();
     shape[0] = longest;
-    auto rows = at::zeros({longest}, slot.rows.options());
-    auto values = slot.parameter.new_zeros(shape);
-    if (const auto count = slot.rows.size(0); count > 0) {
-      rows.narrow(0, 0, count).copy_(slot.rows);
-      values.narrow(0, 0, count).copy_(slot.values);
-    }
+    auto rows = at::zeros({longest}, own.rows.options());
+    auto values = own.parameter.new_zeros(shape);
+    rows.narrow(0, 0, own.rows.size(0)).copy_(own.rows);
+    values.narrow(0, 0, own.rows.size(0)).copy_(own.values);
     auto all_rows = gather(rows), all_values = gather(values);
     for (std::size_t r = 0; r < world; ++r) {
-      all_rows[r] = all_rows[r].narrow(0, 0, header(r, i)[0]);
-      all_values[r] = all_values[r].narrow(0, 0, header(r, i)[0]);
+      all_rows[r] = all_rows[r].narrow(0, 0, headers[r][i][0]);
+      all_values[r] = all_values[r].narrow(0, 0, headers[r][i][0]);
     }
-    slot.rows = std::get<0>(at::_unique(at::cat(all_rows), /*sorted=*/true));
-    shape[0] = slot.rows.size(0);
+    own.rows = std::get<0>(at::_unique(at::cat(all_rows), /*sorted=*/true));
+    shape[0] = own.rows.size(0);
     auto sum = at::zeros(shape, values.options().dtype(at::toOpMathType(values.scalar_type())));
     // A rank has each row once, so that the order of additions is that of the ranks, everywhere.
     for (std::size_t r = 0; r < world; ++r)
-      sum.index_add_(0, at::searchsorted(slot.rows, all_rows[r]), all_values[r].to(sum.scalar_type()));
-    slot.values = sum.to(values.scalar_type());
+      sum.index_add_(0, at::searchsorted(own.rows, all_rows[r]), all_values[r].to(sum.scalar_type()));
+    own.values = sum.to(values.scalar_type());
   }
 }
 
 void SparseExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
-  const auto& slot = slots_[index];
-  const auto average = at::sparse_coo_tensor(slot.rows.unsqueeze(0), slot.values, slot.parameter.sizes(),
-                                             slot.parameter.options().layout(at::kSparse), /*is_coalesced=*/true);
+  const auto& own = gradients_[index];
+  const auto average = at::sparse_coo_tensor(own.rows.unsqueeze(0), own.values, own.parameter.sizes(),
+                                             own.parameter.options().layout(at::kSparse), /*is_coalesced=*/true);
   if (gradient.defined())
     gradient.copy_(average);
   else

@@ -34,13 +34,13 @@ class SparseExchange final : public Exchange {
   Flags flags() const override { return flags_; }
 
  private:
-  struct Slot;
+  struct Gradient;
   std::vector<at::Tensor> gather(const at::Tensor& own);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  std::vector<Slot> slots_;
-  std::vector<int> users_;
-  Flags flags_ = 0;  ///< of this rank, then of all
+  std::vector<Gradient> gradients_;  ///< [parameters]
+  std::vector<int> users_;           ///< [parameters]
+  Flags flags_ = 0;                  ///< of this rank, then of all
 };
 
 }  // namespace muster::detail::gradients

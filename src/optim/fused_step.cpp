@@ -42,6 +42,18 @@ class Averages {
   alignas(64) T tile_[tile_elements];
 };
 
+/// In double precision and a fixed order: eight sums, so that the additions need not wait for each other.
+template <class T>
+double sum_of_squares(const T* values, std::size_t count) {
+  double sums[8] = {};
+  std::size_t i = 0;
+  for (; i + 8 <= count; i += 8)
+    for (std::size_t k = 0; k < 8; ++k)
+      sums[k] += static_cast<double>(values[i + k]) * static_cast<double>(values[i + k]);
+  for (; i < count; ++i) sums[0] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 template <class T>
 double squares_of_averages(std::span<std::byte* const> gradients, std::size_t count, double scale) {
   Averages<T> averages(gradients, scale);
@@ -184,8 +196,8 @@ void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
 double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
   const at::NoGradGuard no_grad;
   const double whole = max_norm > 0 ? norm() : 0;
-  // Who has left the pass takes part in its first round alone.
-  if (max_norm > 0 && left()) return whole;
+  // A rank that has abandoned the pass takes part in its first round alone.
+  if (max_norm > 0 && abandoned()) return whole;
   const double ranks = gradients_->communicator().size();
   const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;
   gradients_->finish_with([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
@@ -195,7 +207,7 @@ double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
       step_part<double>(part, gradients, scale);
   });
   // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
-  if (left()) return whole;
+  if (abandoned()) return whole;
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (gradients_->users(i) > 0)
       commit(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views).subspan(1));
@@ -203,7 +215,7 @@ double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
   return whole;
 }
 
-bool FusedStep::left() const {
+bool FusedStep::abandoned() const {
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (gradients_->users(i) < 0) return true;
   return false;

@@ -62,8 +62,8 @@ class FusedStep {
   void show();
   void find_changes();
   double norm();
-  /// Whether another rank has left the pass by an exception.
-  bool left() const;
+  /// Whether an exception has made another rank abandon the pass.
+  bool abandoned() const;
   /// Whether that block has floats, not doubles.
   bool in_floats(std::size_t block) const;
   template <class T>

@@ -36,8 +36,4 @@ void update(const SgdRule& rule, const Tile<double>& tile);
 void update(const AdamRule& rule, const Tile<float>& tile);
 void update(const AdamRule& rule, const Tile<double>& tile);
 
-/// The sum of squares, in double precision, in a fixed order.
-double sum_of_squares(const float* values, std::size_t count);
-double sum_of_squares(const double* values, std::size_t count);
-
 }  // namespace muster::detail::optim

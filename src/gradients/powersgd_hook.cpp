@@ -1,4 +1,4 @@
-#include "gradients/powersgd.hpp"
+#include "gradients/powersgd_hook.hpp"
 
 #include "muster/error.hpp"
 

@@ -7,7 +7,6 @@
 #include "muster/comm_hooks.hpp"
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 namespace muster::detail::gradients {
