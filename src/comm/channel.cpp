@@ -39,7 +39,7 @@ Communicator open(std::shared_ptr<Channel> channel) {
 
 void renew(const Communicator& world) {
   auto& channel = *world.channel();
-  // The old ones stay as they are: MPI may still write to memory that the team knows.
+  // The old ones stay as they are: MPI may still write to memory that the node's communicator knows.
   static_cast<void>(channel.node.release());
   channel.collective = duplicate(channel.world->agreement);
   channel.point_to_point = duplicate(channel.world->agreement);

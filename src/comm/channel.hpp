@@ -4,7 +4,7 @@
 #include "comm/agreement.hpp"
 #include "comm/topology.hpp"
 #include "muster/communicator.hpp"
-#include "node/team.hpp"
+#include "node/communicator.hpp"
 
 #include <mpi.h>
 
@@ -70,8 +70,8 @@ class HierarchicalAllReduce;
 /// What the ranks of a channel on one node have in common.
 struct Node {
   std::vector<int> ranks;        ///< [local size]: rank in the channel
-  std::shared_ptr<void> memory;  ///< the team's
-  std::unique_ptr<node::Team> team;
+  std::shared_ptr<void> memory;  ///< the communicator's
+  std::unique_ptr<node::Communicator> communicator;
   /// Ranks of each node that take part in what goes between nodes: the least that a node has.
   int owners = 1;
   /// [num_nodes][owners]: rank in the channel.

@@ -27,20 +27,20 @@ struct Doing {
   }
 };
 
-/// Goes one of two ways: MPI's requests or the engine's ticket.
+/// Goes one of two ways: MPI's requests or the ticket of the node's communicator.
 struct Request::State {
   std::shared_ptr<Channel> channel;
   Doing doing;
   std::vector<MPI_Request> pending = {};
-  node::Team* team = nullptr;  ///< of the ticket
-  node::Team::Ticket ticket = 0;
+  node::Communicator* local = nullptr;  ///< of the ticket
+  node::Communicator::Ticket ticket = 0;
   std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
   bool finished = false;
 
   bool test() {
     if (finished) return true;
-    finished = team != nullptr ? team->done(ticket) : test_mpi();
+    finished = local != nullptr ? local->done(ticket) : test_mpi();
     if (finished) {
       pending.clear();
       kept.clear();
@@ -62,7 +62,7 @@ struct Request::State {
 
   ~State() {
     if (finished) return;
-    if (team != nullptr && kept.empty() && channel->topology.num_nodes == 1) team->leave(ticket);
+    if (local != nullptr && kept.empty() && channel->topology.num_nodes == 1) local->leave(ticket);
     // It may still be read or written, so this memory is given up for good.
     if (!kept.empty()) new std::vector<std::shared_ptr<void>>(std::move(kept));
   }
@@ -114,14 +114,14 @@ std::unique_ptr<Request::State> start(const Communicator& communicator, Doing do
   return std::unique_ptr<Request::State>(new Request::State{.channel = communicator.channel(), .doing = doing});
 }
 
-/// The engine of the node that holds all ranks, if one does.
-node::Team* team_of_all(const Communicator& communicator) {
+/// That of the node that holds all ranks, if one does.
+node::Communicator* of_one_node(const Communicator& communicator) {
   const auto& channel = *communicator.channel();
-  return channel.node && channel.topology.num_nodes == 1 ? channel.node->team.get() : nullptr;
+  return channel.node && channel.topology.num_nodes == 1 ? channel.node->communicator.get() : nullptr;
 }
 
-Request on_team(std::unique_ptr<Request::State> state, node::Team& team, node::Team::Ticket ticket) {
-  state->team = &team;
+Request on_node(std::unique_ptr<Request::State> state, node::Communicator& local, node::Communicator::Ticket ticket) {
+  state->local = &local;
   state->ticket = ticket;
   return Request(std::move(state));
 }
@@ -153,8 +153,8 @@ void start_receives(Request::State& state, MPI_Comm comm, void* data, std::size_
 Request Collectives::barrier() {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a barrier"});
-  if (auto* team = team_of_all(communicator_)) {
-    return on_team(std::move(state), *team, team->barrier());
+  if (auto* local = of_one_node(communicator_)) {
+    return on_node(std::move(state), *local, local->barrier());
   }
   state->pending.push_back(MPI_REQUEST_NULL);
   check(MPI_Ibarrier(state->channel->collective, &state->pending.back()), "MPI_Ibarrier");
@@ -164,8 +164,8 @@ Request Collectives::barrier() {
 Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int root) {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a broadcast", count});
-  if (auto* team = team_of_all(communicator_)) {
-    return on_team(std::move(state), *team, team->broadcast(data, count * size_of(type), root));
+  if (auto* local = of_one_node(communicator_)) {
+    return on_node(std::move(state), *local, local->broadcast(data, count * size_of(type), root));
   }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);
@@ -180,13 +180,13 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
   const MPI_Op native = mpi_op(op, type);
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"an all-reduce", count});
-  if (auto* team = team_of_all(communicator_)) {
-    return on_team(std::move(state), *team, team->all_reduce(data, count, {type, op}));
+  if (auto* local = of_one_node(communicator_)) {
+    return on_node(std::move(state), *local, local->all_reduce(data, count, {type, op}));
   }
   if (state->channel->node) {
-    auto& team = *state->channel->node->team;
+    auto& local = *state->channel->node->communicator;
     const auto ticket = all_reduce_over_nodes(state->channel, data, count, {type, op});
-    return on_team(std::move(state), team, ticket);
+    return on_node(std::move(state), local, ticket);
   }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     state->pending.push_back(MPI_REQUEST_NULL);
@@ -201,8 +201,8 @@ Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp 
   const MPI_Op native = mpi_op(op, type);
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a reduction", count});
-  if (auto* team = team_of_all(communicator_)) {
-    return on_team(std::move(state), *team, team->reduce(data, count, {type, op}, root));
+  if (auto* local = of_one_node(communicator_)) {
+    return on_node(std::move(state), *local, local->reduce(data, count, {type, op}, root));
   }
   const bool here = state->channel->rank == root;
   each_chunk(count, chunk_, [&](std::size_t first, int part) {

@@ -37,15 +37,7 @@ constexpr std::size_t split_bytes = std::size_t{32} << 10;
 class SliceExchange {
  public:
   SliceExchange(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
-      : channel_(std::move(channel)),
-        data_(data),
-        count_(count),
-        reduction_(reduction),
-        nodes_(channel_->topology.num_nodes),
-        here_(channel_->topology.node_rank),
-        number_(channel_->node->exchanges++),
-        whole_(count * size_of(reduction.type) <= short_bytes),
-        memory_(std::make_unique<Memory>()) {
+      : channel_(std::move(channel)), data_(data), count_(count), reduction_(reduction) {
     scatter();
   }
   ~SliceExchange() {
@@ -67,8 +59,8 @@ class SliceExchange {
   }
 
  private:
-  node::Team::Slice share_of(int node) const {
-    return whole_ ? node::Team::Slice{0, count_} : node::Team::slice(count_, nodes_, node, reduction_.type);
+  node::Slice share_of(int node) const {
+    return whole_ ? node::Slice{0, count_} : node::slice_of(count_, nodes_, node, reduction_.type);
   }
   std::byte* at(std::size_t element) const { return data_ + element * size_of(reduction_.type); }
 
@@ -87,7 +79,7 @@ class SliceExchange {
                 &memory_->pending.back()),
           call);
   }
-  void send(const node::Team::Slice& share, int node, int tag) {
+  void send(const node::Slice& share, int node, int tag) {
     start(MPI_Isend, "MPI_Isend", at(share.first), share.count, node, tag);
   }
   void receive(std::byte* data, std::size_t count, int node, int tag) {
@@ -135,96 +127,89 @@ class SliceExchange {
   std::byte* data_;
   std::size_t count_;
   node::Reduction reduction_;
-  int nodes_;
-  int here_;
-  unsigned number_;  ///< of this exchange, the same on all nodes
-  bool whole_;       ///< every node reduces the whole slice: one exchange in place of two
+  const int nodes_ = channel_->topology.num_nodes;
+  const int here_ = channel_->topology.node_rank;
+  const unsigned number_ = channel_->node->exchanges++;  ///< of this exchange, the same on all nodes
+  /// Every node reduces the whole slice: one exchange in place of two.
+  const bool whole_ = count_ * size_of(reduction_.type) <= short_bytes;
   struct Memory {
     std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares
     std::vector<MPI_Request> pending;
   };
-  std::unique_ptr<Memory> memory_;  ///< what MPI may touch
+  std::unique_ptr<Memory> memory_ = std::make_unique<Memory>();  ///< what MPI may touch
   enum class State { scattering, gathering, done } state_ = State::scattering;
 };
 
 class HierarchicalAllReduce {
  public:
   HierarchicalAllReduce(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count,
-                        const node::Reduction& reduction);
-  void advance();
-  node::Team::Ticket ticket() const noexcept { return pieces_.empty() ? 0 : pieces_.back().shared; }
+                        const node::Reduction& reduction)
+      : channel_(std::move(channel)), local_(*channel_->node->communicator), reduction_(reduction) {
+    const auto element = size_of(reduction.type);
+    const auto most = std::max<std::size_t>(1, piece_bytes(channel_->node->owners) / element);
+    // The sums of the nodes are multiplied once they are whole.
+    auto inside = reduction;
+    inside.scale = 1.0;
+    // One piece is on the network while the next is reduced.
+    for (std::size_t first = 0; first < count; first += most) {
+      const auto n = std::min(most, count - first);
+      const int owners = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_->node->owners);
+      auto* const begin = data + first * element;
+      const auto reduced = local_.reduce_scatter(begin, n, owners, inside);
+      if (!pieces_.empty()) share(pieces_.back());
+      pieces_.push_back(
+          {.data = begin, .count = n, .owners = owners, .reduced = reduced, .exchanged = local_.rank() >= owners});
+    }
+    if (!pieces_.empty()) share(pieces_.back());
+  }
+
+  void advance() {
+    if (local_.done(ticket())) return;
+    while (first_ < pieces_.size() && pieces_[first_].exchanged) ++first_;
+    for (auto i = first_; i < pieces_.size() && local_.finished(pieces_[i].reduced); ++i) {
+      auto& piece = pieces_[i];
+      if (piece.exchanged) continue;
+      if (!piece.exchange) {
+        const auto mine = node::slice_of(piece.count, piece.owners, local_.rank(), reduction_.type);
+        piece.exchange = std::make_unique<SliceExchange>(channel_, piece.data + mine.first * size_of(reduction_.type),
+                                                         mine.count, reduction_);
+      }
+      if (!piece.exchange->advance()) continue;
+      piece.exchange.reset();
+      piece.exchanged = true;
+      local_.open(piece.shared);
+    }
+  }
+
+  node::Communicator::Ticket ticket() const noexcept { return pieces_.empty() ? 0 : pieces_.back().shared; }
 
  private:
   struct Piece {
     std::byte* data = nullptr;
     std::size_t count = 0;
     int owners = 1;
-    node::Team::Ticket reduced = 0;
-    node::Team::Ticket shared = 0;
+    node::Communicator::Ticket reduced = 0;
+    node::Communicator::Ticket shared = 0;
     std::unique_ptr<SliceExchange> exchange = nullptr;
     bool exchanged = false;  ///< or not this rank's business
   };
 
   /// The slices of all owners to all ranks, once this rank's, if it has one, has been exchanged.
-  void share(Piece& piece);
+  void share(Piece& piece) {
+    using Start = node::Communicator::Start;
+    piece.shared = local_.all_gather(piece.data, piece.count, piece.owners, reduction_.type,
+                                     piece.exchanged ? Start::open : Start::closed);
+  }
 
   std::shared_ptr<Channel> channel_;
+  node::Communicator& local_;
   node::Reduction reduction_;
   std::vector<Piece> pieces_;
   std::size_t first_ = 0;  ///< piece that has not been exchanged
 };
 
-HierarchicalAllReduce::HierarchicalAllReduce(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count,
-                                             const node::Reduction& reduction)
-    : channel_(std::move(channel)), reduction_(reduction) {
-  auto& node = *channel_->node;
-  const auto element = size_of(reduction.type);
-  const auto most = std::max<std::size_t>(1, piece_bytes(node.owners) / element);
-  for (std::size_t first = 0; first < count; first += most) {
-    const auto n = std::min(most, count - first);
-    const int owners = std::clamp(static_cast<int>(n * element / split_bytes), 1, node.owners);
-    pieces_.push_back(
-        {.data = data + first * element, .count = n, .owners = owners, .exchanged = node.team->rank() >= owners});
-  }
-  // The sums of the nodes are multiplied once they are whole.
-  auto inside = reduction;
-  inside.scale = 1.0;
-  // One piece is on the network while the next is reduced.
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    auto& piece = pieces_[i];
-    piece.reduced = node.team->reduce_scatter(piece.data, piece.count, piece.owners, inside);
-    if (i > 0) share(pieces_[i - 1]);
-  }
-  if (!pieces_.empty()) share(pieces_.back());
-}
-
-void HierarchicalAllReduce::share(Piece& piece) {
-  using Start = node::Team::Start;
-  piece.shared = channel_->node->team->all_gather(piece.data, piece.count, piece.owners, reduction_.type,
-                                                  piece.exchanged ? Start::open : Start::closed);
-}
-
-void HierarchicalAllReduce::advance() {
-  auto& team = *channel_->node->team;
-  if (team.done(ticket())) return;
-  while (first_ < pieces_.size() && pieces_[first_].exchanged) ++first_;
-  for (auto i = first_; i < pieces_.size() && team.finished(pieces_[i].reduced); ++i) {
-    auto& piece = pieces_[i];
-    if (piece.exchanged) continue;
-    if (!piece.exchange) {
-      const auto mine = node::Team::slice(piece.count, piece.owners, team.rank(), reduction_.type);
-      piece.exchange = std::make_unique<SliceExchange>(channel_, piece.data + mine.first * size_of(reduction_.type),
-                                                       mine.count, reduction_);
-    }
-    if (!piece.exchange->advance()) continue;
-    piece.exchange.reset();
-    piece.exchanged = true;
-    team.open(piece.shared);
-  }
-}
-
-node::Team::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>& channel, void* data, std::size_t count,
-                                         const node::Reduction& reduction) {
+node::Communicator::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>& channel, void* data, std::size_t count,
+                                                 const node::Reduction& reduction) {
   const auto started =
       std::make_shared<HierarchicalAllReduce>(channel, static_cast<std::byte*>(data), count, reduction);
   channel->node->over_nodes.push_back(started);
@@ -236,7 +221,7 @@ void advance_over_nodes(Channel& channel) {
   if (!channel.node) return;
   auto& under_way = channel.node->over_nodes;
   for (const auto& all_reduce : under_way) all_reduce->advance();
-  while (!under_way.empty() && channel.node->team->finished(under_way.front()->ticket())) under_way.pop_front();
+  while (!under_way.empty() && channel.node->communicator->finished(under_way.front()->ticket())) under_way.pop_front();
 }
 
 }  // namespace muster::detail::comm

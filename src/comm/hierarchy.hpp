@@ -3,7 +3,7 @@
 // node is the least that can: 2 S (n - 1) / n bytes for S bytes on n nodes.
 #pragma once
 
-#include "node/team.hpp"
+#include "node/communicator.hpp"
 
 #include <cstddef>
 #include <memory>
@@ -12,9 +12,10 @@ namespace muster::detail::comm {
 
 class Channel;
 
-/// Starts one over the nodes of the channel, in place. It has ended when the channel's team has finished the ticket.
-node::Team::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>& channel, void* data, std::size_t count,
-                                         const node::Reduction& reduction);
+/// Starts one over the nodes of the channel, in place. It has ended when the communicator of the channel's node has
+/// finished the ticket.
+node::Communicator::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>& channel, void* data, std::size_t count,
+                                                 const node::Reduction& reduction);
 
 /// Makes progress with all of them that are under way on the channel: of two ranks that wait for different ones, each
 /// needs the other's part of both.

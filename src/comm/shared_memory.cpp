@@ -154,13 +154,13 @@ void attach_node(const Communicator& communicator) {
   node->ranks = node->owners_of_node[static_cast<std::size_t>(topology.node_rank)];
   for (auto& owners : node->owners_of_node) owners.resize(static_cast<std::size_t>(node->owners));
   if (communicator.size() == 1) return;
-  const auto bytes = node::Team::memory(topology.local_size);
+  const auto bytes = node::Communicator::memory(topology.local_size);
   if (nobody_shares(communicator)) {
-    // A team of this rank alone takes part in what goes between nodes.
+    // A communicator of this rank alone takes part in what goes between nodes.
     const auto memory = std::make_shared<std::vector<std::byte>>(bytes + node::page_size());
     auto* const first = memory->data() + node::page_size();
-    node->team =
-        std::make_unique<node::Team>(first - reinterpret_cast<std::uintptr_t>(first) % node::page_size(), 0, 1);
+    node->communicator =
+        std::make_unique<node::Communicator>(first - reinterpret_cast<std::uintptr_t>(first) % node::page_size(), 0, 1);
     node->memory = memory;
     communicator.channel()->node = std::move(node);
     return;
@@ -170,7 +170,7 @@ void attach_node(const Communicator& communicator) {
       map_together(Unwoken{*communicator.channel()}, communicator.rank(), node->ranks, bytes, {0, root ? bytes : 0});
   if (!segment) return;
   node->memory = segment;
-  node->team = std::make_unique<node::Team>(segment->data(), topology.local_rank, topology.local_size);
+  node->communicator = std::make_unique<node::Communicator>(segment->data(), topology.local_rank, topology.local_size);
   communicator.channel()->node = std::move(node);
 }
 
@@ -189,7 +189,7 @@ std::optional<SharedRegion> share(const Communicator& communicator, std::size_t 
 
 SharedMemory shared_memory(const Communicator& communicator, std::size_t bytes) {
   if (const auto shared = share(communicator, bytes, bytes)) {
-    communicator.channel()->node->team->add(shared->region);
+    communicator.channel()->node->communicator->add(shared->region);
     // The engine keeps the addresses; the memory itself goes with its last user on this rank.
     const auto release = [shared = *shared](std::byte* data) {
       shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);
@@ -204,7 +204,7 @@ bool reaches_beyond_this_call(const Communicator& communicator, const void* data
   const auto& channel = *communicator.channel();
   if (!channel.node) return true;
   // Inside a node only this rank writes to its own memory; a region lives as long as the channel.
-  return communicator.topology().num_nodes > 1 && !channel.node->team->registered(data, bytes);
+  return communicator.topology().num_nodes > 1 && !channel.node->communicator->registered(data, bytes);
 }
 
 }  // namespace muster::detail::comm

@@ -1,9 +1,9 @@
-// Memory that the ranks of a node share: the team of each channel, and what users ask for.
+// Memory that the ranks of a node share: the communicator of each channel's node, and what users ask for.
 #pragma once
 
 #include "muster/communicator.hpp"
+#include "node/communicator.hpp"
 #include "node/shared_segment.hpp"
-#include "node/team.hpp"
 
 #include <cstddef>
 #include <memory>

@@ -12,7 +12,7 @@
 
 #include "gradients/flat_layout.hpp"
 #include "muster/communicator.hpp"
-#include "node/block_reduction.hpp"
+#include "node/bucket_reduction.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -46,11 +46,11 @@ class FusableGradients {
   virtual const Communicator& communicator() const noexcept = 0;
   /// A block is what is reduced as a whole.
   virtual const FlatLayout& layout() const noexcept = 0;
-  /// Of all blocks together, at most one call of a work for each.
-  virtual std::size_t parts() const noexcept = 0;
-  /// In place of Exchange::finish(), with `work` in place of the average: the gradients stay as they are, and it may be
-  /// called several times. The work may ask for users(). Collective.
-  virtual void finish_with(const node::BlockReduction::Work& work) = 0;
+  /// Of all blocks together; each is one rank's in a round.
+  virtual std::size_t chunks() const noexcept = 0;
+  /// In place of Exchange::finish(), with `on_chunk` in place of the average: the gradients stay as they are, and
+  /// it may be called several times. `on_chunk` may ask for users(). Collective.
+  virtual void finish_with(const node::BucketReduction::OnChunk& on_chunk) = 0;
   /// As Exchange::users().
   virtual int users(std::size_t index) const = 0;
 };

@@ -71,7 +71,7 @@ struct SharedExchange::Block {
 struct SharedExchange::Plan {
   FlatLayout layout;
   std::vector<Block> blocks = {};
-  std::vector<node::BlockReduction::Block> reduced = {};
+  std::vector<node::BucketReduction::Bucket> reduced = {};
   std::vector<at::Tensor> large = {};
   std::size_t allocator_offset = 0;
   std::size_t reserved = 0;
@@ -108,7 +108,7 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
   Plan plan(parameters);
   const auto control_bytes =
-      node::BlockReduction::memory(communicator.topology().local_size, plan.blocks.size(), parameters.size() + 1);
+      node::BucketReduction::memory(communicator.topology().local_size, plan.blocks.size(), parameters.size() + 1);
   // Of the first rank's part, all make use.
   auto control = comm::share(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
@@ -149,7 +149,7 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan p
                                               }
                                             });
   if (progress_thread)
-    thread_ = std::make_unique<ProgressThread>([this, average = average_] { return reduction_.help(average); });
+    thread_ = std::make_unique<ProgressThread>([this, average = average_] { return reduction_.progress(average); });
 }
 
 SharedExchange::~SharedExchange() = default;
@@ -157,7 +157,7 @@ SharedExchange::~SharedExchange() = default;
 void SharedExchange::begin(Arrival arrival, Flags flags) {
   reduction_.begin();
   flags_ = flags;
-  reduction_.write_note(gradients_.size(), flags_);
+  reduction_.write_word(gradients_.size(), flags_);
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
@@ -199,7 +199,7 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
 }
 
 void SharedExchange::write_note(std::size_t index) {
-  reduction_.write_note(index, note_of(gradients_[index].use, gradients_[index].turn));
+  reduction_.write_word(index, note_of(gradients_[index].use, gradients_[index].turn));
 }
 
 void SharedExchange::publish_complete() {
@@ -213,7 +213,7 @@ void SharedExchange::freeze_order() {
   if (frozen_) return;
   std::vector<std::uint32_t> complete(blocks_.size());
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
-    const auto note = reduction_.note(0, i);
+    const auto note = reduction_.word(0, i);
     if (turn_in(note) == 0 || use_in(note) == Use::abandoned) return;
     auto& last = complete[layout_.ranges[i].block];
     last = std::max(last, turn_in(note));
@@ -233,10 +233,10 @@ std::byte* SharedExchange::room_for_copy(Block& block, std::size_t bytes) {
   return region_.data() + block.offset;
 }
 
-void SharedExchange::run(const node::BlockReduction::Work& work) {
+void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
   publish_complete();
   comm::wait_for(
-      communicator_, [&] { return reduction_.advance(work); }, [] { return std::string("averaging gradients"); });
+      communicator_, [&] { return reduction_.advance(on_chunk); }, [] { return std::string("averaging gradients"); });
 }
 
 void SharedExchange::finish() {
@@ -246,22 +246,22 @@ void SharedExchange::finish() {
   freeze_order();
 }
 
-void SharedExchange::finish_with(const node::BlockReduction::Work& work) {
+void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk) {
   if (worked_on_) {
     // Another round over the same gradients.
     reduction_.begin();
     published_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) write_note(i);
-    reduction_.write_note(gradients_.size(), flags_);
+    reduction_.write_word(gradients_.size(), flags_);
   }
-  run(work);
+  run(on_chunk);
   worked_on_ = true;
 }
 
 int SharedExchange::users(std::size_t index) const {
   int users = 0;
   for (int r = 0; r < communicator_.size(); ++r) {
-    const auto use = use_in(reduction_.note(r, index));
+    const auto use = use_in(reduction_.word(r, index));
     if (use == Use::abandoned) return -1;
     users += use == Use::used;
   }
@@ -270,7 +270,7 @@ int SharedExchange::users(std::size_t index) const {
 
 Flags SharedExchange::flags() const {
   Flags all = 0;
-  for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.note(r, gradients_.size());
+  for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.word(r, gradients_.size());
   return all;
 }
 

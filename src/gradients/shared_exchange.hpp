@@ -8,7 +8,7 @@
 #include "gradients/gradient_allocator.hpp"
 #include "gradients/progress_thread.hpp"
 #include "muster/communicator.hpp"
-#include "node/block_reduction.hpp"
+#include "node/bucket_reduction.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -36,8 +36,8 @@ class SharedExchange final : public Exchange, public FusableGradients {
 
   const Communicator& communicator() const noexcept override { return communicator_; }
   const FlatLayout& layout() const noexcept override { return layout_; }
-  std::size_t parts() const noexcept override { return reduction_.parts(); }
-  void finish_with(const node::BlockReduction::Work& work) override;
+  std::size_t chunks() const noexcept override { return reduction_.chunks(); }
+  void finish_with(const node::BucketReduction::OnChunk& on_chunk) override;
 
  private:
   struct Gradient;
@@ -51,7 +51,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   void publish_complete();
   void write_note(std::size_t index);
   void freeze_order();
-  void run(const node::BlockReduction::Work& work);
+  void run(const node::BucketReduction::OnChunk& on_chunk);
 
   Communicator communicator_;
   comm::SharedRegion control_;
@@ -64,8 +64,8 @@ class SharedExchange final : public Exchange, public FusableGradients {
   Flags flags_ = 0;
   std::uint32_t arrived_ = 0;  ///< gradients, in this pass
   bool frozen_ = false;        ///< the order in which blocks are published
-  node::BlockReduction reduction_;
-  node::BlockReduction::Work average_;
+  node::BucketReduction reduction_;
+  node::BucketReduction::OnChunk average_;
   bool worked_on_ = false;  ///< finish_with() has ended the round of this pass: the next call begins another
   std::unique_ptr<GradientAllocator> allocator_;
   std::unique_ptr<ProgressThread> thread_;  ///< goes first

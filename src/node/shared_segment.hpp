@@ -13,6 +13,11 @@ namespace muster::detail::node {
 
 /// Bytes of a page of memory on this machine.
 std::size_t page_size() noexcept;
+inline std::size_t whole_pages(std::size_t bytes) noexcept {
+  return (bytes + page_size() - 1) / page_size() * page_size();
+}
+/// Bytes of a line of the cache: what two ranks write to lies in different ones.
+constexpr std::size_t cache_line = 64;
 
 /// Move-only. Unmapped by the destructor, which concerns this process alone; who created it removes the name there,
 /// unless it has before.
@@ -47,7 +52,6 @@ class SharedSegment {
 
  private:
   void map(std::size_t bytes);
-
   void lock();
 
   std::string name_;

@@ -19,7 +19,7 @@ constexpr std::size_t tile_elements = 2048;  ///< elements whose averages stay i
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// The averages of a part's gradients, a tile after the other.
+/// The averages of a chunk's gradients, a tile after the other.
 template <class T>
 class Averages {
  public:
@@ -102,7 +102,7 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
     auto& kinds = pages.emplace_back();
     for (int kind = 0; kind <= states; ++kind) kinds.push_back({std::exchange(bytes, bytes + of_kind), of_kind});
   }
-  const auto total = bytes + gradients.parts() * sizeof(double);
+  const auto total = bytes + gradients.chunks() * sizeof(double);
   const auto ranks = static_cast<std::size_t>(gradients.communicator().size());
   const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
   auto region = comm::share(gradients.communicator(), share, share);
@@ -200,11 +200,11 @@ double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
   if (max_norm > 0 && abandoned()) return whole;
   const double ranks = gradients_->communicator().size();
   const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;
-  gradients_->finish_with([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
-    if (in_floats(part.block))
-      step_part<float>(part, gradients, scale);
+  gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
+    if (in_floats(chunk.bucket))
+      step_chunk<float>(chunk, gradients, scale);
     else
-      step_part<double>(part, gradients, scale);
+      step_chunk<double>(chunk, gradients, scale);
   });
   // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
   if (abandoned()) return whole;
@@ -233,12 +233,12 @@ void FusedStep::release(torch::optim::Optimizer& optimizer) const {
 double FusedStep::norm() {
   auto* const sums = reinterpret_cast<double*>(region_.region.base + bytes_);
   const double scale = 1.0 / gradients_->communicator().size();
-  gradients_->finish_with([&](const node::BlockReduction::Part& part, std::span<std::byte* const> gradients) {
-    sums[part.number] = in_floats(part.block) ? squares_of_averages<float>(gradients, part.count, scale)
-                                              : squares_of_averages<double>(gradients, part.count, scale);
+  gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
+    sums[chunk.number] = in_floats(chunk.bucket) ? squares_of_averages<float>(gradients, chunk.count, scale)
+                                                 : squares_of_averages<double>(gradients, chunk.count, scale);
   });
   double sum = 0;
-  for (std::size_t p = 0; p < gradients_->parts(); ++p) sum += sums[p];
+  for (std::size_t p = 0; p < gradients_->chunks(); ++p) sum += sums[p];
   return std::sqrt(sum);
 }
 
@@ -247,13 +247,14 @@ bool FusedStep::in_floats(std::size_t block) const {
 }
 
 template <class T>
-void FusedStep::step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale) {
+void FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients,
+                           double scale) {
   Averages<T> averages(gradients, scale);
-  const auto& pages = pages_[part.block];
-  for (const auto i : gradients_->layout().blocks[part.block].members) {
+  const auto& pages = pages_[chunk.bucket];
+  for (const auto i : gradients_->layout().blocks[chunk.bucket].members) {
     const auto& range = gradients_->layout().ranges[i];
-    const auto begin = std::max(part.first, range.first);
-    const auto end = std::min(part.first + part.count, range.first + range.count);
+    const auto begin = std::max(chunk.first, range.first);
+    const auto end = std::min(chunk.first + chunk.count, range.first + range.count);
     if (begin >= end) continue;
     const auto& target = targets_[i];
     const auto first = begin - range.first, count = end - begin;
@@ -270,7 +271,7 @@ void FusedStep::step_part(const node::BlockReduction::Part& part, std::span<std:
       const auto n = std::min(tile_elements, count - done), at = first + done;
       const auto to = [&](std::size_t t) { return reinterpret_cast<T*>(target.shared[t]) + at; };
       const auto from = [&](std::size_t t) { return reinterpret_cast<const T*>(target.from[t]) + at; };
-      Tile<T> tile{.gradient = averages.of(begin - part.first + done, n), .from = from(0), .to = to(0), .count = n};
+      Tile<T> tile{.gradient = averages.of(begin - chunk.first + done, n), .from = from(0), .to = to(0), .count = n};
       for (std::size_t t = 1; t < target.shared.size(); ++t) {
         tile.state_from[t - 1] = from(t);
         tile.state_to[t - 1] = to(t);

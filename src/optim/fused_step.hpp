@@ -10,7 +10,7 @@
 
 #include "comm/shared_memory.hpp"
 #include "gradients/exchange.hpp"
-#include "node/block_reduction.hpp"
+#include "node/bucket_reduction.hpp"
 #include "optim/dirty_pages.hpp"
 #include "optim/update_rules.hpp"
 
@@ -67,7 +67,7 @@ class FusedStep {
   /// Whether that block has floats, not doubles.
   bool in_floats(std::size_t block) const;
   template <class T>
-  void step_part(const node::BlockReduction::Part& part, std::span<std::byte* const> gradients, double scale);
+  void step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients, double scale);
 
   gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;

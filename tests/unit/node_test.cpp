@@ -1,8 +1,8 @@
 // The engine of collectives inside a node, its ranks as threads.
-#include "node/block_reduction.hpp"
+#include "node/bucket_reduction.hpp"
+#include "node/communicator.hpp"
 #include "node/kernels.hpp"
 #include "node/shared_segment.hpp"
-#include "node/team.hpp"
 #include "unit/node_threads.hpp"
 
 #include <fcntl.h>
@@ -31,12 +31,13 @@
 namespace {
 
 using muster::ReduceOp;
+using muster::detail::node::Communicator;
 using muster::detail::node::Dtype;
 using muster::detail::node::Isa;
 using muster::detail::node::Reduction;
 using muster::detail::node::Region;
 using muster::detail::node::size_of;
-using muster::detail::node::Team;
+using muster::detail::node::slice_of;
 using muster::test::on_ranks;
 using muster::test::wait;
 using Bytes = std::vector<std::byte>;
@@ -235,12 +236,12 @@ TEST(Kernels, ANumberThatIsNoneIsKept) {
   }
 }
 
-TEST(Team, SlicesCoverEverythingOnce) {
+TEST(NodeCommunicator, SlicesCoverEverythingOnce) {
   for (const std::size_t count : {0, 1, 15, 16, 17, 1000, 4097})
     for (int owners = 1; owners <= 8; ++owners) {
       std::size_t next = 0;
       for (int o = 0; o < owners; ++o) {
-        const auto slice = Team::slice(count, owners, o, Dtype::f32);
+        const auto slice = slice_of(count, owners, o, Dtype::f32);
         EXPECT_EQ(slice.first, next);
         next += slice.count;
       }
@@ -254,35 +255,35 @@ void check_collectives(int ranks, Dtype type, ReduceOp op, std::size_t count,
                        const std::function<bool(int)>& registered) {
   const auto bytes = count * size_of(type);
   const std::size_t odd = size_of(type);  // data begin one element into the memory
-  on_ranks(ranks, bytes + odd + 64, [&](Team& team, const Region& region) {
+  on_ranks(ranks, bytes + odd + 64, [&](Communicator& local, const Region& region) {
     Bytes own(bytes + odd);
-    std::byte* data = (registered(team.rank()) ? region.of(team.rank()) : own.data()) + odd;
-    fill(data, count, type, op, team.rank());
-    wait(team, team.all_reduce(data, count, {type, op}));
+    std::byte* data = (registered(local.rank()) ? region.of(local.rank()) : own.data()) + odd;
+    fill(data, count, type, op, local.rank());
+    wait(local, local.all_reduce(data, count, {type, op}));
     EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "all-reduce, " << described(type, op, ranks, count);
 
     const int root = ranks - 1;
-    fill(data, count, type, op, team.rank());
-    wait(team, team.reduce(data, count, {type, op}, root));
-    if (team.rank() == root) {
+    fill(data, count, type, op, local.rank());
+    wait(local, local.reduce(data, count, {type, op}, root));
+    if (local.rank() == root) {
       EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "reduce, " << described(type, op, ranks, count);
     }
-    wait(team, team.broadcast(data, bytes, root));
+    wait(local, local.broadcast(data, bytes, root));
     EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "broadcast, " << described(type, op, ranks, count);
 
     for (int owners = 1; owners <= ranks; owners += ranks) {
-      fill(data, count, type, op, team.rank());
-      wait(team, team.reduce_scatter(data, count, owners, {type, op}));
-      const auto shared = team.all_gather(data, count, owners, type, Team::Start::closed);
-      EXPECT_FALSE(team.done(shared));
-      team.open(shared);
-      wait(team, shared);
+      fill(data, count, type, op, local.rank());
+      wait(local, local.reduce_scatter(data, count, owners, {type, op}));
+      const auto shared = local.all_gather(data, count, owners, type, Communicator::Start::closed);
+      EXPECT_FALSE(local.done(shared));
+      local.open(shared);
+      wait(local, shared);
       EXPECT_EQ(first_wrong(data, count, type, op, ranks), count) << "slices, " << described(type, op, ranks, count);
     }
   });
 }
 
-TEST(Team, EveryCollectiveOfEveryTypeAndOperation) {
+TEST(NodeCommunicator, EveryCollectiveOfEveryTypeAndOperation) {
   for (int ranks = 1; ranks <= (brief ? 3 : 5); ++ranks)
     for (const auto type : all_types)
       for (const auto op : all_ops) {
@@ -295,7 +296,7 @@ TEST(Team, EveryCollectiveOfEveryTypeAndOperation) {
       }
 }
 
-TEST(Team, EverySizeAndNumberOfRanks) {
+TEST(NodeCommunicator, EverySizeAndNumberOfRanks) {
   for (int ranks = 1; ranks <= 8; ++ranks)
     for (const std::size_t count : {2UL, 63UL, 2049UL, 16'385UL, 70'001UL, 300'007UL, 700'001UL}) {
       if (brief && (count > 80'000 || ranks % 3 == 1)) continue;
@@ -305,27 +306,27 @@ TEST(Team, EverySizeAndNumberOfRanks) {
     }
 }
 
-TEST(Team, TenMillionElements) {
+TEST(NodeCommunicator, TenMillionElements) {
   if (brief) GTEST_SKIP() << "too slow under the thread sanitizer";
   check_collectives(2, Dtype::f32, ReduceOp::sum, 10'000'000, [](int) { return false; });
   check_collectives(2, Dtype::f32, ReduceOp::sum, 10'000'000, [](int) { return true; });
   check_collectives(3, Dtype::f16, ReduceOp::sum, 10'000'000, [](int) { return true; });
 }
 
-TEST(Team, SameBitsOnEveryRankOnEveryPathAndCloseToASumInDouble) {
+TEST(NodeCommunicator, SameBitsOnEveryRankOnEveryPathAndCloseToASumInDouble) {
   for (int ranks = 1; ranks <= 4; ++ranks)
     for (const std::size_t count : {1000UL, 50'001UL, brief ? 60'000UL : 1'000'003UL}) {
       const auto value = [&](std::size_t i, int rank) {
         return std::sin(static_cast<float>(i) + 1.7f * static_cast<float>(rank)) * 1e3f;
       };
       std::vector<std::vector<float>> results(static_cast<std::size_t>(2 * ranks));
-      on_ranks(ranks, count * 4, [&](Team& team, const Region& region) {
+      on_ranks(ranks, count * 4, [&](Communicator& local, const Region& region) {
         std::vector<float> own(count);
-        float* registered = reinterpret_cast<float*>(region.of(team.rank()));
-        for (std::size_t i = 0; i < count; ++i) own[i] = registered[i] = value(i, team.rank());
-        wait(team, team.all_reduce(own.data(), count, {.scale = 1.0 / ranks}));
-        wait(team, team.all_reduce(registered, count, {.scale = 1.0 / ranks}));
-        const auto r = static_cast<std::size_t>(team.rank());
+        float* registered = reinterpret_cast<float*>(region.of(local.rank()));
+        for (std::size_t i = 0; i < count; ++i) own[i] = registered[i] = value(i, local.rank());
+        wait(local, local.all_reduce(own.data(), count, {.scale = 1.0 / ranks}));
+        wait(local, local.all_reduce(registered, count, {.scale = 1.0 / ranks}));
+        const auto r = static_cast<std::size_t>(local.rank());
         results[2 * r] = own;
         results[2 * r + 1].assign(registered, registered + count);
       });
@@ -338,39 +339,39 @@ TEST(Team, SameBitsOnEveryRankOnEveryPathAndCloseToASumInDouble) {
     }
 }
 
-TEST(Team, AClosedOperationHoldsUpThoseBehindIt) {
+TEST(NodeCommunicator, AClosedOperationHoldsUpThoseBehindIt) {
   constexpr int ranks = 3;
   constexpr std::size_t count = 1000;
-  on_ranks(ranks, 1, [&](Team& team, const Region&) {
+  on_ranks(ranks, 1, [&](Communicator& local, const Region&) {
     Bytes data(count * 4), other(count * 4);
-    fill(data.data(), count, Dtype::f32, ReduceOp::sum, team.rank());
-    fill(other.data(), count, Dtype::f32, ReduceOp::sum, team.rank());
-    wait(team, team.reduce_scatter(data.data(), count, 2, {}));
-    const bool owner = team.rank() < 2;
-    const auto shared =
-        team.all_gather(data.data(), count, 2, Dtype::f32, owner ? Team::Start::closed : Team::Start::open);
-    const auto behind = team.all_reduce(other.data(), count, {});
+    fill(data.data(), count, Dtype::f32, ReduceOp::sum, local.rank());
+    fill(other.data(), count, Dtype::f32, ReduceOp::sum, local.rank());
+    wait(local, local.reduce_scatter(data.data(), count, 2, {}));
+    const bool owner = local.rank() < 2;
+    const auto shared = local.all_gather(data.data(), count, 2, Dtype::f32,
+                                         owner ? Communicator::Start::closed : Communicator::Start::open);
+    const auto behind = local.all_reduce(other.data(), count, {});
     if (owner) {
-      for (int i = 0; i < 100; ++i) ASSERT_FALSE(team.done(behind));
-      team.open(shared);
+      for (int i = 0; i < 100; ++i) ASSERT_FALSE(local.done(behind));
+      local.open(shared);
     }
-    wait(team, behind);
-    EXPECT_TRUE(team.finished(shared));
+    wait(local, behind);
+    EXPECT_TRUE(local.finished(shared));
     for (const auto* sum : {&data, &other})
       EXPECT_EQ(first_wrong(sum->data(), count, Dtype::f32, ReduceOp::sum, ranks), count);
   });
 }
 
 /// Several operations under way at once, of all kinds, memory and sizes.
-TEST(Team, AThousandRandomOperations) {
+TEST(NodeCommunicator, AThousandRandomOperations) {
   for (int ranks = 1; ranks <= 4; ++ranks) {
     constexpr std::size_t most = 40'000;
     constexpr std::size_t places = 4;
-    on_ranks(ranks, places * most * 8, [&](Team& team, const Region& region) {
+    on_ranks(ranks, places * most * 8, [&](Communicator& local, const Region& region) {
       std::mt19937 same(7);  // what all ranks do alike
-      std::mt19937 mine(static_cast<unsigned>(team.rank()));
+      std::mt19937 mine(static_cast<unsigned>(local.rank()));
       struct Running {
-        Team::Ticket ticket;
+        Communicator::Ticket ticket;
         std::function<void()> check;
       };
       std::deque<Running> running;
@@ -378,43 +379,43 @@ TEST(Team, AThousandRandomOperations) {
       const int rounds = brief ? 200 : 1000;
       for (int i = 0; i < rounds; ++i) {
         if (running.size() == places || (!running.empty() && same() % 3 == 0)) {
-          wait(team, running.front().ticket);
+          wait(local, running.front().ticket);
           running.front().check();
           running.pop_front();
         }
         if (running.size() == places) continue;
         const auto place = static_cast<std::size_t>(i) % places;
         if (!running.empty() && running.size() >= places - 1) {
-          wait(team, running.front().ticket);
+          wait(local, running.front().ticket);
           running.front().check();
           running.pop_front();
         }
         const auto type = std::array{Dtype::f32, Dtype::f64, Dtype::i32, Dtype::bf16}[same() % 4];
         const std::size_t count = same() % (same() % 4 == 0 ? most : 700);
-        std::byte* data = mine() % 4 != 0 ? region.of(team.rank()) + place * most * 8 : own[place].data();
+        std::byte* data = mine() % 4 != 0 ? region.of(local.rank()) + place * most * 8 : own[place].data();
         const int root = static_cast<int>(same() % static_cast<unsigned>(ranks));
         const auto kind = same() % 8;
         const auto right = [=] { EXPECT_EQ(first_wrong(data, count, type, ReduceOp::sum, ranks), count) << i; };
-        fill(data, count, type, ReduceOp::sum, team.rank());
+        fill(data, count, type, ReduceOp::sum, local.rank());
         if (kind == 0) {
-          running.push_back({team.barrier(), [] {}});
+          running.push_back({local.barrier(), [] {}});
         } else if (kind == 1) {
-          const bool root_here = team.rank() == root;
-          running.push_back({team.reduce(data, count, {.type = type}, root), [=] {
+          const bool root_here = local.rank() == root;
+          running.push_back({local.reduce(data, count, {.type = type}, root), [=] {
                                if (root_here) right();
                              }});
         } else if (kind == 2) {
-          running.push_back({team.broadcast(data, count * size_of(type), root), [=] {
+          running.push_back({local.broadcast(data, count * size_of(type), root), [=] {
                                Bytes want(count * size_of(type));
                                fill(want.data(), count, type, ReduceOp::sum, root);
                                EXPECT_TRUE(std::equal(want.begin(), want.end(), data)) << i;
                              }});
         } else {
-          running.push_back({team.all_reduce(data, count, {.type = type}), right});
+          running.push_back({local.all_reduce(data, count, {.type = type}), right});
         }
       }
       while (!running.empty()) {
-        wait(team, running.front().ticket);
+        wait(local, running.front().ticket);
         running.front().check();
         running.pop_front();
       }
@@ -422,100 +423,101 @@ TEST(Team, AThousandRandomOperations) {
   }
 }
 
-using muster::detail::node::BlockReduction;
+using muster::detail::node::BucketReduction;
 
-TEST(BlockReduction, SumsEveryRoundAndCarriesTheNotes) {
-  const std::vector<BlockReduction::Block> blocks{
+TEST(BucketReduction, SumsEveryRoundAndCarriesTheWords) {
+  const std::vector<BucketReduction::Bucket> buckets{
       {70'000, Dtype::f32}, {1, Dtype::f32}, {0, Dtype::f32}, {300'001, Dtype::f32}, {513, Dtype::bf16}};
   const std::size_t bytes = 400'000 * 4;
   for (int ranks = 1; ranks <= 5; ++ranks) {
-    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), blocks.size()));
-    on_ranks(ranks, 2 * bytes, [&](Team& team, const Region& region) {
-      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, blocks.size());
-      const auto sum = muster::detail::node::in_place_sum(blocks, 1.0);
+    const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), buckets.size()));
+    on_ranks(ranks, 2 * bytes, [&](Communicator& local, const Region& region) {
+      BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, buckets.size());
+      const auto sum = muster::detail::node::in_place_sum(buckets, 1.0);
       for (int round = 0; round < (brief ? 5 : 20); ++round) {
         reduction.begin();
-        std::byte* data = region.of(team.rank()) + (round + team.rank()) % 2 * bytes;  // where they lie may change
+        std::byte* data = region.of(local.rank()) + (round + local.rank()) % 2 * bytes;  // where they lie may change
         std::vector<std::byte*> at;
-        for (std::size_t b = 0; b < blocks.size(); ++b) {
-          fill(data, blocks[b].count, blocks[b].type, ReduceOp::sum, team.rank());
+        for (std::size_t b = 0; b < buckets.size(); ++b) {
+          fill(data, buckets[b].count, buckets[b].type, ReduceOp::sum, local.rank());
           at.push_back(data);
-          reduction.write_note(
-              b, static_cast<std::uint32_t>(1000 * round + 10 * team.rank()) + static_cast<std::uint32_t>(b));
+          reduction.write_word(
+              b, static_cast<std::uint32_t>(1000 * round + 10 * local.rank()) + static_cast<std::uint32_t>(b));
           reduction.publish(data);
-          data += (blocks[b].count * size_of(blocks[b].type) + 63) / 64 * 64;
+          data += (buckets[b].count * size_of(buckets[b].type) + 63) / 64 * 64;
           reduction.advance(sum);
         }
         muster::test::wait_for([&] { return reduction.advance(sum); });
-        for (std::size_t b = 0; b < blocks.size(); ++b) {
-          ASSERT_EQ(first_wrong(at[b], blocks[b].count, blocks[b].type, ReduceOp::sum, ranks), blocks[b].count);
+        for (std::size_t b = 0; b < buckets.size(); ++b) {
+          ASSERT_EQ(first_wrong(at[b], buckets[b].count, buckets[b].type, ReduceOp::sum, ranks), buckets[b].count);
           for (int r = 0; r < ranks; ++r)
-            ASSERT_EQ(reduction.note(r, b), 1000U * static_cast<unsigned>(round) + 10U * static_cast<unsigned>(r) + b);
+            ASSERT_EQ(reduction.word(r, b), 1000U * static_cast<unsigned>(round) + 10U * static_cast<unsigned>(r) + b);
         }
       }
     });
   }
 }
 
-TEST(BlockReduction, WithASecondThreadPerRankAndAnotherOrder) {
-  const std::vector<BlockReduction::Block> blocks{{70'000, Dtype::f32}, {5, Dtype::f32}, {300'001, Dtype::f32}};
+TEST(BucketReduction, WithASecondThreadPerRankAndAnotherOrder) {
+  const std::vector<BucketReduction::Bucket> buckets{{70'000, Dtype::f32}, {5, Dtype::f32}, {300'001, Dtype::f32}};
   const std::vector<std::vector<std::size_t>> orders{{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
   const std::size_t bytes = 400'000 * 4;
   for (int ranks = 1; ranks <= 3; ++ranks) {
-    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), 0));
-    std::atomic<int> parts{0};
-    on_ranks(ranks, bytes, [&](Team& team, const Region& region) {
-      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 0);
-      const auto sum = muster::detail::node::in_place_sum(blocks, 1.0);
-      const auto count = [&parts](BlockReduction::Work work) -> BlockReduction::Work {
-        return [&parts, work = std::move(work)](const BlockReduction::Part& part, std::span<std::byte* const> data) {
-          ++parts;
-          work(part, data);
-        };
+    const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), 0));
+    std::atomic<int> chunks{0};
+    on_ranks(ranks, bytes, [&](Communicator& local, const Region& region) {
+      BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 0);
+      const auto sum = muster::detail::node::in_place_sum(buckets, 1.0);
+      const auto count = [&chunks](BucketReduction::OnChunk work) -> BucketReduction::OnChunk {
+        return
+            [&chunks, work = std::move(work)](const BucketReduction::Chunk& chunk, std::span<std::byte* const> data) {
+              ++chunks;
+              work(chunk, data);
+            };
       };
       for (int round = 0; round < (brief ? 6 : 30); ++round) {
         reduction.reorder(orders[static_cast<std::size_t>(round) % orders.size()]);
         reduction.begin();
         std::atomic<bool> computing{true};
         std::thread helper([&, work = count(sum)] {
-          while (computing) reduction.help(work);
+          while (computing) reduction.progress(work);
         });
-        std::vector<std::byte*> at(blocks.size());
-        std::byte* data = region.of(team.rank());
+        std::vector<std::byte*> at(buckets.size());
+        std::byte* data = region.of(local.rank());
         for (const auto b : reduction.order()) {
-          fill(data, blocks[b].count, blocks[b].type, ReduceOp::sum, team.rank());
+          fill(data, buckets[b].count, buckets[b].type, ReduceOp::sum, local.rank());
           at[b] = data;
           reduction.publish(data);
-          data += (blocks[b].count * size_of(blocks[b].type) + 63) / 64 * 64;
+          data += (buckets[b].count * size_of(buckets[b].type) + 63) / 64 * 64;
         }
         computing = false;
         helper.join();
         const auto work = count(sum);
         muster::test::wait_for([&] { return reduction.advance(work); });
-        for (std::size_t b = 0; b < blocks.size(); ++b)
-          ASSERT_EQ(first_wrong(at[b], blocks[b].count, blocks[b].type, ReduceOp::sum, ranks), blocks[b].count);
+        for (std::size_t b = 0; b < buckets.size(); ++b)
+          ASSERT_EQ(first_wrong(at[b], buckets[b].count, buckets[b].type, ReduceOp::sum, ranks), buckets[b].count);
       }
-      EXPECT_EQ(reduction.parts(), 8U);
+      EXPECT_EQ(reduction.chunks(), 8U);
     });
-    EXPECT_EQ(parts, (brief ? 6 : 30) * 8) << "each part once a round";
+    EXPECT_EQ(chunks, (brief ? 6 : 30) * 8) << "each chunk once a round";
   }
 }
 
-TEST(BlockReduction, EveryPartIsWorkedOnOnce) {
+TEST(BucketReduction, EveryChunkIsWorkedOnOnce) {
   constexpr int ranks = 3;
-  const std::vector<BlockReduction::Block> blocks{{200'000, Dtype::f32}, {5, Dtype::f32}, {100'000, Dtype::f64}};
-  const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), blocks.size()));
+  const std::vector<BucketReduction::Bucket> buckets{{200'000, Dtype::f32}, {5, Dtype::f32}, {100'000, Dtype::f64}};
+  const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), buckets.size()));
   std::vector<std::atomic<int>> touched(300'005);
-  on_ranks(ranks, 4096, [&](Team& team, const Region& region) {
-    BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 0);
-    const BlockReduction::Work touch = [&](const BlockReduction::Part& part, std::span<std::byte* const> data) {
+  on_ranks(ranks, 4096, [&](Communicator& local, const Region& region) {
+    BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 0);
+    const BucketReduction::OnChunk touch = [&](const BucketReduction::Chunk& chunk, std::span<std::byte* const> data) {
       ASSERT_EQ(data.size(), static_cast<std::size_t>(ranks));
-      const std::size_t before = part.block == 0 ? 0 : part.block == 1 ? 200'000 : 200'005;
-      for (std::size_t i = 0; i < part.count; ++i) ++touched[before + part.first + i];
+      const std::size_t before = chunk.bucket == 0 ? 0 : chunk.bucket == 1 ? 200'000 : 200'005;
+      for (std::size_t i = 0; i < chunk.count; ++i) ++touched[before + chunk.first + i];
     };
     for (int round = 0; round < 2; ++round) {
       reduction.begin();
-      for (std::size_t b = 0; b < blocks.size(); ++b) reduction.publish(region.of(team.rank()));
+      for (std::size_t b = 0; b < buckets.size(); ++b) reduction.publish(region.of(local.rank()));
       muster::test::wait_for([&] { return reduction.advance(touch); });
     }
   });

@@ -1,7 +1,7 @@
 // Ranks of a node as threads of this process, for tests of the engine.
 #pragma once
 
-#include "node/team.hpp"
+#include "node/communicator.hpp"
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -30,14 +30,15 @@ void wait_for(Ready&& ready) {
     if (spin > 20) ::sched_yield();
 }
 
-inline void wait(detail::node::Team& team, detail::node::Team::Ticket ticket) {
-  wait_for([&] { return team.done(ticket); });
+inline void wait(detail::node::Communicator& local, detail::node::Communicator::Ticket ticket) {
+  wait_for([&] { return local.done(ticket); });
 }
 
-/// Runs body(team) on `size` threads, each a rank; `region_bytes` of registered memory per rank in `region`.
-inline void on_ranks(int size, std::size_t region_bytes,
-                     const std::function<void(detail::node::Team& team, const detail::node::Region& region)>& body) {
-  const auto memory = shared_bytes(detail::node::Team::memory(size));
+/// Runs body(local) on `size` threads, each a rank; `region_bytes` of registered memory per rank in `region`.
+inline void on_ranks(
+    int size, std::size_t region_bytes,
+    const std::function<void(detail::node::Communicator& local, const detail::node::Region& region)>& body) {
+  const auto memory = shared_bytes(detail::node::Communicator::memory(size));
   const auto registered = shared_bytes(std::max<std::size_t>(1, region_bytes * static_cast<std::size_t>(size)));
   const detail::node::Region region{registered.get(), region_bytes};
   std::vector<std::thread> ranks;
@@ -45,9 +46,9 @@ inline void on_ranks(int size, std::size_t region_bytes,
   for (int r = 0; r < size; ++r)
     ranks.emplace_back([&, r] {
       try {
-        detail::node::Team team(memory.get(), r, size);
-        team.add(region);
-        body(team, region);
+        detail::node::Communicator local(memory.get(), r, size);
+        local.add(region);
+        body(local, region);
       } catch (...) {
         failures[static_cast<std::size_t>(r)] = std::current_exception();
       }

@@ -1,6 +1,6 @@
 // The progress threads inside ranks, with what they drive, for the thread sanitizer: ranks are threads too.
 #include "gradients/progress_thread.hpp"
-#include "node/block_reduction.hpp"
+#include "node/bucket_reduction.hpp"
 #include "unit/node_threads.hpp"
 
 #include <gtest/gtest.h>
@@ -14,47 +14,47 @@
 namespace {
 
 using muster::detail::gradients::ProgressThread;
-using muster::detail::node::BlockReduction;
+using muster::detail::node::BucketReduction;
+using muster::detail::node::Communicator;
 using muster::detail::node::Dtype;
 using muster::detail::node::Region;
-using muster::detail::node::Team;
 using muster::test::on_ranks;
 
 constexpr int rounds = 30;
 
 TEST(ProgressThread, AveragesBesideARankThatPublishes) {
-  const std::vector<BlockReduction::Block> blocks{{70'000, Dtype::f64}, {5, Dtype::f64}, {40'001, Dtype::f64}};
+  const std::vector<BucketReduction::Bucket> buckets{{70'000, Dtype::f64}, {5, Dtype::f64}, {40'001, Dtype::f64}};
   constexpr std::size_t elements = 110'016;
   const auto value = [](int rank, std::size_t i, int round) {
     return static_cast<double>(i % 13) * (rank + 1) + round;
   };
   for (int ranks = 1; ranks <= 3; ++ranks) {
-    const auto control = muster::test::shared_bytes(BlockReduction::memory(ranks, blocks.size(), 1));
-    on_ranks(ranks, elements * sizeof(double), [&](Team& team, const Region& region) {
-      BlockReduction reduction(control.get(), region, team.rank(), ranks, blocks, 1);
-      const auto average = muster::detail::node::in_place_sum(blocks, 1.0 / ranks);
-      ProgressThread thread([&reduction, own = average] { return reduction.help(own); });
+    const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), 1));
+    on_ranks(ranks, elements * sizeof(double), [&](Communicator& local, const Region& region) {
+      BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 1);
+      const auto average = muster::detail::node::in_place_sum(buckets, 1.0 / ranks);
+      ProgressThread thread([&reduction, own = average] { return reduction.progress(own); });
       for (int round = 0; round < rounds; ++round) {
         // As an exchange does in backward().
         reduction.begin();
-        reduction.write_note(0, static_cast<std::uint32_t>(round + team.rank()));
+        reduction.write_word(0, static_cast<std::uint32_t>(round + local.rank()));
         thread.start();
-        auto* data = reinterpret_cast<double*>(region.of(team.rank()));
+        auto* data = reinterpret_cast<double*>(region.of(local.rank()));
         std::vector<double*> at;
-        for (const auto& block : blocks) {
-          for (std::size_t i = 0; i < block.count; ++i) data[i] = value(team.rank(), i, round);
+        for (const auto& bucket : buckets) {
+          for (std::size_t i = 0; i < bucket.count; ++i) data[i] = value(local.rank(), i, round);
           at.push_back(data);
           reduction.publish(data);
-          data += block.count;
+          data += bucket.count;
         }
         thread.stop();
         muster::test::wait_for([&] { return reduction.advance(average); });
-        for (int r = 0; r < ranks; ++r) ASSERT_EQ(reduction.note(r, 0), static_cast<std::uint32_t>(round + r));
-        for (std::size_t b = 0; b < blocks.size(); ++b)
-          for (std::size_t i = 0; i < blocks[b].count; i += b == 1 ? 1 : 997) {
+        for (int r = 0; r < ranks; ++r) ASSERT_EQ(reduction.word(r, 0), static_cast<std::uint32_t>(round + r));
+        for (std::size_t b = 0; b < buckets.size(); ++b)
+          for (std::size_t i = 0; i < buckets[b].count; i += b == 1 ? 1 : 997) {
             double sum = 0;
             for (int r = 0; r < ranks; ++r) sum += value(r, i, round);
-            ASSERT_EQ(at[b][i], sum * (1.0 / ranks)) << "block " << b << ", element " << i;
+            ASSERT_EQ(at[b][i], sum * (1.0 / ranks)) << "bucket " << b << ", element " << i;
           }
       }
     });

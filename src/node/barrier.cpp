@@ -1,0 +1,19 @@
+#include "node/operation.hpp"
+
+namespace muster::detail::node {
+namespace {
+
+class Barrier final : public Operation {
+ public:
+  explicit Barrier(Communicator& ranks) : Operation(ranks, nullptr, 0, Dtype::u8) {}
+
+  bool advance() override {
+    return arrive([] {}) && all_arrived();
+  }
+};
+
+}  // namespace
+
+Communicator::Ticket Communicator::barrier() { return start(std::make_unique<Barrier>(*this)); }
+
+}  // namespace muster::detail::node

@@ -1,0 +1,71 @@
+#include "node/communicator.hpp"
+
+#include "node/operation.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::detail::node {
+namespace {
+
+/// Both buffers of all ranks together take about 8 MB.
+std::size_t staging_bytes_of(int size) {
+  const auto share = (std::size_t{4} << 20) / static_cast<std::size_t>(size);
+  return std::clamp(share / page_size() * page_size(), std::size_t{16} << 10, std::size_t{256} << 10);
+}
+
+}  // namespace
+
+std::size_t Communicator::memory(int size) {
+  return Shared::bytes(size) + 2 * staging_bytes_of(size) * static_cast<std::size_t>(size);
+}
+
+Communicator::Communicator(std::byte* memory, int rank, int size)
+    : shared_(reinterpret_cast<Shared*>(memory)),
+      rank_(rank),
+      size_(size),
+      staging_bytes_(staging_bytes_of(size)),
+      staging_(memory + Shared::bytes(size)) {}
+
+Communicator::~Communicator() = default;
+
+std::size_t Communicator::region_of(const void* data, std::size_t bytes) const noexcept {
+  const auto* begin = static_cast<const std::byte*>(data);
+  return static_cast<std::size_t>(std::ranges::find_if(regions_,
+                                                       [&](const Region& region) {
+                                                         const auto* mine = region.of(rank_);
+                                                         return begin >= mine && begin + bytes <= mine + region.stride;
+                                                       }) -
+                                  regions_.begin());
+}
+
+Communicator::Ticket Communicator::start(std::unique_ptr<Operation> operation, Start start) {
+  operation->start = start;
+  queue_.push_back(std::move(operation));
+  ++started_;
+  advance();
+  return started_;
+}
+
+void Communicator::advance() {
+  while (!queue_.empty() && queue_.front()->start == Start::open && queue_.front()->advance()) {
+    queue_.pop_front();
+    ++finished_;
+  }
+}
+
+void Communicator::open(Ticket ticket) {
+  queue_[ticket - finished_ - 1]->start = Start::open;
+  advance();
+}
+
+void Communicator::leave(Ticket ticket) {
+  if (finished_ < ticket) queue_[ticket - finished_ - 1]->leave_data();
+}
+
+bool Communicator::done(Ticket ticket) {
+  if (finished_ < ticket) advance();
+  return finished_ >= ticket;
+}
+
+}  // namespace muster::detail::node

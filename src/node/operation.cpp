@@ -1,0 +1,51 @@
+#include "node/operation.hpp"
+
+#include <cstring>
+
+namespace muster::detail::node {
+
+void Operation::leave_data() {
+  if (bytes() == 0 || own_ || ranks_.registered(data_, bytes())) return;
+  own_ = std::make_unique_for_overwrite<std::byte[]>(bytes());
+  std::memcpy(own_.get(), data_, bytes());
+  data_ = own_.get();
+}
+
+bool Operation::all_arrived(std::uint64_t phase) {
+  if (ranks_.seen_arrived_ >= phase) return true;
+  for (int r = 0; r < size_; ++r)
+    if (!arrived(r, phase)) return false;
+  ranks_.seen_arrived_ = phase;
+  return true;
+}
+
+bool Operation::all_finished() {
+  if (ranks_.seen_finished_ >= phase_) return true;
+  for (int r = 0; r < size_; ++r)
+    if (ranks_.shared_->ranks[r].finished.load(std::memory_order_acquire) < phase_) return false;
+  ranks_.seen_finished_ = phase_;
+  return true;
+}
+
+bool Operation::agreed() {
+  if (agreed_) return true;
+  const auto write = [&] {
+    Communicator::Shared::Place place;
+    const auto i = ranks_.region_of(data_, bytes());
+    if (i < ranks_.regions_.size()) place = {i + 1, static_cast<std::uint64_t>(data_ - ranks_.regions_[i].of(rank_))};
+    mine().places[phase_ & 1] = place;
+  };
+  if (!arrive(write) || !all_arrived()) return false;
+  for (int r = 0; r < size_; ++r) {
+    const auto& place = ranks_.shared_->ranks[r].places[phase_ & 1];
+    if (place.region == 0) {
+      everywhere_.clear();
+      next_phase();
+      break;
+    }
+    everywhere_.push_back(ranks_.regions_[place.region - 1].of(r) + place.offset);
+  }
+  return agreed_ = true;
+}
+
+}  // namespace muster::detail::node

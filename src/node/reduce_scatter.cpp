@@ -1,0 +1,60 @@
+#include "node/operation.hpp"
+
+#include <cstring>
+
+namespace muster::detail::node {
+namespace {
+
+class ReduceScatter final : public Operation {
+ public:
+  ReduceScatter(Communicator& ranks, void* data, std::size_t count, int owners, const Reduction& reduction)
+      : Operation(ranks, data, count, reduction.type), owners_(owners), reduction_(reduction) {}
+
+  bool advance() override {
+    if (size_ == 1) return true;
+    if (!agreed()) return false;
+    if (everywhere_.empty()) return copied();
+    const auto mine = slice(rank_).first * element_;
+    if (rank_ < owners_)
+      reduce_here(slice(rank_), reduction_, [&](int r) { return everywhere_[static_cast<std::size_t>(r)] + mine; });
+    return true;
+  }
+
+ private:
+  Slice slice(int owner) const { return slice_of(count_, owners_, owner, type_); }
+
+  /// A chunk of every slice, side by side in the buffer.
+  bool copied() {
+    const auto most = staging_bytes_ / static_cast<std::size_t>(owners_) / cache_line * cache_line / element_;
+    const auto place = [&](int rank, int owner, std::size_t n) {
+      return staging(rank) + static_cast<std::size_t>(owner) * n * element_;
+    };
+    const auto write = [&](std::size_t first, std::size_t n) {
+      for (int o = 0; o < owners_; ++o) {
+        if (o == rank_) continue;
+        const auto chunk = slice(o).chunk(first, n);
+        std::memcpy(place(rank_, o, n), at(chunk.first), chunk.count * element_);
+      }
+    };
+    const auto read = [&](std::size_t first, std::size_t n) {
+      if (rank_ >= owners_) return true;
+      if (!all_arrived()) return false;
+      const auto mine = slice(rank_).chunk(first, n);
+      reduce_here(mine, reduction_, [&](int r) { return r == rank_ ? at(mine.first) : place(r, rank_, n); });
+      return true;
+    };
+    return each_chunk(slice(0).count, std::max<std::size_t>(1, most), write, read);
+  }
+
+  const int owners_;
+  const Reduction reduction_;
+};
+
+}  // namespace
+
+Communicator::Ticket Communicator::reduce_scatter(void* data, std::size_t count, int owners,
+                                                  const Reduction& reduction) {
+  return start(std::make_unique<ReduceScatter>(*this, data, count, owners, reduction));
+}
+
+}  // namespace muster::detail::node
