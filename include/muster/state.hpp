@@ -38,6 +38,10 @@ class ReduceLROnPlateauScheduler;
 
 namespace muster {
 
+namespace detail::checkpoint {
+struct Stateful;
+}
+
 /// Tensors by path ("layer1.0.weight", "momentum_buffer/fc.bias") and JSON: the state of one object, or of a whole
 /// checkpoint, whose paths then begin with the entry's name ("model/layer1.0.weight").
 struct StateDict {
@@ -71,12 +75,14 @@ class StateEntry {
   /// Anything else.
   StateEntry(std::function<StateDict()> save, std::function<void(const StateDict&)> load);
 
-  struct Object;
-  explicit StateEntry(std::shared_ptr<Object> object) : object_(std::move(object)) {}
-  const std::shared_ptr<Object>& object() const noexcept { return object_; }
+  explicit StateEntry(std::shared_ptr<detail::checkpoint::Stateful> object) : object_(std::move(object)) {}
+  const std::shared_ptr<detail::checkpoint::Stateful>& object() const noexcept { return object_; }
+  bool is_per_rank() const noexcept { return per_rank_; }
 
  private:
-  std::shared_ptr<Object> object_;
+  friend StateEntry per_rank(StateEntry entry);
+  std::shared_ptr<detail::checkpoint::Stateful> object_;
+  bool per_rank_ = false;
 };
 
 /// An entry of which each rank has its own, such as what its environment or its sampler stands at:
@@ -86,7 +92,10 @@ class StateEntry {
 /// Tensors have the same shape and type on every rank, else an Error (ExitCode::user_error). A checkpoint holds them as
 /// [world, …], and values as a list. Restored, each rank gets its own back; at another number of ranks it is refused
 /// (ExitCode::data) before anything is changed. A save brings all ranks' to every rank, so it is for what is small.
-StateEntry per_rank(const StateEntry& entry);
+inline StateEntry per_rank(StateEntry entry) {
+  entry.per_rank_ = true;
+  return entry;
+}
 
 using StateEntries = std::vector<std::pair<std::string, StateEntry>>;
 

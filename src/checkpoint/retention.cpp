@@ -15,7 +15,7 @@ std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig
   std::ranges::sort(checkpoints, std::greater{}, [&](const Scored& checkpoint) {
     const double score = checkpoint.score.value_or(std::numeric_limits<double>::quiet_NaN());
     const bool counts = !config.checkpoint_score_attribute.empty() && !std::isnan(score);
-    return std::tuple(counts, counts ? sign * score : 0, !checkpoint.given_up, checkpoint.index);
+    return std::tuple(counts, counts ? sign * score : 0, !checkpoint.rolled_back, checkpoint.index);
   });
   std::vector<int> gone;
   for (auto at = checkpoints.begin() + static_cast<std::ptrdiff_t>(keep); at != checkpoints.end(); ++at)

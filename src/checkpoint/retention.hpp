@@ -11,7 +11,7 @@ namespace muster::detail::checkpoint {
 struct Scored {
   int index = 0;
   std::optional<double> score;  ///< none, or NaN, is worse than any
-  bool given_up = false;        ///< by a step back: worse than all others of its score
+  bool rolled_back = false;     ///< by a step back: worse than all others of its score
 };
 
 /// The indices that may go, oldest first: all but the num_to_keep best, or newest where there is no score attribute.

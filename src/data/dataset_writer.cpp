@@ -1,6 +1,7 @@
 #include "data/dataset_writer.hpp"
 
 #include "base/file.hpp"
+#include "hdf5/file.hpp"
 
 #include <unistd.h>
 

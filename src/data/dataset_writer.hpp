@@ -1,7 +1,7 @@
 // Writes one dataset file so that it is there whole or not at all.
 #pragma once
 
-#include "hdf5/hdf5.hpp"
+#include "hdf5/handle.hpp"
 
 #include <cstddef>
 #include <cstdint>

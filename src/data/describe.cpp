@@ -1,6 +1,7 @@
 // What a dataset file holds and how it is laid out, for `muster inspect`.
 #include "base/number.hpp"
-#include "hdf5/hdf5.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/types.hpp"
 #include "muster/convert.hpp"
 
 #include <bit>

@@ -1,6 +1,8 @@
 #include "data/hdf5_column.hpp"
 
 #include "base/number.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/types.hpp"
 
 #include <c10/core/ScalarType.h>
 #include <sys/uio.h>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/file.hpp"
-#include "hdf5/hdf5.hpp"
+#include "hdf5/handle.hpp"
 
 #include <ATen/core/Tensor.h>
 

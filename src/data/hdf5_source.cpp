@@ -1,6 +1,7 @@
 #include "data/hdf5_column.hpp"
 #include "data/source.hpp"
 #include "data/tensor_pool.hpp"
+#include "hdf5/file.hpp"
 
 #include <algorithm>
 #include <mutex>

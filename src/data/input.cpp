@@ -1,5 +1,7 @@
 #include "data/input.hpp"
 
+#include "hdf5/types.hpp"
+
 #include <sys/stat.h>
 #include <zlib.h>
 

@@ -1,7 +1,7 @@
 // What `muster convert` reads: files from their first byte to their last, and columns of numbers in them.
 #pragma once
 
-#include "hdf5/hdf5.hpp"
+#include "hdf5/handle.hpp"
 
 #include <cstddef>
 #include <cstdint>

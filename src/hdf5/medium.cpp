@@ -1,6 +1,6 @@
 #include "hdf5/medium.hpp"
 
-#include "hdf5/hdf5.hpp"
+#include "hdf5/handle.hpp"
 
 #include <unistd.h>
 #if H5_VERSION_GE(1, 13, 0)

@@ -1,7 +1,7 @@
 // A report: metrics over the workers, a checkpoint if there is something to save, a row in the run's files.
 #include "base/log.hpp"
-#include "checkpoint/components.hpp"
-#include "checkpoint/given.hpp"
+#include "checkpoint/state/collect.hpp"
+#include "checkpoint/state/merge.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
@@ -128,12 +128,12 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
                                 .metadata = metadata};
   if (entries != nullptr) {
     contents.state = checkpoint::collect(*entries);
-    contents.copies = checkpoint::copies_of(*entries);
+    contents.replication = checkpoint::replication_of(*entries);
   }
   if (files) contents.directory = files->path();
   if (any_files) {
     // What a checkpoint made by from_dict holds becomes part of this one.
-    for (auto given = checkpoint::united_entries(control, files); const auto& [name, value] : given.values.items()) {
+    for (auto given = checkpoint::merge_entries(control, files); const auto& [name, value] : given.values.items()) {
       if (contents.state.values.contains(name)) {
         if (root())
           log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");

@@ -1,7 +1,7 @@
 #include "muster/session.hpp"
 
 #include "base/log.hpp"
-#include "checkpoint/components.hpp"
+#include "checkpoint/state/collect.hpp"
 #include "muster/error.hpp"
 #include "optim/optimizer_step.hpp"
 #include "train/process_groups.hpp"
@@ -28,9 +28,9 @@ bool State::restore() {
   session.living = entries_;
   if (!session.start) return false;
   const auto& saved = session.read_start();
-  if (!saved.where.of_a_run) return session.restore_what_is_there(*entries_);
+  if (!saved.trainer.of_a_run) return session.restore_what_is_there(*entries_);
   detail::checkpoint::restore(*entries_, saved.state, {session.workers.rank(), session.workers.size()});
-  session.restore_progress(saved.where);
+  session.restore_progress(saved.trainer);
   session.restore_random_state(saved);
   return true;
 }
@@ -167,7 +167,7 @@ Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count)
 std::optional<Checkpoint> Session::get_checkpoint() const {
   state_->checkpoint_taken = true;
   if (!state_->newest) return {};
-  return state_->store.handed_out(*state_->newest);
+  return state_->store.as_this_rank(*state_->newest);
 }
 
 bool Session::should_stop() {

@@ -1,7 +1,7 @@
 #include "train/session_state.hpp"
 
 #include "base/log.hpp"
-#include "checkpoint/components.hpp"
+#include "checkpoint/state/collect.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -107,20 +107,20 @@ bool SessionState::restore_what_is_there(const StateEntries& entries) {
 }
 
 Json SessionState::save_progress(bool in_report) const {
-  return to_json(
-      checkpoint::Progress{.of_a_run = true,
-                           .training_iteration = training_iteration,
-                           .epoch = epoch,
-                           .epoch_complete = passes->epoch_complete(),
-                           .global_step = global_step,
-                           .samples_since_report = in_report ? 0 : samples_since_report,
-                           .time_total_s = time_before + std::chrono::duration<double>(Clock::now() - begin).count(),
-                           .seed = launch.flags().seed,
-                           .positions = passes->positions().get<std::map<std::string, Json>>(),
-                           .preprocessor = preprocessor ? preprocessor->state() : Json(nullptr)});
+  return to_json(checkpoint::TrainerState{
+      .of_a_run = true,
+      .training_iteration = training_iteration,
+      .epoch = epoch,
+      .epoch_complete = passes->epoch_complete(),
+      .global_step = global_step,
+      .samples_since_report = in_report ? 0 : samples_since_report,
+      .time_total_s = time_before + std::chrono::duration<double>(Clock::now() - begin).count(),
+      .seed = launch.flags().seed,
+      .positions = passes->positions().get<std::map<std::string, Json>>(),
+      .preprocessor = preprocessor ? preprocessor->state() : Json(nullptr)});
 }
 
-void SessionState::restore_progress(const checkpoint::Progress& progress) {
+void SessionState::restore_progress(const checkpoint::TrainerState& progress) {
   global_step = progress.global_step;
   samples_since_report = progress.samples_since_report;
   const bool complete = progress.epoch_complete;

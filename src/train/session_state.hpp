@@ -114,7 +114,7 @@ struct SessionState {
 
   /// Where training stands, for a checkpoint, of a report or in between; and back.
   Json save_progress(bool in_report) const;
-  void restore_progress(const checkpoint::Progress& progress);
+  void restore_progress(const checkpoint::TrainerState& progress);
 
  private:
   Json make_row(Json metrics) const;

@@ -1,6 +1,6 @@
 // A session that has been asked to stop.
 #include "base/log.hpp"
-#include "checkpoint/object.hpp"
+#include "checkpoint/state/stateful.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "train/session_state.hpp"

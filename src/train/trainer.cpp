@@ -2,10 +2,9 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
-#include "checkpoint/files.hpp"
-#include "checkpoint/names.hpp"
-#include "checkpoint/newest.hpp"
-#include "checkpoint/steps_back.hpp"
+#include "checkpoint/inspect.hpp"
+#include "checkpoint/rollbacks.hpp"
+#include "checkpoint/tier.hpp"
 #include "comm/agreement.hpp"
 #include "comm/environment.hpp"
 #include "comm/together.hpp"
@@ -152,7 +151,7 @@ bool already_finished(const Json& previous, const Json& params) {
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& communicator) {
   return Checkpoint::from_directory(detail::comm::on_root(communicator, [&] {
     if (std::filesystem::exists(detail::status_of(path / "manifest.json"))) return path.string();
-    const auto newest = detail::checkpoint::newest_readable(path);
+    const auto newest = detail::checkpoint::newest_whole(path);
     if (!newest)
       throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
                   "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
@@ -175,13 +174,13 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
   if (named) {
     const auto own = detail::comm::on_root(session.control, [&] {
       if (!is_in(path, session.run)) return std::string();
-      const auto index = detail::checkpoint::index_of(path.filename());
+      const auto index = detail::checkpoint::Tier::index_of(path.filename());
       if (!index)
         throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
                     "Name a checkpoint; `muster checkpoint ls` shows those that are there");
       return std::to_string(*index);
     });
-    if (!own.empty()) session.store.step_back(std::stoi(own));
+    if (!own.empty()) session.store.roll_back(std::stoi(own));
   }
   if (auto newest = session.store.newest()) return newest;
   if (named) return checkpoint_at(path, session.control);
@@ -312,7 +311,7 @@ detail::train::Params saved_params(const std::filesystem::path& run) {
   if (!std::filesystem::exists(detail::status_of(run / "params.json")))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
   auto params = detail::train::read_params(run);
-  if (!detail::checkpoint::newest_readable(run))
+  if (!detail::checkpoint::newest_whole(run))
     throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
   return params;
 }
@@ -320,12 +319,12 @@ detail::train::Params saved_params(const std::filesystem::path& run) {
 /// What the run's directory holds now, the same on every rank.
 Result read_result(const Communicator& world, const Run& run, const CheckpointConfig& config) {
   const auto content = Json::parse(detail::comm::on_root(world, [&] {
-    const auto steps = detail::checkpoint::read_steps_back(run.path());
+    const auto steps = detail::checkpoint::read_rollbacks(run.path());
     Json checkpoints = Json::array();
     std::string newest;
     int newest_index = -1;
     for (const auto& info : ranked_checkpoints(run.path(), config)) {
-      if (detail::checkpoint::given_up(steps, info.index)) continue;
+      if (detail::checkpoint::rolled_back(steps, info.index)) continue;
       checkpoints.push_back({info.path.string(), info.metrics});
       if (info.index > newest_index) newest = info.path.string();
       newest_index = std::max(newest_index, info.index);
@@ -408,7 +407,8 @@ Result DataParallelTrainer::train(const Run& run, int workers) {
   Json params = describe(launch_, options_, run, workers);
   if (flags.resume == Resume::automatic && already_finished(run.previous_params(), params)) {
     detail::log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
-    detail::comm::on_root(world, [&] { return detail::checkpoint::remove_leftovers(run.path()), std::string(); });
+    detail::comm::on_root(world,
+                          [&] { return detail::checkpoint::Tier(run.path()).remove_unfinished(), std::string(); });
     return read_result(world, run, options_.run_config.checkpoint_config);
   }
   detail::comm::on_root(world, [&] { return run.write_params(params), std::string(); });

@@ -1,6 +1,6 @@
 #include "base/file.hpp"
-#include "checkpoint/components.hpp"
-#include "checkpoint/manifest.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/state/collect.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/together.hpp"
 #include "muster/error.hpp"
@@ -110,7 +110,7 @@ TEST(Store, GivesBackWhatWasCommitted) {
   expect_state(newest->to_dict(), 2);
   EXPECT_EQ(verify_checkpoint(newest->path()).problem, "");
 
-  const auto list = again.list();
+  const auto list = list_checkpoints(run);
   ASSERT_EQ(list.size(), 2u);
   EXPECT_EQ(list[0].training_iteration, 1);
   EXPECT_EQ(list[1].index, 1);
@@ -157,7 +157,8 @@ Contents own_contents(int value) {
   contents.state.tensors["mark"] = at::full({}, rank, at::kLong);
   contents.state.values["seen"] = contents.state.values["mark"] = Json::object();
   contents.state.values["where"] = {{"rank", rank}};
-  contents.copies = {{"seen", Copies::own}, {"mark", Copies::own}, {"where", Copies::own}};
+  contents.replication = {
+      {"seen", Replication::per_rank}, {"mark", Replication::per_rank}, {"where", Replication::per_rank}};
   return contents;
 }
 
@@ -213,7 +214,7 @@ TEST(Store, WhatIsEachRanksOwnHasOneShape) {
   what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
   EXPECT_NE(what.find("saving mark"), std::string::npos) << what;
   contents = own_contents(1);
-  if (last) contents.copies.erase("where");
+  if (last) contents.replication.erase("where");
   what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
   EXPECT_NE(what.find("saving where"), std::string::npos) << what;
   EXPECT_TRUE(names_in(run).empty());
@@ -254,7 +255,7 @@ TEST(Store, WhatHasDriftedIsRank0sWhole) {
   const auto run = test::shared_folder();
   Store store(world(), run, {});
   auto contents = contents_of(3);
-  contents.copies = {{"model", Copies::averaged}, {"optimizer", Copies::averaged}};
+  contents.replication = {{"model", Replication::averaged}, {"optimizer", Replication::averaged}};
   contents.state.tensors["large"] = at::arange(100'000, at::kDouble);  // it is shared out as ever
   if (world().rank() != 0) {
     contents.state.tensors["model/w"].add_(world().rank());

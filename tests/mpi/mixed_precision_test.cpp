@@ -1,6 +1,6 @@
 // The gradient scaler over ranks, and training in 16 bits.
 #include "muster/mixed_precision.hpp"
-#include "checkpoint/components.hpp"
+#include "checkpoint/state/collect.hpp"
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Prepared optimizers: fused with the averaging, they do what torch's own do.
-#include "checkpoint/object.hpp"
+#include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "node/shared_segment.hpp"

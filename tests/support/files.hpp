@@ -1,7 +1,8 @@
 // Small files in the formats that are converted, and what came out of them.
 #pragma once
 
-#include "hdf5/hdf5.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/types.hpp"
 #include "support/folder.hpp"
 
 #include <gtest/gtest.h>

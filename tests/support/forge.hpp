@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/file.hpp"
-#include "checkpoint/manifest.hpp"
-#include "checkpoint/pieces.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/pieces.hpp"
 
 #include <cstdio>
 #include <filesystem>

@@ -1,7 +1,7 @@
 // HDF5 files for tests, written by HDF5 itself.
 #pragma once
 
-#include "hdf5/hdf5.hpp"
+#include "hdf5/handle.hpp"
 #include "support/folder.hpp"
 
 #include <cstdint>

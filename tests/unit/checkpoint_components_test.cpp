@@ -1,5 +1,5 @@
-#include "checkpoint/checksum.hpp"
-#include "checkpoint/components.hpp"
+#include "checkpoint/state/checksum.hpp"
+#include "checkpoint/state/collect.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"

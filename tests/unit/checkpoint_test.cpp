@@ -1,14 +1,14 @@
 #include "muster/checkpoint.hpp"
 
 #include "base/file.hpp"
-#include "checkpoint/files.hpp"
-#include "checkpoint/manifest.hpp"
-#include "checkpoint/names.hpp"
-#include "checkpoint/pieces.hpp"
-#include "checkpoint/progress.hpp"
+#include "checkpoint/files/checked_files.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/pieces.hpp"
+#include "checkpoint/files/state_file.hpp"
 #include "checkpoint/retention.hpp"
-#include "checkpoint/state_file.hpp"
-#include "checkpoint/steps_back.hpp"
+#include "checkpoint/rollbacks.hpp"
+#include "checkpoint/state/trainer_state.hpp"
+#include "checkpoint/tier.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 #include "support/forge.hpp"
@@ -148,7 +148,7 @@ TEST(StateFile, KeepsEveryKindOfTensor) {
     const auto path = make_checkpoint(folder / "checkpoint", tensors, parts);
     const auto manifest = read_manifest(path);
     for (int part = 0; part < parts; ++part) {
-      const auto back = read_tensors(path / state_name, manifest, {part, parts});
+      const auto back = read_tensors(path, manifest, {part, parts});
       ASSERT_EQ(back.size(), tensors.size());
       for (const auto& [name, tensor] : tensors) {
         EXPECT_EQ(back.at(name).scalar_type(), tensor.scalar_type()) << name;
@@ -253,8 +253,8 @@ Json progress() {
                             "seed": 7, "something new": [1]}, "whole": null}})");
 }
 
-TEST(Progress, IsReadIntoAStruct) {
-  const auto read = progress_from_json(progress());
+TEST(TrainerState, IsReadIntoAStruct) {
+  const auto read = trainer_state_from_json(progress());
   EXPECT_TRUE(read.of_a_run);
   EXPECT_EQ(read.training_iteration, 5);
   EXPECT_EQ(read.epoch, 2);
@@ -267,7 +267,7 @@ TEST(Progress, IsReadIntoAStruct) {
   auto known = progress();
   known.erase("something new");
   EXPECT_EQ(to_json(read), known);
-  const auto none = progress_from_json(Json::object());
+  const auto none = trainer_state_from_json(Json::object());
   EXPECT_FALSE(none.of_a_run);
   EXPECT_EQ(none.epoch, 0);
 }
@@ -334,7 +334,7 @@ TEST(Manifest, WhateverStandsThereIsReadOrIsDamage) {
       ++tried;
       try {
         const auto manifest = from_text(forge(path, [&](Json& json) { json[at] = value; }), "it");
-        const auto read = progress_from_json(manifest.progress);
+        const auto read = trainer_state_from_json(manifest.progress);
         EXPECT_GE(read.epoch, 0);
         EXPECT_GE(read.training_iteration, 0);
       } catch (const Error& error) {
@@ -492,7 +492,7 @@ TEST(Checkpoint, MetadataTravels) {
   EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(folder / "nowhere"); }), "no such directory");
 }
 
-TEST(Names, OnlyOursAreFound) {
+TEST(Tier, OnlyOursAreFound) {
   const Folder run;
   for (const char* name :
        {"checkpoint_000002", "checkpoint_000010", "checkpoint_000011.damaged", ".checkpoint_000012.saving",
@@ -501,46 +501,47 @@ TEST(Names, OnlyOursAreFound) {
     fs::create_directory(run / name);
   fs::create_symlink(run / "logs", run / "checkpoint_000050");
   std::ofstream(run / "checkpoint_000051") << "a file";
-  const auto found = find_checkpoints(run.path());
+  const Tier tier(run.path());
+  const auto found = tier.list();
   ASSERT_EQ(found.published.size(), 2u);
   EXPECT_EQ(found.published.rbegin()->second.filename(), "checkpoint_000010");
   EXPECT_EQ(found.damaged.size(), 1u);
-  EXPECT_EQ(found.leftovers.size(), 2u);
+  EXPECT_EQ(found.unfinished.size(), 2u);
   EXPECT_EQ(found.next_index, 13);
   fs::create_directory(run / "checkpoint_000002.damaged");
-  EXPECT_EQ(set_aside(run / "checkpoint_000002").filename(), "checkpoint_000002.damaged.1");
-  EXPECT_EQ(find_checkpoints(run.path()).damaged.size(), 3u);
+  EXPECT_EQ(tier.set_aside(2).filename(), "checkpoint_000002.damaged.1");
+  EXPECT_EQ(tier.list().damaged.size(), 3u);
 }
 
-TEST(StepsBack, GiveUpWhatCameBetween) {
+TEST(Rollbacks, TakeBackWhatCameBetween) {
   const Folder run;
   const auto line = [&](int count) {
     std::vector<int> kept;
-    const auto steps = read_steps_back(run.path());
+    const auto steps = read_rollbacks(run.path());
     for (int index = 0; index < count; ++index)
-      if (!given_up(steps, index)) kept.push_back(index);
+      if (!rolled_back(steps, index)) kept.push_back(index);
     return kept;
   };
   EXPECT_EQ(line(3), (std::vector<int>{0, 1, 2}));
-  add_step_back(run.path(), {.to = 2, .over = 4});
+  add_rollback(run.path(), {.to = 2, .over = 4});
   EXPECT_EQ(line(5), (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(line(8), (std::vector<int>{0, 1, 2, 5, 6, 7}));
-  add_step_back(run.path(), {.to = 6, .over = 7});
+  add_rollback(run.path(), {.to = 6, .over = 7});
   EXPECT_EQ(line(9), (std::vector<int>{0, 1, 2, 5, 6, 8}));
-  add_step_back(run.path(), {.to = 4, .over = 8});
+  add_rollback(run.path(), {.to = 4, .over = 8});
   EXPECT_EQ(line(10), (std::vector<int>{0, 1, 2, 3, 4, 9})) << "one that was given up leads on again";
-  add_step_back(run.path(), {.to = 1, .over = 9});
+  add_rollback(run.path(), {.to = 1, .over = 9});
   EXPECT_EQ(line(11), (std::vector<int>{0, 1, 10}));
   for (const char* text :
        {"{}", "3", "[3]", R"([{"to": 1}])", R"([{"to": 3, "over": 2}])", R"([{"to": -1, "over": 2}])",
         R"([{"to": 1, "over": 1e300}])", R"([{"to": "1", "over": 2}])", "["}) {
     write_file(run / "steps_back.json", text);
-    EXPECT_SAYS(error_of([&] { read_steps_back(run.path()); }), "steps_back.json") << text;
+    EXPECT_SAYS(error_of([&] { read_rollbacks(run.path()); }), "steps_back.json") << text;
   }
 }
 
-TEST(Retention, WhatWasGivenUpGoesFirst) {
-  const std::vector<Scored> all{{0, {}}, {1, {}}, {.index = 2, .score = {}, .given_up = true}, {3, {}}};
+TEST(Retention, WhatWasRolledBackGoesFirst) {
+  const std::vector<Scored> all{{0, {}}, {1, {}}, {.index = 2, .score = {}, .rolled_back = true}, {3, {}}};
   EXPECT_EQ(surplus(all, {.num_to_keep = 2}), (std::vector<int>{0, 2}));
   EXPECT_EQ(surplus(all, {.num_to_keep = 3}), (std::vector<int>{2}));
 }

@@ -1,5 +1,6 @@
 #include "muster/dataset.hpp"
 
+#include "hdf5/types.hpp"
 #include "muster/error.hpp"
 #include "support/hdf5_fixture.hpp"
 

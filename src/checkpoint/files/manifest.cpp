@@ -1,0 +1,319 @@
+#include "checkpoint/files/manifest.hpp"
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "checkpoint/files/pieces.hpp"
+#include "checkpoint/state/trainer_state.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <ctime>
+#include <limits>
+#include <map>
+#include <set>
+#include <span>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+constexpr const char* format_name = "muster checkpoint";
+constexpr int newest_version = 1;
+constexpr std::size_t most_dimensions = 32;
+
+struct TypeName {
+  at::ScalarType type;
+  const char* name;
+};
+constexpr std::array type_names{
+    TypeName{at::kByte, "uint8"},
+    TypeName{at::kChar, "int8"},
+    TypeName{at::kShort, "int16"},
+    TypeName{at::kInt, "int32"},
+    TypeName{at::kLong, "int64"},
+    TypeName{at::kHalf, "float16"},
+    TypeName{at::kBFloat16, "bfloat16"},
+    TypeName{at::kFloat, "float32"},
+    TypeName{at::kDouble, "float64"},
+    TypeName{at::kBool, "bool"},
+    TypeName{at::kComplexFloat, "complex64"},
+    TypeName{at::kComplexDouble, "complex128"},
+};
+
+/// What is wrong with a manifest; from_text() turns it into an Error that names the file.
+struct Invalid : Error {
+  explicit Invalid(std::string what_is_wrong)
+      : Error(ExitCode::data, "reading a manifest", what_is_wrong), fact(std::move(what_is_wrong)) {}
+  std::string fact;
+};
+
+std::uint64_t unsigned_at(const Json& json, const char* key) {
+  const auto& value = json.at(key);
+  if (!value.is_number_unsigned()) throw Invalid{std::string("\"") + key + "\" is not a whole number"};
+  return value.get<std::uint64_t>();
+}
+
+int count_at(const Json& json, const char* key) {
+  const auto value = unsigned_at(json, key);
+  if (value > std::numeric_limits<int>::max()) throw Invalid{std::string("\"") + key + "\" is out of range"};
+  return static_cast<int>(value);
+}
+
+const Json& member_at(const Json& json, const char* key, bool (Json::*is)() const noexcept, const char* kind) {
+  const auto& value = json.at(key);
+  if (!(value.*is)()) throw Invalid{std::string("\"") + key + "\" is not " + kind};
+  return value;
+}
+const Json& object_at(const Json& json, const char* key) { return member_at(json, key, &Json::is_object, "an object"); }
+const Json& array_at(const Json& json, const char* key) { return member_at(json, key, &Json::is_array, "a list"); }
+
+std::string checksum_line(std::string_view before) {
+  std::array<char, 9> digits{};
+  std::snprintf(digits.data(), digits.size(), "%08x", crc32(std::as_bytes(std::span(before))));
+  return std::string("\"checksum\": \"") + digits.data() + "\"\n}\n";
+}
+
+/// A relative path of plain names.
+void check_name(const std::string& name) {
+  if (name.find('\0') != std::string::npos) throw Invalid{"a name holds a zero byte"};
+  std::size_t begin = 0;
+  do {
+    const auto end = std::min(name.find('/', begin), name.size());
+    const auto part = name.substr(begin, end - begin);
+    if (part.empty() || part == "." || part == "..")
+      throw Invalid{"the name \"" + name + "\" leads out of the directory"};
+    begin = end + 1;
+  } while (begin <= name.size());
+}
+
+std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& shape) {
+  std::uint64_t bytes = c10::elementSize(type);
+  for (const auto size : shape)
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes)) throw Invalid{"a shape is absurd"};
+  return bytes;
+}
+
+/// Inside the file, as large as their shapes, and apart from each other: so all of them together are no larger than
+/// the file is.
+void check_tensors(const Manifest& manifest) {
+  std::map<std::string, const TensorEntry*> stored;
+  std::vector<const TensorEntry*> by_offset;
+  for (const auto& tensor : manifest.tensors) {
+    check_name(tensor.name);
+    if (!tensor.same_as.empty()) {
+      const auto at = stored.find(tensor.same_as);
+      if (at == stored.end())
+        throw Invalid{tensor.name + " shares the memory of " + tensor.same_as + ", which is not there"};
+      if (tensor.type != at->second->type || tensor.shape != at->second->shape)
+        throw Invalid{tensor.name + " and " + tensor.same_as + " share memory and differ in shape or type"};
+    } else if (tensor.bytes != bytes_of(tensor.type, tensor.shape)) {
+      throw Invalid{"the size of " + tensor.name + " is not that of its shape"};
+    }
+    if (!stored.emplace(tensor.name, &tensor).second) throw Invalid{tensor.name + " is there twice"};
+    if (tensor.bytes > 0) by_offset.push_back(&tensor);
+  }
+  std::ranges::sort(by_offset, {}, &TensorEntry::offset);
+  std::uint64_t end = 0;
+  for (const auto* tensor : by_offset) {
+    if (tensor->offset < end) throw Invalid{tensor->name + " overlaps another tensor"};
+    if (__builtin_add_overflow(tensor->offset, tensor->bytes, &end)) throw Invalid{"an offset is absurd"};
+  }
+  if (end > manifest.state_file().bytes) throw Invalid{"a tensor lies past the end of state.h5"};
+}
+
+void check_files(const Manifest& manifest) {
+  std::set<std::string> names;
+  for (const auto& file : manifest.files) {
+    check_name(file.name);
+    if (file.name == manifest_name) throw Invalid{"it lists itself"};
+    if (!names.insert(file.name).second) throw Invalid{file.name + " is there twice"};
+    if (!std::has_single_bit(file.piece_bytes) || file.piece_bytes != piece_bytes_for(file.bytes))
+      throw Invalid{"the pieces of " + file.name + " have an odd size"};
+    if (file.crc32.size() != piece_count(file.bytes, file.piece_bytes))
+      throw Invalid{file.name + " has more or fewer checksums than pieces"};
+  }
+  if (!names.contains(state_name)) throw Invalid{"it does not list state.h5"};
+}
+
+/// Where training stood, against the rest.
+void check_progress(const Manifest& manifest) {
+  if (manifest.world_size < 1) throw Invalid{"\"world_size\" is 0"};
+  const auto progress = [&] {
+    try {
+      return trainer_state_from_json(manifest.progress);
+    } catch (const Error& error) {
+      throw Invalid{error.what()};
+    }
+  }();
+  if (const auto at = manifest.metrics.find("training_iteration");
+      at != manifest.metrics.end() && *at != progress.training_iteration)
+    throw Invalid{"\"training_iteration\" is not that of its metrics"};
+  const auto random = std::ranges::find(manifest.tensors, std::string_view(random_name), &TensorEntry::name);
+  if (random != manifest.tensors.end() &&
+      (random->type != at::kByte || random->shape.size() != 2 || random->shape[0] != manifest.world_size))
+    throw Invalid{"the random state is not that of as many ranks as wrote it"};
+}
+
+Manifest from_json(const Json& json) {
+  Manifest manifest;
+  manifest.index = count_at(json, "index");
+  manifest.time = json.at("time").get<std::string>();
+  manifest.world_size = count_at(json, "world_size");
+  manifest.progress = object_at(json, "progress");
+  manifest.metrics = object_at(json, "metrics");
+  manifest.metadata = json.at("metadata");
+  manifest.values = object_at(json, "values");
+  for (const auto& file : array_at(json, "files")) manifest.files.push_back(file_from_json(file));
+  for (const auto& tensor : array_at(json, "tensors")) manifest.tensors.push_back(tensor_from_json(tensor));
+  check_files(manifest);
+  check_tensors(manifest);
+  check_progress(manifest);
+  return manifest;
+}
+
+}  // namespace
+
+const FileEntry& Manifest::state_file() const {
+  return *std::ranges::find(files, std::string_view(state_name), &FileEntry::name);
+}
+
+Json to_json(const TensorEntry& tensor) {
+  const auto type = std::ranges::find(type_names, tensor.type, &TypeName::type);
+  if (type == type_names.end())
+    throw Error(ExitCode::usage, "saving " + tensor.name,
+                std::string("checkpoints have no type for ") + c10::toString(tensor.type),
+                "Convert it to another type first");
+  Json json{{"name", tensor.name}, {"type", type->name}, {"shape", tensor.shape}};
+  if (tensor.same_as.empty()) {
+    json["offset"] = tensor.offset;
+    json["bytes"] = tensor.bytes;
+  } else {
+    json["same_as"] = tensor.same_as;
+  }
+  return json;
+}
+
+TensorEntry tensor_from_json(const Json& json) {
+  TensorEntry tensor;
+  tensor.name = json.at("name").get<std::string>();
+  const auto type = std::ranges::find(type_names, json.at("type").get<std::string>(), &TypeName::name);
+  if (type == type_names.end()) throw Invalid{"the type of " + tensor.name + " is unknown"};
+  tensor.type = type->type;
+  for (const auto& size : array_at(json, "shape")) {
+    if (!size.is_number_unsigned() || size.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
+      throw Invalid{"the shape of " + tensor.name + " is absurd"};
+    tensor.shape.push_back(size.get<std::int64_t>());
+  }
+  if (tensor.shape.size() > most_dimensions) throw Invalid{"the shape of " + tensor.name + " is absurd"};
+  if (json.contains("same_as")) {
+    tensor.same_as = json.at("same_as").get<std::string>();
+    if (tensor.same_as.empty()) throw Invalid{"\"same_as\" is empty"};
+  } else {
+    tensor.offset = unsigned_at(json, "offset");
+    tensor.bytes = unsigned_at(json, "bytes");
+  }
+  return tensor;
+}
+
+Json to_json(const FileEntry& file) {
+  return {{"name", file.name}, {"bytes", file.bytes}, {"piece_bytes", file.piece_bytes}, {"crc32", file.crc32}};
+}
+
+FileEntry file_from_json(const Json& json) {
+  FileEntry file;
+  file.name = json.at("name").get<std::string>();
+  file.bytes = unsigned_at(json, "bytes");
+  file.piece_bytes = unsigned_at(json, "piece_bytes");
+  for (const auto& value : array_at(json, "crc32")) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<std::uint32_t>::max())
+      throw Invalid{"a checksum of " + file.name + " is not one"};
+    file.crc32.push_back(value.get<std::uint32_t>());
+  }
+  return file;
+}
+
+std::string to_text(const Manifest& manifest) {
+  auto tensors = Json::array(), files = Json::array();
+  for (const auto& tensor : manifest.tensors) tensors.push_back(to_json(tensor));
+  for (const auto& file : manifest.files) files.push_back(to_json(file));
+  const std::pair<const char*, Json> members[] = {
+      {"format", format_name},         {"version", newest_version},         {"index", manifest.index},
+      {"time", manifest.time},         {"world_size", manifest.world_size}, {"progress", manifest.progress},
+      {"metrics", manifest.metrics},   {"metadata", manifest.metadata},     {"values", manifest.values},
+      {"tensors", std::move(tensors)}, {"files", std::move(files)},
+  };
+  std::string text = "{\n";
+  try {
+    for (const auto& [key, value] : members) text += std::string("\"") + key + "\": " + value.dump() + ",\n";
+  } catch (const Json::exception& error) {
+    throw Error(ExitCode::usage, "writing the manifest of a checkpoint", error.what(),
+                "Names, metrics and metadata must be UTF-8");
+  }
+  return text + checksum_line(text);
+}
+
+Manifest from_text(std::string_view text, const std::string& shown) {
+  const auto fail = [&](const std::string& fact) -> Error {
+    return {ExitCode::data, "reading " + shown, fact, "Use another checkpoint"};
+  };
+  const auto length = checksum_line({}).size();
+  if (text.size() < length) throw fail("it is truncated");
+  const auto before = text.substr(0, text.size() - length);
+  if (text.substr(before.size()) != checksum_line(before)) throw fail("it is damaged: its checksum is wrong");
+  try {
+    const auto json = parse_json(text, "reading " + shown);
+    if (json.at("format") != format_name) throw Invalid{"it is not a checkpoint's manifest"};
+    if (const auto version = unsigned_at(json, "version"); version > newest_version)
+      throw NewerFormat(ExitCode::data, "reading " + shown,
+                        "it was written by a newer muster: version " + std::to_string(version) +
+                            " of the format, and this one reads up to " + std::to_string(newest_version),
+                        "Update muster");
+    return from_json(json);
+  } catch (const Invalid& invalid) {
+    throw fail(invalid.fact);
+  } catch (const Json::exception& error) {
+    throw fail(error.what());
+  }
+}
+
+bool is_checkpoint(const std::filesystem::path& directory) {
+  const auto path = directory / manifest_name;
+  if (!std::filesystem::is_regular_file(status_of(path))) return false;
+  // The first lines are the same in every version.
+  const std::string_view begin = "{\n\"format\": \"muster checkpoint\",\n";
+  const File file(path, File::Mode::read);
+  std::string have(std::min<std::uint64_t>(file.size(), begin.size()), '\0');
+  file.read_at(std::as_writable_bytes(std::span(have)), 0);
+  return have == begin;
+}
+
+Manifest read_manifest(const std::filesystem::path& directory) {
+  const auto path = directory / manifest_name;
+  const auto status = status_of(path);
+  if (!std::filesystem::is_regular_file(status))
+    throw Error(ExitCode::data, "reading " + path.string(),
+                std::filesystem::exists(status) ? "it is not a regular file" : "there is no such file",
+                "A directory without it is not a checkpoint that muster wrote");
+  return from_text(read_file(path, longest_json), path.string());
+}
+
+void write_manifest(const std::filesystem::path& directory, const Manifest& manifest) {
+  const auto path = directory / manifest_name;
+  const auto text = to_text(manifest);
+  from_text(text, path.string());  // what could not be read again is not written
+  File file(path, File::Mode::create);
+  file.append(text);
+  file.sync();
+  file.close();
+}
+
+std::string time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text.data();
+}
+
+}  // namespace muster::detail::checkpoint

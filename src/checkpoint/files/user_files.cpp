@@ -1,0 +1,59 @@
+#include "checkpoint/files/user_files.hpp"
+
+#include "base/log.hpp"
+#include "checkpoint/files/checked_files.hpp"
+#include "muster/checkpoint.hpp"
+
+#include <ranges>
+
+namespace muster::detail::checkpoint {
+
+UserFiles list_user_files(const std::optional<std::filesystem::path>& directory) {
+  UserFiles files;
+  if (!directory) return files;
+  const auto is_ours = [](const std::string& name) { return name == manifest_name || name == state_name; };
+  files.names = list_files(*directory);
+  if (is_checkpoint(*directory)) std::erase_if(files.names, is_ours);
+  if (const auto ours = std::ranges::find_if(files.names, is_ours); ours != files.names.end())
+    throw Error(ExitCode::usage, "saving the files of " + directory->string(),
+                "it holds a file " + *ours + ", and that name is muster's in a checkpoint", "Rename it");
+  try {
+    if (auto set = Checkpoint::from_directory(*directory).get_metadata(); set.is_object())
+      files.metadata = std::move(set);
+  } catch (const Error&) {
+    // Only a file, then.
+  }
+  return files;
+}
+
+std::map<std::string, int> owners_of(const std::vector<UserFiles>& ranks) {
+  std::map<std::string, int> owners;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    for (const auto& name : ranks[rank].names) owners.try_emplace(name, static_cast<int>(rank));
+  return owners;
+}
+
+Json merge_metadata(Json metadata, const std::vector<UserFiles>& ranks) {
+  for (const auto& rank : ranks | std::views::reverse) {
+    if (rank.metadata.empty()) continue;
+    if (!metadata.is_object()) metadata = Json::object();
+    metadata.update(rank.metadata);
+  }
+  return metadata;
+}
+
+std::vector<FileEntry> merge_files(const std::vector<std::vector<FileEntry>>& ranks) {
+  std::map<std::string, std::pair<std::size_t, FileEntry>> kept;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    for (const auto& file : ranks[rank]) {
+      const auto& [owner, first] = kept.try_emplace(file.name, rank, file).first->second;
+      if (first.bytes != file.bytes || first.crc32 != file.crc32)
+        log::warn("saving " + file.name + ": rank " + std::to_string(rank) + " gives other contents than rank " +
+                  std::to_string(owner) + "; those of rank " + std::to_string(owner) + " are kept");
+    }
+  std::vector<FileEntry> files;
+  for (auto& [name, owned] : kept) files.push_back(std::move(owned.second));
+  return files;
+}
+
+}  // namespace muster::detail::checkpoint

@@ -1,0 +1,66 @@
+#include "checkpoint/rollbacks.hpp"
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "muster/error.hpp"
+
+#include <ranges>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path file_of(const fs::path& run) { return run / "steps_back.json"; }
+
+Json read_list(const fs::path& run) {
+  const auto path = file_of(run);
+  if (!fs::exists(status_of(path))) return Json::array();
+  auto list = read_json(path);
+  const auto is_index = [](const Json& step, const char* key) {
+    return step.contains(key) && step.at(key).is_number_unsigned() && step.at(key).get<std::uint64_t>() <= 999'999'999;
+  };
+  bool fits = list.is_array();
+  for (std::size_t i = 0; fits && i < list.size(); ++i)
+    fits = list[i].is_object() && is_index(list[i], "to") && is_index(list[i], "over") &&
+           list[i].at("to") <= list[i].at("over");
+  if (!fits)
+    throw Error(ExitCode::data, "reading " + path.string(), "it is not a list of steps back",
+                "Mend it; without it the run goes on from its newest checkpoint, given up or not");
+  return list;
+}
+
+}  // namespace
+
+std::vector<Rollback> read_rollbacks(const fs::path& run) {
+  std::vector<Rollback> rollbacks;
+  for (const auto& rollback : read_list(run)) rollbacks.push_back({rollback.at("to"), rollback.at("over")});
+  return rollbacks;
+}
+
+void add_rollback(const fs::path& run, const Rollback& rollback) {
+  auto list = read_list(run);
+  list.push_back({{"to", rollback.to}, {"over", rollback.over}, {"time", time_now()}});
+  write_file(file_of(run), list.dump(2) + "\n");
+}
+
+bool rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept {
+  // From the newest rollback to those before the checkpoint to which it went.
+  std::optional<int> went_to;
+  for (const auto& rollback : rollbacks | std::views::reverse) {
+    if (went_to && rollback.over >= *went_to) continue;
+    if (index > rollback.over) return false;
+    if (index > rollback.to) return true;
+    went_to = rollback.to;
+  }
+  return false;
+}
+
+std::optional<std::pair<int, fs::path>> newest_of(const Tier::Listing& there, const std::vector<Rollback>& rollbacks) {
+  for (const auto& [index, path] : there.published | std::views::reverse)
+    if (!rolled_back(rollbacks, index)) return std::pair(index, path);
+  return {};
+}
+
+}  // namespace muster::detail::checkpoint

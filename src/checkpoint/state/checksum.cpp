@@ -1,0 +1,83 @@
+#include "checkpoint/state/checksum.hpp"
+
+#include "checkpoint/state/bytes.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+/// Words that are mixed at once: what bounds the memory that it takes on the device.
+constexpr std::int64_t words_at_once = std::int64_t{1} << 22;
+
+/// Integers as wide as an element, or of 64 bits.
+at::Tensor as_words(const at::Tensor& tensor) {
+  const auto flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten();
+  switch (flat.element_size()) {
+    case 1:
+      return flat.view(at::kByte);
+    case 2:
+      return flat.view(at::kShort);
+    case 4:
+      return flat.view(at::kInt);
+    default:
+      return flat.view(at::kLong);
+  }
+}
+
+/// Scrambles 64-bit integers, in place. Shifts are arithmetic, products wrap: any bit reaches most others.
+at::Tensor& scramble(at::Tensor& x) {
+  x.bitwise_xor_(x.bitwise_right_shift(32)).mul_(std::int64_t{-0x61c8864680b583eb});
+  x.bitwise_xor_(x.bitwise_right_shift(29)).mul_(std::int64_t{-0x4b47d0c5e4bf4f6d});
+  return x.bitwise_xor_(x.bitwise_right_shift(32));
+}
+
+}  // namespace
+
+std::uint64_t checksum(std::string_view bytes) noexcept { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+std::uint64_t checksum(const at::Tensor& tensor) {
+  const Bytes bytes(tensor);
+  return XXH3_64bits(bytes.all().data(), bytes.all().size());
+}
+
+at::Tensor mixed_sum(const at::Tensor& tensor) {
+  const auto words = as_words(tensor);
+  const auto options = at::TensorOptions(at::kLong).device(words.device());
+  auto sum = at::zeros({}, options);
+  for (std::int64_t begin = 0; begin < words.numel(); begin += words_at_once) {
+    const auto end = std::min(begin + words_at_once, words.numel());
+    auto places = at::arange(begin, end, options);
+    auto mixed = words.slice(0, begin, end).to(at::kLong).bitwise_xor(scramble(places));
+    sum.add_(scramble(mixed).sum());
+  }
+  return sum;
+}
+
+std::vector<std::uint64_t> checksums_in_place(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::uint64_t> sums(tensors.size());
+  std::map<std::string, std::vector<std::pair<std::size_t, at::Tensor>>> by_device;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].is_cpu())
+      sums[i] = checksum(tensors[i]);
+    else
+      by_device[tensors[i].device().str()].emplace_back(i, mixed_sum(tensors[i]));
+  }
+  for (const auto& [device, there] : by_device) {
+    std::vector<at::Tensor> numbers;
+    for (const auto& [index, number] : there) numbers.push_back(number);
+    const auto here = at::stack(numbers).cpu();
+    for (std::size_t i = 0; i < there.size(); ++i)
+      sums[there[i].first] = static_cast<std::uint64_t>(here.const_data_ptr<std::int64_t>()[i]);
+  }
+  return sums;
+}
+
+}  // namespace muster::detail::checkpoint

@@ -1,0 +1,175 @@
+#include "checkpoint/state/collect.hpp"
+
+#include "checkpoint/state/stateful.hpp"
+#include "muster/error.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+std::string join(const std::string& name, const std::string& path) { return path.empty() ? name : name + "/" + path; }
+
+void check_names(const StateEntries& entries) {
+  std::set<std::string> seen;
+  for (const auto& [name, entry] : entries) {
+    const char* fact = name.empty()                           ? "an entry has no name"
+                       : name.find('/') != std::string::npos  ? "a name may not hold \"/\""
+                       : name == "." || name == ".."          ? "that name means a folder"
+                       : name == "random"                     ? "that name is kept for the random state"
+                       : name.find('\0') != std::string::npos ? "a name may not hold a zero byte"
+                       : !seen.insert(name).second            ? "two entries have that name"
+                                                              : nullptr;
+    if (fact != nullptr)
+      throw Error(ExitCode::usage, "taking \"" + name + "\" into the state", fact, "Give each entry a name of its own");
+  }
+}
+
+/// A parameter that stands under several paths goes by the first in the order of names, whatever the entries' order.
+ParameterPaths parameter_paths(const StateEntries& entries) {
+  ParameterPaths paths;
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, tensor] : entry.object()->parameters()) {
+      auto full = join(name, path);
+      const auto [at, inserted] = paths.try_emplace(tensor.unsafeGetTensorImpl(), full);
+      if (!inserted && full < at->second) at->second = std::move(full);
+    }
+  return paths;
+}
+
+/// The entry's part of `state`, relative to it; nothing if there is none.
+std::optional<StateDict> part_of(const StateDict& state, const std::string& name) {
+  StateDict part;
+  bool found = state.values.contains(name);
+  if (found) part.values = state.values.at(name);
+  for (auto at = state.tensors.lower_bound(name); at != state.tensors.end() && at->first.starts_with(name); ++at) {
+    const auto& path = at->first;
+    if (path.size() > name.size() && path[name.size()] != '/') continue;
+    part.tensors.emplace(path.size() == name.size() ? "" : path.substr(name.size() + 1), at->second);
+    found = true;
+  }
+  if (!found) return {};
+  return part;
+}
+
+/// As many ranks as have put this together; 0 if none have.
+std::size_t ranks_in(const StateDict& all) {
+  const auto ranks = all.values.is_array() ? all.values.size() : 0;
+  for (const auto& [path, tensor] : all.tensors)
+    if (tensor.dim() == 0 || static_cast<std::size_t>(tensor.size(0)) != ranks) return 0;
+  return ranks;
+}
+
+std::string count_ranks(std::size_t count) { return std::to_string(count) + (count == 1 ? " rank" : " ranks"); }
+
+/// This rank's part of an entry of which each rank had its own; nothing, with a word, where there is none.
+std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, Rank here, Differences& differences) {
+  const auto ranks = ranks_in(all);
+  if (ranks == 0) {
+    differences.push_back({"", "each rank's own here, one for all in the checkpoint"});
+    return {};
+  }
+  if (here.size == 0) {
+    differences.push_back(
+        {"", "each of " + count_ranks(ranks) +
+                 " had its own, and a checkpoint that is opened by its path does not know which rank "
+                 "this is: use State::restore(), Session::get_checkpoint(), or the rows of to_dict()"});
+    return {};
+  }
+  if (ranks != static_cast<std::size_t>(here.size)) {
+    auto part = object.regroup(all, here);
+    if (!part)
+      differences.push_back({"", "each of " + count_ranks(ranks) + " had its own, and here it is " +
+                                     count_ranks(static_cast<std::size_t>(here.size))});
+    return part;
+  }
+  StateDict part{.values = all.values.at(static_cast<std::size_t>(here.rank))};
+  for (const auto& [path, tensor] : all.tensors) part.tensors.emplace(path, tensor.select(0, here.rank));
+  return part;
+}
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+std::string text_of(const std::vector<std::string>& lines) {
+  std::string text =
+      lines.size() == 1 ? "it does not fit: " : "it does not fit in " + std::to_string(lines.size()) + " places: ";
+  for (const auto& line : lines) text += (&line == &lines.front() ? "" : "; ") + line;
+  return text;
+}
+
+}  // namespace
+
+void compare_tensor(const std::string& path, const at::Tensor& saved, std::span<const std::int64_t> shape,
+                    at::ScalarType type, Differences& differences) {
+  if (!std::ranges::equal(std::span(saved.sizes().data(), saved.sizes().size()), shape))
+    differences.push_back({path, "shape " + shape_text({saved.sizes().data(), saved.sizes().size()}) +
+                                     " in the checkpoint, " + shape_text(shape) + " here"});
+  if (saved.scalar_type() != type)
+    differences.push_back({path, std::string("type ") + c10::toString(saved.scalar_type()) + " in the checkpoint, " +
+                                     c10::toString(type) + " here"});
+}
+
+StateDict collect(const StateEntries& entries) {
+  check_names(entries);
+  const auto parameters = parameter_paths(entries);
+  StateDict state;
+  for (const auto& [name, entry] : entries) {
+    auto part = entry.object()->save(parameters);
+    for (auto& [path, tensor] : part.tensors) {
+      if (!tensor.defined())
+        throw Error(ExitCode::usage, "saving " + join(name, path), "the tensor is undefined",
+                    "Give it a value before it is saved");
+      state.tensors.emplace(join(name, path), tensor.detach());
+    }
+    state.values[name] = std::move(part.values);
+  }
+  return state;
+}
+
+void restore(const StateEntries& entries, const StateDict& saved, Rank here) {
+  check_names(entries);
+  const auto parameters = parameter_paths(entries);
+  std::vector<std::string> lines;
+  std::set<std::string> left_over;
+  for (const auto& [path, tensor] : saved.tensors) left_over.insert(entry_of(path));
+  for (const auto& [name, value] : saved.values.items()) left_over.insert(name);
+
+  std::vector<std::pair<Stateful*, StateDict>> parts;
+  for (const auto& [name, entry] : entries) {
+    left_over.erase(name);
+    auto part = part_of(saved, name);
+    if (!part) {
+      lines.push_back(name + ": not in the checkpoint");
+      continue;
+    }
+    Differences differences;
+    if (replication_of(entry) == Replication::per_rank) part = own_part(*part, *entry.object(), here, differences);
+    if (part) entry.object()->compare(*part, parameters, differences);
+    for (const auto& [path, text] : differences) lines.push_back(join(name, path) + ": " + text);
+    if (part) parts.emplace_back(entry.object().get(), std::move(*part));
+  }
+  for (const auto& name : left_over) lines.push_back(name + ": in the checkpoint, not here");
+  if (!lines.empty())
+    throw Error(ExitCode::data, "restoring the state", text_of(lines),
+                "Nothing was changed; use the program and the options that wrote the checkpoint");
+
+  std::ranges::stable_partition(parts, [](const auto& part) { return part.first->may_refuse(); });
+  for (const auto& [object, part] : parts) object->load(part, parameters);
+}
+
+std::string entry_of(const std::string& path) { return path.substr(0, path.find('/')); }
+
+StateDict only(const StateDict& state, const std::string& name) {
+  StateDict part;
+  if (state.values.contains(name)) part.values[name] = state.values.at(name);
+  for (const auto& [path, tensor] : state.tensors)
+    if (entry_of(path) == name) part.tensors.emplace(path, tensor);
+  return part;
+}
+
+}  // namespace muster::detail::checkpoint

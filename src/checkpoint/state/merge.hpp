@@ -1,0 +1,16 @@
+// The entries in checkpoints of the user's: given to a report, or as what a run starts from.
+#pragma once
+
+#include "muster/checkpoint.hpp"
+#include "muster/communicator.hpp"
+
+#include <optional>
+
+namespace muster::detail::checkpoint {
+
+/// The entries of the checkpoints that the ranks give, the same on all of them afterwards. Each rank may give its own,
+/// as Checkpoint::from_dict makes them; of an entry that several give, the lowest rank's is taken, with a warning if
+/// theirs differ. Collective.
+StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
+
+}  // namespace muster::detail::checkpoint

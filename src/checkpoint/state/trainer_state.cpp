@@ -1,0 +1,90 @@
+#include "checkpoint/state/trainer_state.hpp"
+
+#include "muster/error.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+// Beyond these, numbers lose their unit in double precision, or no run ends.
+constexpr std::uint64_t most_counted = std::uint64_t{1} << 53;
+constexpr std::uint64_t most_epochs = 1'000'000'000'000;
+constexpr std::uint64_t most_samples = std::numeric_limits<std::int64_t>::max();
+constexpr double most_seconds = 1e12;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& fact) {
+  throw Error(ExitCode::data, "reading where training stood", what + " " + fact, "Use another checkpoint");
+}
+
+/// A whole number from 0 to `most`; 0 if it is missing.
+std::uint64_t number_at(const Json& json, const std::string& where, const char* key, std::uint64_t most) {
+  const auto at = json.find(key);
+  if (at == json.end()) return 0;
+  const auto name = where + "\"" + key + "\"";
+  if (!at->is_number_integer()) refuse(name, "is not a whole number");
+  if (!at->is_number_unsigned() && at->get<std::int64_t>() < 0) refuse(name, "is negative");
+  const auto value = at->get<std::uint64_t>();
+  if (value > most) refuse(name, "is absurdly large");
+  return value;
+}
+
+void check_position(const std::string& name, const Json& position) {
+  if (position.is_null()) return;
+  const auto where = "of the position in \"" + name + "\" ";
+  if (!position.is_object()) refuse("the position in \"" + name + "\"", "is not an object");
+  for (const char* key : {"epoch", "passes", "finished", "asides", "workers"})
+    number_at(position, where, key, most_epochs);
+  number_at(position, where, "window", most_samples);
+  number_at(position, where, "seed", ~std::uint64_t{0});
+  const auto samples = number_at(position, where, "samples", most_samples);
+  const auto consumed = number_at(position, where, "consumed", most_samples);
+  const auto batch = number_at(position, where, "global_batch_size", most_samples);
+  if (consumed > samples) refuse(where + "\"consumed\"", "is more than there are samples");
+  if (consumed > 0 && batch == 0) refuse(where + "\"global_batch_size\"", "is 0 in the middle of a pass");
+}
+
+}  // namespace
+
+Json to_json(const TrainerState& state) {
+  return {{"training_iteration", state.training_iteration},
+          {"epoch", state.epoch},
+          {"epoch_complete", state.epoch_complete},
+          {"global_step", state.global_step},
+          {"samples_since_report", state.samples_since_report},
+          {"time_total_s", state.time_total_s},
+          {"seed", state.seed},
+          {"positions", state.positions},
+          {"preprocessor", state.preprocessor}};
+}
+
+TrainerState trainer_state_from_json(const Json& json) {
+  if (!json.is_object()) refuse("it", "is not an object");
+  TrainerState state{.of_a_run = !json.empty()};
+  state.training_iteration = static_cast<std::int64_t>(number_at(json, "", "training_iteration", most_counted));
+  state.epoch = static_cast<std::int64_t>(number_at(json, "", "epoch", most_epochs));
+  state.global_step = static_cast<std::int64_t>(number_at(json, "", "global_step", most_counted));
+  state.samples_since_report = static_cast<std::int64_t>(number_at(json, "", "samples_since_report", most_counted));
+  if (const auto at = json.find("epoch_complete"); at != json.end()) {
+    if (!at->is_boolean()) refuse("\"epoch_complete\"", "is neither true nor false");
+    state.epoch_complete = at->get<bool>();
+  }
+  if (const auto at = json.find("time_total_s"); at != json.end()) {
+    if (!at->is_number()) refuse("\"time_total_s\"", "is not a number");
+    state.time_total_s = at->get<double>();
+    if (!(state.time_total_s >= 0 && state.time_total_s <= most_seconds)) refuse("\"time_total_s\"", "is absurd");
+  }
+  state.seed = number_at(json, "", "seed", ~std::uint64_t{0});
+  if (const auto at = json.find("positions"); at != json.end()) {
+    if (!at->is_object()) refuse("\"positions\"", "is not an object");
+    for (const auto& [name, position] : at->items()) {
+      check_position(name, position);
+      state.positions.emplace(name, position);
+    }
+  }
+  if (const auto at = json.find("preprocessor"); at != json.end()) state.preprocessor = *at;
+  return state;
+}
+
+}  // namespace muster::detail::checkpoint

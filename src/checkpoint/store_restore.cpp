@@ -1,0 +1,184 @@
+// What a run goes on from: the newest whole checkpoint, or one that it rolls back to; verified and read.
+#include "checkpoint/store.hpp"
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/files/checked_files.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/state_file.hpp"
+#include "checkpoint/rollbacks.hpp"
+#include "checkpoint/state/merge.hpp"
+#include "comm/together.hpp"
+#include "muster/error.hpp"
+
+#include <algorithm>
+#include <functional>
+
+namespace muster::detail::checkpoint {
+
+using comm::on_all;
+using comm::on_root;
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What `look` finds wrong with the content of a checkpoint; empty if nothing is. That something could not be read says
+/// nothing about the content, and stays an error.
+std::string problem_seen(const std::function<void()>& look) {
+  try {
+    look();
+    return {};
+  } catch (const NewerFormat&) {
+    throw;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::data) throw;
+    return error.what();
+  }
+}
+
+}  // namespace
+
+std::string Store::problem_of(const fs::path& checkpoint) const {
+  Manifest manifest;
+  const auto seen = on_all(communicator_, [&] {
+    return problem_seen([&] {
+      manifest = read_manifest(checkpoint);
+      verify_sizes(checkpoint, manifest);
+    });
+  });
+  const auto bad = std::ranges::find_if(seen, [](const auto& problem) { return !problem.empty(); });
+  if (bad != seen.end()) {
+    if (std::ranges::none_of(seen, &std::string::empty)) return *bad;
+    const auto rank = static_cast<std::size_t>(bad - seen.begin());
+    throw Error(ExitCode::retry, "verifying " + checkpoint.string(),
+                "other ranks see it whole, but rank " + std::to_string(rank) + " (" +
+                    communicator_.topology().hosts[rank] + ") says: " + *bad,
+                "The file system does not show all nodes the same; try again");
+  }
+  for (auto& problem :
+       on_all(communicator_, [&] { return problem_seen([&] { verify(checkpoint, manifest, here()); }); }))
+    if (!problem.empty()) return std::move(problem);
+  return {};
+}
+
+void Store::take_back_what_is_whole() const {
+  // Those after the newest: what the run has gone on without is not its past any more.
+  const auto candidates = Json::parse(on_root(communicator_, [&] {
+    const auto there = tier_.list();
+    const auto rollbacks = read_rollbacks(tier_.folder());
+    const auto newest = newest_of(there, rollbacks);
+    auto list = Json::array();
+    for (const auto& [index, path] : there.damaged)
+      if (!rolled_back(rollbacks, index) && (!newest || index > newest->first))
+        list.push_back({path.string(), index, !newest});
+    return list.dump();
+  }));
+  for (const auto& candidate : candidates) {
+    const fs::path path = candidate[0].get<std::string>();
+    const bool needed = candidate[2];
+    try {
+      if (!problem_of(path).empty()) continue;
+    } catch (const Error& error) {
+      // Where there is another to go on from, one on a sick disk is left alone.
+      if (needed || !error.agreed() || error.code() != ExitCode::retry) throw;
+      if (here().rank == 0) log::warn(path.filename().string() + " is left alone: " + error.what());
+      continue;
+    }
+    on_root(communicator_, [&] {
+      if (const int index = candidate[1]; tier_.take_back(index, path))
+        log::warn(path.filename().string() + " is whole, and called " + tier_.published(index).filename().string() +
+                  " again");
+      return std::string();
+    });
+  }
+}
+
+std::optional<Checkpoint> Store::newest() {
+  take_back_what_is_whole();
+  for (;;) {
+    const auto found = on_root(communicator_, [&] {
+      const auto there = tier_.list();
+      if (const auto newest = newest_of(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
+      const auto doing = "looking for a checkpoint in " + tier_.folder().string();
+      if (!there.published.empty())
+        throw Error(ExitCode::data, doing, "the one to which it went back is gone, and those after it were given up",
+                    "Name the one to go on from: --resume " + there.published.rbegin()->second.string());
+      if (!there.damaged.empty())
+        throw Error(ExitCode::data, doing,
+                    "all that are there are damaged (" + std::to_string(there.damaged.size()) + ")",
+                    "`muster checkpoint verify` says what is wrong with each; one that is mended is taken up again. "
+                    "To start from the beginning, give the run another name");
+      return std::string();
+    });
+    if (found.empty()) return {};
+    const int index = std::stoi(found);
+    const auto path = tier_.published(index);
+    const auto problem = problem_of(path);
+    if (problem.empty()) return as_this_rank(Checkpoint(path));
+    on_root(communicator_, [&] {
+      const auto aside = tier_.set_aside(index);
+      log::warn(path.filename().string() + " is damaged and now called " + aside.filename().string() + ": " + problem);
+      return std::string();
+    });
+  }
+}
+
+void Store::roll_back(int index) {
+  const auto path = tier_.published(index);
+  const auto done = on_root(communicator_, [&] {
+    const auto rollbacks = read_rollbacks(tier_.folder());
+    if (!rollbacks.empty() && rollbacks.back().to == index) {
+      log::info("this run has gone back to " + path.filename().string() +
+                " already and goes on from its newest; to go back once more, remove its steps_back.json");
+      return std::string("done");
+    }
+    if (!tier_.list().published.contains(index))
+      throw Error(ExitCode::data, "going back to " + path.string(), "there is no such checkpoint",
+                  "`muster checkpoint ls " + tier_.folder().string() + "` shows those that are there");
+    return std::string();
+  });
+  if (!done.empty()) return;
+  if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
+  on_root(communicator_, [&] { return add_rollback(tier_.folder(), {index, next_index_ - 1}), std::string(); });
+}
+
+Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {
+  checkpoint.rank_ = communicator_.rank();
+  checkpoint.ranks_ = communicator_.size();
+  return checkpoint;
+}
+
+Restored Store::read(const Checkpoint& checkpoint) const {
+  const auto& path = checkpoint.path();
+  const auto kinds = on_all(communicator_, [&] {
+    if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return std::string("files");
+    return std::string(read_manifest(path).progress.empty() ? "entries" : "run");
+  });
+  if (std::ranges::any_of(kinds, [&](const auto& kind) { return kind != kinds.front(); }))
+    throw Error(ExitCode::usage, "reading " + path.string(), "not all ranks give the same kind of checkpoint",
+                "Give the same one on every rank");
+  Restored restored;
+  if (kinds.front() == "files") return restored;
+  if (kinds.front() == "entries") {
+    restored.state = merge_entries(communicator_, checkpoint);
+    return restored;
+  }
+  on_all(communicator_, [&] {
+    const auto manifest = read_manifest(path);
+    verify_sizes(path, manifest);
+    restored.state = {.tensors = read_tensors(path, manifest, here()), .values = manifest.values};
+    restored.progress = manifest.progress;
+    restored.trainer = trainer_state_from_json(manifest.progress);
+    restored.metrics = manifest.metrics;
+    restored.world_size = manifest.world_size;
+    return std::string();
+  });
+  if (const auto random = restored.state.tensors.extract(random_name)) {
+    const auto& states = random.mapped();  // [world_size, bytes], as the manifest says
+    restored.random_states.assign(static_cast<const char*>(states.const_data_ptr()), states.nbytes());
+    if (const auto bytes = static_cast<std::size_t>(states.size(1)); restored.world_size == here().size && bytes > 0)
+      restored.random_state = restored.random_states.substr(bytes * static_cast<std::size_t>(here().rank), bytes);
+  }
+  return restored;
+}
+
+}  // namespace muster::detail::checkpoint

@@ -1,0 +1,147 @@
+#include "checkpoint/tier.hpp"
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "muster/error.hpp"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view prefix = "checkpoint_";
+
+std::string name_of(int index) {
+  char digits[16];
+  std::snprintf(digits, sizeof digits, "%06d", index);
+  return std::string(prefix) + digits;
+}
+
+/// The number that a name begins with after the prefix.
+std::optional<int> leading_index(std::string_view name) {
+  if (!name.starts_with(prefix)) return {};
+  name = name.substr(prefix.size(), 9);
+  int index = 0;
+  if (std::from_chars(name.data(), name.data() + name.size(), index).ec != std::errc{} || index < 0) return {};
+  return index;
+}
+
+[[noreturn]] void fail(const std::string& doing) {
+  throw Error(ExitCode::retry, doing, std::strerror(errno), "Check the space and the permissions there");
+}
+
+}  // namespace
+
+fs::path Tier::published(int index) const { return folder_ / name_of(index); }
+fs::path Tier::saving(int index) const { return folder_ / ("." + name_of(index) + ".saving"); }
+fs::path Tier::pruning(int index) const { return folder_ / ("." + name_of(index) + ".pruning"); }
+
+std::optional<int> Tier::index_of(const std::string& name) {
+  const auto index = leading_index(name);
+  return index && name == name_of(*index) ? index : std::nullopt;
+}
+
+Tier::Listing Tier::list() const {
+  Listing listing;
+  std::error_code error;
+  for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
+    const auto name = at->path().filename().string();
+    const auto index = leading_index(std::string_view(name).substr(name.starts_with('.') ? 1 : 0));
+    if (!index || status_of(at->path()).type() != fs::file_type::directory) continue;
+    if (name == name_of(*index))
+      listing.published.emplace(*index, at->path());
+    else if (name == saving(*index).filename() || name == pruning(*index).filename())
+      listing.unfinished.push_back(at->path());
+    else if (name.starts_with(name_of(*index) + ".damaged"))
+      listing.damaged.emplace(*index, at->path());
+    else
+      continue;
+    listing.next_index = std::max(listing.next_index, *index + 1);
+  }
+  if (error)
+    throw Error(code_of_reading(error.value()), "looking for checkpoints in " + folder_.string(), error.message(),
+                "Check the path");
+  return listing;
+}
+
+void Tier::begin(int index) {
+  abandon(index);
+  const auto path = saving(index);
+  struct stat status {};
+  if (::mkdir(path.c_str(), 0777) != 0 || ::stat(path.c_str(), &status) != 0 || ::chmod(path.c_str(), 0700) != 0)
+    fail("making the folder " + path.string());
+  mode_ = status.st_mode & 07777;
+}
+
+void Tier::publish(int index) const {
+  const auto from = saving(index), to = published(index);
+  sync_folders(from);
+  if (::chmod(from.c_str(), mode_) != 0) fail("setting the mode of " + from.string());
+  rename_new(from, to);
+  try {
+    sync_directory(folder_);
+  } catch (...) {
+    std::error_code ignored;
+    fs::rename(to, from, ignored);
+    throw;
+  }
+}
+
+void Tier::abandon(int index) const noexcept { remove_folder(saving(index)); }
+
+fs::path Tier::set_aside(int index) const {
+  const auto from = published(index);
+  auto to = fs::path(from) += ".damaged";
+  for (int n = 1; fs::exists(status_of(to)); ++n) to = fs::path(from) += ".damaged." + std::to_string(n);
+  rename_new(from, to);
+  sync_directory(folder_);
+  return to;
+}
+
+bool Tier::take_back(int index, const fs::path& damaged) const {
+  const auto to = published(index);
+  if (fs::exists(status_of(to))) return false;
+  rename_new(damaged, to);
+  sync_directory(folder_);
+  return true;
+}
+
+void Tier::remove(int index) const {
+  const auto hidden = pruning(index);
+  remove_folder(hidden);
+  rename_new(published(index), hidden);
+  remove_folder(hidden);
+}
+
+void Tier::remove_unfinished() const {
+  for (const auto& folder : list().unfinished) remove_folder(folder);
+}
+
+void sync_folders(const fs::path& folder) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    if (status_of(at->path()).type() == fs::file_type::directory) sync_directory(at->path());
+  if (error) throw Error(ExitCode::retry, "syncing " + folder.string(), error.message());
+  sync_directory(folder);
+}
+
+void remove_folder(const fs::path& folder) noexcept {
+  try {
+    std::error_code error;
+    fs::remove_all(folder, error);
+    if (error) log::warn("removing " + folder.string() + ": " + error.message());
+  } catch (...) {
+    // Out of memory: what is left is removed when the run is opened again.
+  }
+}
+
+}  // namespace muster::detail::checkpoint

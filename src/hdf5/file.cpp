@@ -1,0 +1,134 @@
+#include "hdf5/file.hpp"
+
+#include "base/number.hpp"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace muster::detail::hdf5 {
+namespace {
+
+/// Without file locks; whatever is still open in a file closes with it.
+Handle file_access(const std::string& doing, ExitCode code) {
+  auto access = make_properties(H5P_FILE_ACCESS, doing, code);
+#if H5_VERSION_GE(1, 10, 7)
+  check(H5Pset_file_locking(access.get(), false, true), doing, code);
+#endif
+  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), doing, code);
+  return access;
+}
+
+/// H5Fclose for a file that was written. The medium fails once at the most: where that is here, what is left in the
+/// cache goes to memory with the second try, and that the file is not whole is still said.
+herr_t close_written(hid_t file) {
+  if (H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0) return H5Fclose(file);
+  const hid_t reasons = H5Eget_current_stack();
+  H5Fclose(file);
+  H5Eset_current_stack(reasons);  // which also closes `reasons`
+  return -1;
+}
+
+}  // namespace
+
+Handle open_file(const std::filesystem::path& path) {
+  const Lock lock;
+  const std::string doing = "opening " + path.string();
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0)
+    throw Error(ExitCode::data, doing, std::strerror(errno),
+                errno == ENOENT ? "Check the path; `muster convert` makes datasets" : "Check the permissions");
+  if (S_ISDIR(status.st_mode)) throw Error(ExitCode::data, doing, "it is a folder", "Name an HDF5 file");
+  const htri_t is_hdf5 = H5Fis_hdf5(path.c_str());
+  if (is_hdf5 <= 0) {
+    H5Eclear2(H5E_DEFAULT);
+    throw Error(ExitCode::data, doing, is_hdf5 == 0 ? "it is not an HDF5 file" : "it cannot be read",
+                "`muster convert` makes one from idx, npy or csv");
+  }
+  const auto access = file_access(doing, ExitCode::data);
+  check(H5Pset_fapl_sec2(access.get()), doing);
+  const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get());
+  if (file < 0) {
+    const auto reason = last_error();
+    const bool truncated = reason.find("truncated") != std::string::npos;
+    throw Error(ExitCode::data, doing, truncated ? "the file is truncated" : reason, "Make or copy it anew");
+  }
+  return {file, H5Fclose};
+}
+
+Handle create_file(const std::filesystem::path& path, std::uint64_t alignment) {
+  return create_file(std::make_shared<Medium>(path), alignment, path.string());
+}
+
+Handle create_file(const std::shared_ptr<Medium>& medium, std::uint64_t alignment, const std::string& shown) {
+  const Lock lock;
+  const std::string doing = "creating " + shown;
+  const auto access = file_access(doing, ExitCode::retry);
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
+  if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
+  set_medium(access.get(), medium);
+  return {check(H5Fcreate(shown.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), doing, ExitCode::retry),
+          close_written};
+}
+
+Handle open_group(hid_t file, const std::string& name, const std::string& shown) {
+  const Lock lock;
+  const hid_t group = H5Gopen2(file, name.c_str(), H5P_DEFAULT);
+  if (group < 0) {
+    last_error();
+    throw Error(ExitCode::data, "opening " + shown, "the file has no group \"" + name + "\"",
+                "`muster inspect` lists what it holds");
+  }
+  return {group, H5Gclose};
+}
+
+Handle open_dataset(hid_t file, const std::string& name, const std::string& shown) {
+  const Lock lock;
+  const std::string doing = "opening " + shown;
+  const hid_t id = H5Oopen(file, name.c_str(), H5P_DEFAULT);
+  if (id < 0) {
+    last_error();
+    throw Error(ExitCode::data, doing, "the file has no dataset \"" + name + "\", or it links to another file",
+                "`muster inspect` lists what it holds; links to other files are not followed");
+  }
+  Handle dataset(id, H5Oclose);
+  if (H5Iget_type(id) != H5I_DATASET)
+    throw Error(ExitCode::data, doing, "\"" + name + "\" is not a dataset",
+                "`muster inspect` lists what the file holds");
+  const Handle creation(check(H5Dget_create_plist(id), doing), H5Pclose);
+  if (H5Pget_external_count(creation.get()) > 0)
+    throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
+  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL)
+    throw Error(ExitCode::data, doing, "it is a virtual dataset over other files",
+                "Name those files as one dataset instead");
+  return dataset;
+}
+
+std::vector<std::string> list(hid_t group) {
+  const Lock lock;
+  std::vector<std::string> names;
+  check(H5Literate(
+            group, H5_INDEX_NAME, H5_ITER_INC, nullptr,
+            [](hid_t, const char* name, const H5L_info_t*, void* out) -> herr_t {
+              static_cast<std::vector<std::string>*>(out)->emplace_back(name);
+              return 0;
+            },
+            &names),
+        "listing a group");
+  return names;
+}
+
+std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown) {
+  const Lock lock;
+  const std::string doing = "reading the shape of " + (shown.empty() ? "a dataset" : shown);
+  const Handle space(check(H5Dget_space(dataset), doing), H5Sclose);
+  const auto rank = check(H5Sget_simple_extent_ndims(space.get()), doing);
+  std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
+  check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), doing);
+  std::vector<std::int64_t> shape;
+  for (const auto size : sizes) shape.push_back(checked<std::int64_t>(size, doing, "a dimension"));
+  return shape;
+}
+
+}  // namespace muster::detail::hdf5

@@ -1,0 +1,77 @@
+#include "hdf5/handle.hpp"
+
+namespace muster::detail::hdf5 {
+namespace {
+
+std::recursive_mutex& mutex() {
+  static std::recursive_mutex instance;
+  return instance;
+}
+
+void prepare_library() {
+  H5open();
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  H5Lunregister(H5L_TYPE_EXTERNAL);
+  H5PLset_loading_state(0);
+}
+
+}  // namespace
+
+Lock::Lock() : lock_(mutex()) {
+  static const bool prepared = (prepare_library(), true);
+  static_cast<void>(prepared);
+}
+
+Handle::Handle(Handle&& other) noexcept
+    : id_(std::exchange(other.id_, H5I_INVALID_HID)), close_(std::exchange(other.close_, nullptr)) {}
+
+Handle::~Handle() {
+  if (id_ < 0 || close_ == nullptr) return;
+  const Lock lock;
+  close_(id_);
+}
+
+void Handle::close(std::string_view doing) {
+  const Lock lock;
+  const hid_t id = std::exchange(id_, H5I_INVALID_HID);
+  if (id >= 0 && close_ != nullptr) check(close_(id), doing, ExitCode::retry);
+}
+
+std::string last_error() {
+  std::string text;
+  H5Ewalk2(
+      H5E_DEFAULT, H5E_WALK_UPWARD,
+      [](unsigned n, const H5E_error2_t* entry, void* out) -> herr_t {
+        if (n == 0 && entry->desc != nullptr) *static_cast<std::string*>(out) = entry->desc;
+        return 0;
+      },
+      &text);
+  H5Eclear2(H5E_DEFAULT);
+  // Where the system refused, its word is what a reader needs; HDF5 wraps it in addresses and a time of two lines.
+  constexpr std::string_view before = "error message = '";
+  if (const auto begin = text.find(before); begin != std::string::npos) {
+    const auto end = text.find('\'', begin + before.size());
+    text = text.substr(begin + before.size(), end - begin - before.size());
+  }
+  return text.empty() ? "HDF5 gives no reason" : text;
+}
+
+std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code) {
+  if (status < 0)
+    throw Error(code, doing, last_error(), code == ExitCode::retry ? "Check the space and the permissions there" : "");
+  return status;
+}
+
+Handle make_properties(hid_t kind, std::string_view doing, ExitCode code) {
+  return {check(H5Pcreate(kind), doing, code), H5Pclose};
+}
+
+Handle make_space(const std::vector<std::int64_t>& shape, std::string_view doing, ExitCode code) {
+  const std::vector<hsize_t> sizes(shape.begin(), shape.end());
+  return {check(sizes.empty() ? H5Screate(H5S_SCALAR)
+                              : H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr),
+                doing, code),
+          H5Sclose};
+}
+
+}  // namespace muster::detail::hdf5
