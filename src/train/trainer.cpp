@@ -198,7 +198,7 @@ std::optional<Checkpoint> choose_start(SessionState& session, const std::optiona
 void take_up(SessionState& session) {
   if (!session.start) return session.sinks.start(session.control, {});
   const auto& saved = session.read_start();
-  const auto& progress = saved.where;
+  const auto& progress = saved.trainer;
   session.training_iteration = progress.training_iteration;
   session.time_before = progress.time_total_s;
   auto row = saved.metrics;
@@ -220,7 +220,7 @@ void take_up(SessionState& session) {
 /// Fits the preprocessor unless it is, or loads what a checkpoint has of it, and lays it over all datasets.
 void preprocess(SessionState& session) {
   if (!session.preprocessor) return;
-  const Json saved = session.start ? session.read_start().where.preprocessor : Json();
+  const Json saved = session.start ? session.read_start().trainer.preprocessor : Json();
   if (!saved.is_null()) {
     try {
       session.preprocessor->load_state(saved);

@@ -363,7 +363,7 @@ TEST(Components, WhatIsEachRanksOwnIsTakenByRank) {
   EXPECT_EQ(taken(), (Json{0, 0.5, {{"a", 1}}}));
   restore(entries, saved, {2, 3});
   EXPECT_EQ(taken(), (Json{6, 1.5, {1, 2}}));
-  for (const Part here : {Part{0, 1}, Part{1, 2}, Part{3, 4}, Part{0, 0}}) {
+  for (const Rank here : {Rank{0, 1}, Rank{1, 2}, Rank{3, 4}, Rank{0, 0}}) {
     const auto what = error_of([&] { restore(entries, saved, here); });
     for (const char* entry : {"row: each of 3 ranks had its own", "number: each of 3 ranks", "json: each of 3 ranks"})
       EXPECT_SAYS(what, entry);
