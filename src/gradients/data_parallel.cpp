@@ -1,7 +1,7 @@
 #include "gradients/data_parallel.hpp"
 
 #include "base/log.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "gradients/bucket_exchange.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/module_signature.hpp"
@@ -158,7 +158,7 @@ class ShardBuffers {
 /// Whether nobody makes the group's work on these parameters advance but who waits for it, and a thread may.
 bool waits_for_progress(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.is_cpu(); }) &&
-         group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::has_threads();
+         group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::threads_may_call_mpi();
 }
 
 /// Sizes of buckets that were asked for and have no effect are not passed over in silence.

@@ -1,6 +1,6 @@
 #include "launch/flags.hpp"
 
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "launch/agreed_flags.hpp"
 #include "launch/settings.hpp"
 #include "muster/version.hpp"

@@ -2,7 +2,7 @@
 #include "base/log.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/merge.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
 #include "train/random.hpp"

@@ -2,7 +2,7 @@
 
 #include "base/json.hpp"
 #include "base/log.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "train/params.hpp"
 

@@ -4,7 +4,7 @@
 // Calls of the C library that change files of the run are counted here, and from the n-th on they fail. Then the
 // contents of files that were not synced go, and, as may be or not, the names in folders that were not.
 #include "checkpoint/store.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 
@@ -242,7 +242,7 @@ bool lose_power(const muster::Communicator& world, int changes, bool names_too) 
 }  // namespace
 
 int main() {
-  const muster::detail::comm::Environment environment;
+  const muster::detail::comm::MpiScope environment;
   int count = 0;
   for (const bool names_too : {false, true})
     for (int changes = 0;; ++changes, ++count) try {

@@ -1,7 +1,7 @@
 // Backward passes that do not go straight through: cut off by an exception, thrown away, over several models in an
 // order of each rank's own. In double precision, so that rounding hides nothing, against torch alone.
 #include "base/log.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
@@ -527,7 +527,7 @@ TEST(ModelOptions, AThreadDrivesBucketsWhereMpiIsForSeveral) {
   prepare.options.comm_hook = {};
   prepare.options.progress_thread = true;
   Prepared a(prepare);
-  EXPECT_EQ(progress_threads(), size() > 1 && comm::has_threads() ? 1 : 0);
+  EXPECT_EQ(progress_threads(), size() > 1 && comm::threads_may_call_mpi() ? 1 : 0);
   const auto want = mean_of(a.net->loss(1, rank()), a.net->parameters());
   a.net->loss(1, rank()).backward();
   expect_gradients(a.net, want, "");

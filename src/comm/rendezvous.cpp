@@ -1,12 +1,12 @@
-#include "comm/meeting.hpp"
+#include "comm/rendezvous.hpp"
 
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
 #include "muster/error.hpp"
 
-#include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,35 +17,32 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// After those of Collectives::exchange() and of SliceExchange.
-constexpr int meeting_tag = 16'385;
-/// A rank that is in the meeting answers at once; one that does not is not in it.
+/// After those of Collectives::all_to_all() and of SliceExchange.
+constexpr int rendezvous_tag = 16'385;
+/// A rank that is in the rendezvous answers at once; one that does not is not in it.
 constexpr auto grace = 5s;
 /// Open MPI does not look at its sockets in every call.
 constexpr int calls_per_turn = 32;
 
 enum class Word : std::int64_t { here, gone, go, no };
 
-struct Message {
+struct Note {
   std::int64_t attempt = 0;  ///< the agreements that there were before it
-  std::int64_t meeting = 0;  ///< of this channel in that attempt
+  std::int64_t number = 0;   ///< of the rendezvous of this channel in that attempt
   Word word = Word::here;
 };
 
-class Meeting {
+class Rendezvous {
  public:
-  Meeting(Communicator communicator, const char* doing)
-      : communicator_(std::move(communicator)),
-        channel_(*communicator_.channel()),
-        doing_(doing),
-        attempt_(channel_.world->agreements) {
-    // After a failed attempt ranks may have been in different meetings of a channel, so they are counted anew.
-    if (channel_.meetings.attempt != attempt_) channel_.meetings = {attempt_, 0};
-    number_ = ++channel_.meetings.count;
+  Rendezvous(Channel& channel, const char* doing)
+      : channel_(channel), doing_(doing), attempt_(channel_.world->agreements) {
+    // After a failed attempt ranks may have been in different ones of a channel, so they are counted anew.
+    if (channel_.rendezvous.attempt != attempt_) channel_.rendezvous = {attempt_, 0};
+    number_ = ++channel_.rendezvous.count;
   }
-  Meeting(const Meeting&) = delete;
-  Meeting& operator=(const Meeting&) = delete;
-  ~Meeting() {
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+  ~Rendezvous() {
     int sent = 0;
     MPI_Testall(static_cast<int>(sends_->requests.size()), sends_->requests.data(), &sent, MPI_STATUSES_IGNORE);
     if (!sent) static_cast<void>(sends_.release());  // MPI may still read it
@@ -92,37 +89,36 @@ class Meeting {
 
  private:
   struct Sends {
-    std::vector<std::unique_ptr<Message>> messages;
+    std::deque<Note> notes;  // which stay where they are
     std::vector<MPI_Request> requests;
   };
 
   void wait(const std::function<bool()>& ready) {
-    wait_for(communicator_, ready, [&] { return std::string(doing_); });
+    channel_.wait(ready, [&] { return std::string(doing_); });
   }
 
   void tell(int rank, Word word) {
-    sends_->messages.push_back(std::make_unique<Message>(Message{attempt_, number_, word}));
-    sends_->requests.push_back(MPI_REQUEST_NULL);
-    check(MPI_Isend(sends_->messages.back().get(), sizeof(Message), MPI_BYTE, rank, meeting_tag, channel_.collective,
-                    &sends_->requests.back()),
+    const auto& note = sends_->notes.emplace_back(Note{attempt_, number_, word});
+    check(MPI_Isend(&note, sizeof note, MPI_BYTE, rank, rendezvous_tag, channel_.collective,
+                    &sends_->requests.emplace_back(MPI_REQUEST_NULL)),
           "MPI_Isend");
   }
   void tell_all(Word word) {
     for (int r = 1; r < channel_.size; ++r) tell(r, word);
   }
 
-  /// What has come for this meeting; what is left of earlier ones is dropped.
+  /// What has come for this rendezvous; what is left of earlier ones is dropped.
   std::optional<Word> hear(int from) {
     for (;;) {
       int flag = 0;
       MPI_Status status;
-      check(MPI_Iprobe(from, meeting_tag, channel_.collective, &flag, &status), "MPI_Iprobe");
+      check(MPI_Iprobe(from, rendezvous_tag, channel_.collective, &flag, &status), "MPI_Iprobe");
       if (!flag) return std::nullopt;
-      Message message;
-      check(MPI_Recv(&message, sizeof message, MPI_BYTE, status.MPI_SOURCE, meeting_tag, channel_.collective,
+      Note note;
+      check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, rendezvous_tag, channel_.collective,
                      MPI_STATUS_IGNORE),
             "MPI_Recv");
-      if (message.attempt == attempt_ && message.meeting == number_) return message.word;
+      if (note.attempt == attempt_ && note.number == number_) return note.word;
     }
   }
 
@@ -139,7 +135,7 @@ class Meeting {
   [[noreturn]] void refused() {
     wait_until(
         [&] {
-          channel_.world->alarm.check();
+          channel_.world->alarm.listen();
           return false;
         },
         grace);
@@ -147,7 +143,6 @@ class Meeting {
                 "A rank is stuck, lost or in another collective; --timeout sets the limit");
   }
 
-  Communicator communicator_;
   Channel& channel_;
   const char* doing_;
   std::int64_t attempt_;
@@ -157,14 +152,15 @@ class Meeting {
 
 }  // namespace
 
-void meet(const Communicator& communicator, const char* doing) {
+void rendezvous(const Communicator& communicator, const char* doing) {
   if (communicator.size() == 1) return;
-  communicator.channel()->world->alarm.check();
-  Meeting meeting(communicator, doing);
-  if (communicator.rank() == 0)
-    meeting.lead();
+  auto& channel = *Channel::of(communicator);
+  channel.world->alarm.listen();
+  Rendezvous here(channel, doing);
+  if (channel.rank == 0)
+    here.lead();
   else
-    meeting.follow();
+    here.follow();
 }
 
 }  // namespace muster::detail::comm

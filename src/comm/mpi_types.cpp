@@ -1,4 +1,4 @@
-#include "comm/reduction.hpp"
+#include "comm/mpi_types.hpp"
 
 #include "comm/mpi_call.hpp"
 #include "node/kernels.hpp"
@@ -29,18 +29,9 @@ MPI_Op half_op() {
 
 template <Dtype type>
 MPI_Op half_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return half_op<type, ReduceOp::sum>();
-    case ReduceOp::product:
-      return half_op<type, ReduceOp::product>();
-    case ReduceOp::min:
-      return half_op<type, ReduceOp::min>();
-    case ReduceOp::max:
-      return half_op<type, ReduceOp::max>();
-    default:
-      return MPI_OP_NULL;
-  }
+  if (op == ReduceOp::sum) return half_op<type, ReduceOp::sum>();
+  if (op == ReduceOp::product) return half_op<type, ReduceOp::product>();
+  return op == ReduceOp::min ? half_op<type, ReduceOp::min>() : half_op<type, ReduceOp::max>();
 }
 
 bool is_floating(Dtype type) {
@@ -48,67 +39,22 @@ bool is_floating(Dtype type) {
 }
 bool is_complex(Dtype type) { return type == Dtype::c64 || type == Dtype::c128; }
 
-MPI_Op boolean_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-    case ReduceOp::max:
-    case ReduceOp::bit_or:
-      return MPI_LOR;
-    case ReduceOp::bit_xor:
-      return MPI_LXOR;
-    default:
-      return MPI_LAND;
-  }
-}
-
-MPI_Op native_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return MPI_SUM;
-    case ReduceOp::product:
-      return MPI_PROD;
-    case ReduceOp::min:
-      return MPI_MIN;
-    case ReduceOp::max:
-      return MPI_MAX;
-    case ReduceOp::bit_and:
-      return MPI_BAND;
-    case ReduceOp::bit_or:
-      return MPI_BOR;
-    default:
-      return MPI_BXOR;
-  }
+/// In the order of ReduceOp: sum, product, min, max, and, or, exclusive or. Of booleans a sum is or, a product and.
+MPI_Op named(ReduceOp op, bool boolean) {
+  const std::array<MPI_Op, 7> numbers{MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_BAND, MPI_BOR, MPI_BXOR};
+  const std::array<MPI_Op, 7> booleans{MPI_LOR, MPI_LAND, MPI_LAND, MPI_LOR, MPI_LAND, MPI_LOR, MPI_LXOR};
+  return (boolean ? booleans : numbers).at(static_cast<std::size_t>(op));
 }
 
 }  // namespace
 
 MPI_Datatype mpi_type(Dtype type) {
-  switch (type) {
-    case Dtype::u8:
-      return MPI_UINT8_T;
-    case Dtype::i8:
-      return MPI_INT8_T;
-    case Dtype::i16:
-      return MPI_INT16_T;
-    case Dtype::i32:
-      return MPI_INT32_T;
-    case Dtype::i64:
-      return MPI_INT64_T;
-    case Dtype::f16:
-    case Dtype::bf16:
-      return MPI_UINT16_T;
-    case Dtype::f32:
-      return MPI_FLOAT;
-    case Dtype::f64:
-      return MPI_DOUBLE;
-    case Dtype::c64:
-      return MPI_C_FLOAT_COMPLEX;
-    case Dtype::c128:
-      return MPI_C_DOUBLE_COMPLEX;
-    case Dtype::boolean:
-      return MPI_C_BOOL;
-  }
-  return MPI_DATATYPE_NULL;
+  // In the order of Dtype. MPI knows no halves; it carries their bits.
+  const std::array<MPI_Datatype, 12> names{MPI_UINT8_T, MPI_INT8_T,          MPI_INT16_T,          MPI_INT32_T,
+                                           MPI_INT64_T, MPI_UINT16_T,        MPI_UINT16_T,         MPI_FLOAT,
+                                           MPI_DOUBLE,  MPI_C_FLOAT_COMPLEX, MPI_C_DOUBLE_COMPLEX, MPI_C_BOOL};
+  static_assert(static_cast<std::size_t>(Dtype::boolean) + 1 == std::tuple_size_v<decltype(names)>);
+  return names[static_cast<std::size_t>(type)];
 }
 
 MPI_Op mpi_op(ReduceOp op, Dtype type) {
@@ -119,10 +65,9 @@ MPI_Op mpi_op(ReduceOp op, Dtype type) {
                 "Use sum, product, min or max");
   if (order && is_complex(type))
     throw Error(ExitCode::usage, "starting a reduction", "complex numbers have no order", "Use sum or product");
-  if (type == Dtype::boolean) return boolean_op(op);
   if (type == Dtype::f16) return half_op<Dtype::f16>(op);
   if (type == Dtype::bf16) return half_op<Dtype::bf16>(op);
-  return native_op(op);
+  return named(op, type == Dtype::boolean);
 }
 
 }  // namespace muster::detail::comm

@@ -1,6 +1,7 @@
-// The life of MPI in this process.
+// The life of MPI in this process, and the world: the ranks that it starts, and how long they wait for each other.
 #pragma once
 
+#include "comm/topology.hpp"
 #include "muster/communicator.hpp"
 
 #include <chrono>
@@ -9,12 +10,12 @@
 namespace muster::detail::comm {
 
 /// Initialises MPI (THREAD_MULTIPLE) unless somebody has, and finalises it only if it did. One per process.
-class Environment {
+class MpiScope {
  public:
-  Environment();
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-  ~Environment();
+  MpiScope();
+  MpiScope(const MpiScope&) = delete;
+  MpiScope& operator=(const MpiScope&) = delete;
+  ~MpiScope();
 
   /// All ranks of MPI_COMM_WORLD, over a channel of its own.
   const Communicator& world() const noexcept { return *world_; }
@@ -25,7 +26,12 @@ class Environment {
 };
 
 /// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
-bool has_threads() noexcept;
+bool threads_may_call_mpi() noexcept;
+
+/// A world of the same ranks that are where `placement` says; that of a launch is where MPI says (muster/mpi.hpp). Only
+/// ranks that do share memory may be on one node; ranks of different nodes talk by MPI, even where they could share
+/// memory. Collective.
+Communicator make_world(const Communicator& ranks, Placement placement);
 
 /// The limit of every wait on communicators of this world, from now on.
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);

@@ -1,4 +1,4 @@
-// MPI's name for our types, and the reductions that MPI lacks.
+// MPI's names of our types and operations, and the reductions that MPI lacks.
 #pragma once
 
 #include "comm/collectives.hpp"
