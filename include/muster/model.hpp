@@ -4,6 +4,7 @@
 #include <muster/comm_hooks.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -81,8 +82,11 @@ class Join {
   void finish();
 
  private:
+  std::int64_t ranks_with_a_pass(bool this_one);
+
   std::shared_ptr<detail::gradients::DataParallel> model_;
-  int exceptions_;  ///< under way when the scope began
+  std::int64_t passes_ = 0;  ///< that this rank has averaged
+  int exceptions_;           ///< under way when the scope began
   bool finished_ = false;
 };
 

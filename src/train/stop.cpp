@@ -1,6 +1,6 @@
 #include "train/stop.hpp"
 
-#include "gradients/sample.hpp"
+#include "gradients/fingerprint.hpp"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -65,7 +65,7 @@ bool Unspent::look(const std::vector<std::vector<at::Tensor>>& models) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       now.gradients = now.gradients * 31 + hash_of(gradient);
-      none = none && !gradients::has_values(gradient);
+      none = none && !gradients::any_nonzero(gradient);
     }
     const auto [before, is_new] = models_.try_emplace(model.front().unsafeGetTensorImpl());
     const auto& was = before->second;

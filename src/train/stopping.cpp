@@ -65,7 +65,7 @@ bool SessionState::is_settled(const StateEntries* entries) {
   for (const auto& prepared : models) {
     const auto reducer = prepared->reducer();
     if (!reducer) continue;
-    settled = settled && reducer->spent();
+    settled = settled && reducer->stepped();
     for (const auto& tensor : prepared->module()->parameters()) known.insert(tensor.unsafeGetTensorImpl());
   }
   std::vector<std::vector<at::Tensor>> others;

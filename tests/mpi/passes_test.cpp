@@ -223,6 +223,41 @@ TEST(CaughtException, InAPassThatUnfreezesLeavesTheNextOneWholeWhateverIsFrozenT
   }
 }
 
+TEST(CaughtException, MayBeRecoveredFromBeforeTheNextPass) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  const auto throws = std::make_shared<bool>(true);
+  throw_at(a.net->in->weight, throws);
+  for (int times = 0; times < 2; ++times) EXPECT_THROW(a.net->loss(times, rank()).backward(), std::domain_error);
+  for (int times = 0; times < 2; ++times) a.model->reducer()->recover();
+  *throws = false;
+  a.net->zero_grad();
+  const auto want = mean_of(a.net->loss(2, rank()), a.net->parameters());
+  a.net->loss(2, rank()).backward();
+  expect_gradients(a.net, want, "");
+  EXPECT_EQ(a.model->reducer()->passes(), 1);
+}
+
+TEST(CaughtException, OfABackwardInsideBackwardNamesTheParameter) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  bool inside = true;
+  a.net->in->weight.register_hook([&](const at::Tensor&) {
+    const at::AutoGradMode grad(true);
+    if (std::exchange(inside, false)) a.net->loss(1, rank()).backward();
+  });
+  try {
+    a.net->loss(0, rank()).backward();
+    FAIL() << "a second backward() was taken for a part of the first";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("was given a gradient twice"), std::string::npos) << error.what();
+  }
+  a.net->zero_grad();
+  const auto want = mean_of(a.net->loss(2, rank()), a.net->parameters());
+  a.net->loss(2, rank()).backward();
+  expect_gradients(a.net, want, "");
+}
+
 TEST(Gradient, ThatIsAnotherBranchsTooIsNotAveragedUnderIt) {
   // h + P.unsqueeze(0) with one sample: P and h get the same memory.
   constexpr int n = 4096;
@@ -383,6 +418,99 @@ TEST(ThrownAway, APassWithoutAveragingLeavesNoMark) {
       training.expect_alike("step " + std::to_string(step));
     }
   }
+}
+
+TEST(AFusedStep, AveragesWhatPassesWithAndWithoutAveragingHaveLeft) {
+  Sgd training(torch::optim::SGDOptions(0.001).momentum(0.9), Fuse::always);
+  if (!training.optimizer->fused()) GTEST_SKIP() << "nothing is fused";
+  for (int step = 0; step < 4; ++step) {
+    training.zero_grad();
+    training.backward(step, step % 2 == 0);
+    {
+      const NoSync scope(training.prepare.no_sync_depth);
+      training.backward(step + 0.3);
+    }
+    if (step > 1) training.backward(step + 0.6, false);
+    training.step();
+    training.expect_alike("step " + std::to_string(step));
+  }
+}
+
+TEST(AFusedStep, AveragesWhatWasMadeByHandThoughAnExceptionCameBefore) {
+  Sgd training(torch::optim::SGDOptions(0.001).momentum(0.9), Fuse::always);
+  if (!training.optimizer->fused()) GTEST_SKIP() << "nothing is fused";
+  const auto throws = std::make_shared<bool>(false);
+  throw_at(training.a.net->in->weight, throws);
+  for (int step = 0; step < 3; ++step) {
+    if (step == 1) {
+      *throws = true;
+      EXPECT_THROW(training.a.net->loss(step, rank()).backward(), std::domain_error);
+      *throws = false;
+    }
+    const auto parameters = training.a.net->parameters(), plain = training.plain->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].mutable_grad() = data(parameters[i].sizes(), step + 0.1 * static_cast<double>(i), rank());
+      plain[i].mutable_grad() = test::mean_over_ranks(parameters[i].grad());
+    }
+    training.step();
+    training.expect_alike("step " + std::to_string(step));
+  }
+}
+
+TEST(AFusedStep, OfAPassThatAnotherRankHasAbandonedIsAnError) {
+  Sgd training(torch::optim::SGDOptions(0.001).momentum(0.9), Fuse::always);
+  if (!training.optimizer->fused()) GTEST_SKIP() << "nothing is fused";
+  const auto throws = std::make_shared<bool>(rank() == 0);
+  throw_at(training.a.net->in->weight, throws);
+  if (rank() == 0) {
+    EXPECT_THROW(training.a.net->loss(7, rank()).backward(), std::domain_error);
+  } else {
+    training.a.net->loss(7, rank()).backward();
+    EXPECT_THROW(training.optimizer->step(), Error);
+  }
+  *throws = false;
+  for (int step = 0; step < 3; ++step) {
+    training.zero_grad();
+    training.backward(step);
+    training.step();
+    training.expect_alike("step " + std::to_string(step));
+  }
+}
+
+TEST(AFusedStep, AfterAnExceptionFromBeforeItWasPrepared) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  const auto throws = std::make_shared<bool>(true);
+  throw_at(a.net->in->weight, throws);
+  EXPECT_THROW(a.net->loss(7, rank()).backward(), std::domain_error);
+  *throws = false;
+  a.net->zero_grad();
+  const auto want = mean_of(a.net->loss(1, rank()), a.net->parameters());
+  std::vector<at::Tensor> before;
+  for (const auto& p : a.net->parameters()) before.push_back(p.detach().clone());
+  torch::optim::SGD own(a.net->parameters(), torch::optim::SGDOptions(0.5));
+  auto how = optim::make_optimizer_step(own, {a.model}, {.fuse = Fuse::always});
+  PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(how));
+  a.net->loss(1, rank()).backward();
+  optimizer.step();
+  const auto named = a.net->named_parameters();
+  for (std::size_t i = 0; i < want.size(); ++i)
+    expect_exactly(named[i].value(), before[i] - want[i] * 0.5, named[i].key());
+}
+
+TEST(AFusedStep, ThatNeverCameLeavesItsGradientsToTheNextPass) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  const auto first = mean_of(a.net->loss(1, rank()), a.net->parameters());
+  const auto in = mean_of(a.net->loss(2, rank(), false), {a.net->in->weight});
+  {
+    torch::optim::SGD own(a.net->parameters(), torch::optim::SGDOptions(0.5));
+    const auto how = optim::make_optimizer_step(own, {a.model}, {.fuse = Fuse::always});
+    a.net->loss(1, rank()).backward();
+  }
+  a.net->loss(2, rank(), false).backward();
+  expect_exactly(a.net->in->weight.grad(), first[0] + in[0], "of both");
+  expect_exactly(a.net->extra->weight.grad(), first[2], "of the first alone");
 }
 
 TEST(TwoModels, MayComeInAnotherOrderOnEachRank) {

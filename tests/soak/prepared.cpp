@@ -23,12 +23,12 @@ void average(GradBucket& bucket, c10d::ProcessGroup& group) {
 class Prepared final : public Side {
  public:
   Prepared(const Program& program, const Communicator& world) : Side(program), rank_(world.rank()) {
-    const detail::gradients::Shared shared{.communicator = world,
-                                           .new_group = [world] { return make_process_group(world); },
-                                           .weight = weight_,
-                                           .no_sync_depth = no_sync_depth_,
-                                           .share_memory = program.exchange == Program::Exchange::shared,
-                                           .share = {.total = world.size(), .first = world.rank()}};
+    const detail::gradients::ParallelContext shared{.communicator = world,
+                                                    .new_group = [world] { return make_process_group(world); },
+                                                    .weight = weight_,
+                                                    .no_sync_depth = no_sync_depth_,
+                                                    .share_memory = program.exchange == Program::Exchange::shared,
+                                                    .share = {.total = world.size(), .first = world.rank()}};
     const auto bucket = static_cast<std::size_t>(program.bucket_bytes);
     const ModelOptions options{
         .bucket_bytes = bucket,

@@ -32,12 +32,12 @@ inline bool by(const std::string& way) {
 struct Preparation {
   std::shared_ptr<detail::step::StepWeight> weight = std::make_shared<detail::step::StepWeight>();
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  detail::gradients::Shared shared{.communicator = world(),
-                                   .new_group = [] { return make_process_group(world()); },
-                                   .weight = weight,
-                                   .no_sync_depth = no_sync_depth,
-                                   .share_memory = !by("buckets"),
-                                   .share = {.total = world().size(), .first = world().rank()}};
+  detail::gradients::ParallelContext shared{.communicator = world(),
+                                            .new_group = [] { return make_process_group(world()); },
+                                            .weight = weight,
+                                            .no_sync_depth = no_sync_depth,
+                                            .share_memory = !by("buckets"),
+                                            .share = {.total = world().size(), .first = world().rank()}};
   /// Small, so that a small model has several.
   ModelOptions options{.bucket_bytes = 64,
                        .first_bucket_bytes = 16,

@@ -10,12 +10,12 @@
 namespace muster::detail::gradients {
 
 /// Cheap to take: it waits for no GPU. Two of the same parameters differ if one of the elements does.
-class Sample {
+class Fingerprint {
  public:
   static constexpr std::size_t most_tensors = 8;
   /// Of the first so many.
-  explicit Sample(const std::vector<at::Tensor>& parameters);
-  bool operator==(const Sample& other) const;
+  explicit Fingerprint(const std::vector<at::Tensor>& parameters);
+  bool operator==(const Fingerprint& other) const;
 
  private:
   std::string host_;
@@ -23,6 +23,6 @@ class Sample {
 };
 
 /// Whether a gradient, dense or sparse, is not zero everywhere.
-bool has_values(const at::Tensor& gradient);
+bool any_nonzero(const at::Tensor& gradient);
 
 }  // namespace muster::detail::gradients

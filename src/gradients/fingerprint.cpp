@@ -1,4 +1,4 @@
-#include "gradients/sample.hpp"
+#include "gradients/fingerprint.hpp"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -22,7 +22,7 @@ std::int64_t offset_at(const at::Tensor& tensor, std::int64_t part) {
 
 }  // namespace
 
-Sample::Sample(const std::vector<at::Tensor>& parameters) {
+Fingerprint::Fingerprint(const std::vector<at::Tensor>& parameters) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> elsewhere;
   for (std::size_t p = 0; p < std::min(most_tensors, parameters.size()); ++p) {
@@ -41,12 +41,12 @@ Sample::Sample(const std::vector<at::Tensor>& parameters) {
   if (!elsewhere.empty()) device_ = at::stack(elsewhere);
 }
 
-bool Sample::operator==(const Sample& other) const {
+bool Fingerprint::operator==(const Fingerprint& other) const {
   return host_ == other.host_ && device_.defined() == other.device_.defined() &&
          (!device_.defined() || at::equal(device_, other.device_));
 }
 
-bool has_values(const at::Tensor& gradient) {
+bool any_nonzero(const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   return (gradient.layout() == at::kSparse ? gradient._values() : gradient).any().item<bool>();
 }
