@@ -12,6 +12,8 @@
 // for which it includes <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 #pragma once
 
+#include <muster/json.hpp>
+
 #include <ATen/core/Tensor.h>
 
 #include <any>
@@ -65,6 +67,8 @@ struct PowerSgdOptions {
   /// Of the first approximation; the same on all ranks.
   std::uint64_t seed = 0;
 };
+void to_json(Json& json, const PowerSgdOptions& options);
+void from_json(const Json& json, PowerSgdOptions& options);
 
 /// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): a gradient that is a matrix M travels as two thin ones, P = M Q and
 /// Q = Mᵀ P with orthogonal P, and becomes P Qᵀ. A gradient of more than two dimensions is a matrix of its first and

@@ -5,8 +5,8 @@
 //   double sum = halves.all_reduce(1.0);              // collective
 //
 // Every member function marked collective must be called by all ranks of the communicator, in the same order. A
-// communicator is driven by one thread at a time; threads that talk at once use duplicates. Copies are cheap and speak
-// over the same channel. Nothing is freed before the end of the launch, so a copy may die on one rank alone.
+// communicator is driven by one thread at a time; threads that talk at once use duplicates. Copies are cheap and are
+// the same communicator. Nothing is freed before the end of the launch, so a copy may die on one rank alone.
 //
 // No call blocks for good: a wait ends with the result, with the time limit of the launch (Error, ExitCode::retry),
 // or with the error that another rank has raised (RemoteError).
@@ -51,22 +51,26 @@ class SharedMemory {
     return {reinterpret_cast<T*>(data()), size_ / sizeof(T)};
   }
 
+ private:
+  friend class Communicator;
   SharedMemory(std::shared_ptr<std::byte> data, std::size_t size) noexcept : data_(std::move(data)), size_(size) {}
 
- private:
   std::shared_ptr<std::byte> data_;
   std::size_t size_;
 };
 
+/// Made by Launch, or by from_mpi() (muster/mpi.hpp).
 class Communicator {
  public:
+  /// This process among the ranks, from 0 on.
   int rank() const noexcept;
   int size() const noexcept;
   const Topology& topology() const noexcept;
 
-  /// The same ranks over a channel of its own. Collective.
+  /// The same ranks, whose messages never meet those of this one. Collective.
   Communicator duplicate() const;
-  /// The ranks that give the same colour (≥ 0), ordered by key, then by rank. Collective.
+  /// The ranks that give the same colour, ordered by key, then by rank; an Error (ExitCode::usage) where the colour is
+  /// negative. Collective.
   Communicator split(int color, int key = 0) const;
 
   /// Returns when all ranks have called it. Collective.
@@ -75,7 +79,8 @@ class Communicator {
   std::string broadcast(std::string value, int root = 0) const;
   /// The value of each rank, in the order of ranks. Collective.
   std::vector<std::string> all_gather(const std::string& value) const;
-  /// Element-wise over the ranks, in place; all ranks give the same length. Collective.
+  /// Element by element over the ranks, in place, with the same bits on all of them; all give the same length; an Error
+  /// (ExitCode::usage) for operations on bits of floating-point numbers. Collective.
   void all_reduce(std::span<float> values, ReduceOp op = ReduceOp::sum) const;
   void all_reduce(std::span<double> values, ReduceOp op = ReduceOp::sum) const;
   void all_reduce(std::span<std::int64_t> values, ReduceOp op = ReduceOp::sum) const;
@@ -83,13 +88,14 @@ class Communicator {
   double all_reduce(double value, ReduceOp op = ReduceOp::sum) const;
   std::int64_t all_reduce(std::int64_t value, ReduceOp op = ReduceOp::sum) const;
 
-  /// `bytes` of memory, the same number on every rank, in which all_reduce() works without a copy. Collective.
+  /// `bytes` of memory, the same number on every rank, in which all_reduce() works without a copy. Where the ranks of a
+  /// node cannot share memory it is the rank's own. Collective.
   SharedMemory shared_memory(std::size_t bytes) const;
 
-  explicit Communicator(std::shared_ptr<detail::comm::Channel> channel);
-  const std::shared_ptr<detail::comm::Channel>& channel() const noexcept { return channel_; }
-
  private:
+  friend class detail::comm::Channel;
+  explicit Communicator(std::shared_ptr<detail::comm::Channel> channel);
+
   std::shared_ptr<detail::comm::Channel> channel_;
 };
 

@@ -26,13 +26,16 @@ struct ScalingConfig {
   /// Threads of torch per rank; the launch's choice unless given.
   std::optional<int> threads_per_worker = {};
   /// The same weights, bit for bit, at any number of workers that divides this one, also when it changes from one start
-  /// to the next: a step has so many shards, and each worker takes several of them, one batch after the other.
-  /// Gradients are summed in the order of shards; random state and batch statistics belong to the shard. The training
-  /// function stays as it is: until the last batch of a step, gradients are put aside after backward(), so that
-  /// zero_grad() and the optimizer's step() find none. Each batch has one backward(). `batch_size` is that of a shard.
+  /// to the next: a step has so many micro-batches, and each worker takes several of them, one after the other.
+  /// Gradients are summed in the order of micro-batches, to which random state and batch statistics belong. The
+  /// training function stays as it is: until the last batch of a step, gradients are put aside after backward(), so
+  /// that zero_grad() and the optimizer's step() find none. Each batch has one backward(). `batch_size` is that of a
+  /// micro-batch.
   /// With the same library and threads per worker.
   std::optional<int> virtual_workers = {};
 };
+void to_json(Json& json, const ScalingConfig& options);
+void from_json(const Json& json, ScalingConfig& options);
 
 enum class ScoreOrder { max, min };
 
@@ -43,12 +46,16 @@ struct CheckpointConfig {
   std::string checkpoint_score_attribute = {};
   ScoreOrder checkpoint_score_order = ScoreOrder::max;
 };
+void to_json(Json& json, const CheckpointConfig& options);
+void from_json(const Json& json, CheckpointConfig& options);
 
 struct FailureConfig {
   /// Retries of a training function that ended with an error known to all ranks, from the newest checkpoint:
   /// 0 none, -1 no limit. A rank that is lost or stuck ends the job instead, with ExitCode::retry.
   int max_failures = 0;
 };
+void to_json(Json& json, const FailureConfig& options);
+void from_json(const Json& json, FailureConfig& options);
 
 /// Told of a run as it goes, on every worker. Users derive their own.
 class Callback {
@@ -66,6 +73,8 @@ struct RunConfig {
   FailureConfig failure_config = {};
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 };
+void to_json(Json& json, const RunConfig& options);
+void from_json(const Json& json, RunConfig& options);
 
 struct TorchConfig {
   /// As ProcessGroupOptions::backend; with use_gpu "auto" is nccl where this build has it. The flag --backend wins.
@@ -73,6 +82,8 @@ struct TorchConfig {
   /// How long ranks wait for each other: gradients, reports, saves, process groups. The flag --timeout wins.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
+void to_json(Json& json, const TorchConfig& options);
+void from_json(const Json& json, TorchConfig& options);
 
 struct DataConfig {
   /// The datasets that are split among the workers; every other is whole on each.
@@ -80,5 +91,7 @@ struct DataConfig {
   /// Split them all.
   bool split_all = false;
 };
+void to_json(Json& json, const DataConfig& options);
+void from_json(const Json& json, DataConfig& options);
 
 }  // namespace muster

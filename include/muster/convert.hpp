@@ -21,8 +21,8 @@ struct ConvertOptions {
   std::optional<std::int64_t> chunk = {};
   /// Level of deflate, 1 … 9; none unless given.
   std::optional<int> compress = {};
-  /// Parts that divide the samples among OUT.NAME.h5, in their order; shares sum to 1 at the most. One file, OUT.h5,
-  /// unless given.
+  /// Splits by name, each with its share of the samples, which it gets in their order as OUT.NAME.h5; shares sum to 1
+  /// at the most. One file, OUT.h5, unless given.
   std::vector<std::pair<std::string, double>> split = {};
   /// Puts the samples into a random order first, the same for the same seed on every machine.
   std::optional<std::uint64_t> shuffle = {};
@@ -31,6 +31,8 @@ struct ConvertOptions {
   /// Called now and then with the bytes written and those to write in all; what it throws ends the conversion.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
+void to_json(Json& json, const ConvertOptions& options);
+void from_json(const Json& json, ConvertOptions& options);
 
 // Each writes under a temporary name beside `output`, which ends in .h5 or .hdf5, and renames at the end: a failure
 // leaves no half file, and a file that was there before is replaced only then. The files written come back. Bad input

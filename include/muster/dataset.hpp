@@ -7,6 +7,8 @@
 // Inside a training function, session.get_dataset_shard("train").iter_torch_batches({…}) gives this rank's batches.
 #pragma once
 
+#include <muster/json.hpp>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -29,7 +31,7 @@ class BatchStream;
 struct ShardState;
 }  // namespace detail::data
 namespace detail::step {
-struct StepWeight;
+struct BatchWeight;
 }
 
 class Preprocessor;
@@ -53,7 +55,7 @@ class Batch {
   /// what it is of a step of a split dataset.
   explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
                  std::optional<std::int64_t> global_samples = {},
-                 std::shared_ptr<const detail::step::StepWeight> step = {});
+                 std::shared_ptr<const detail::step::BatchWeight> step = {});
 
   /// The column of that name; an Error that lists the columns if there is none.
   at::Tensor& operator[](std::string_view name);
@@ -67,11 +69,11 @@ class Batch {
   std::int64_t size() const noexcept { return samples_; }
   /// Samples in this step over all ranks that share the dataset.
   std::int64_t global_size() const noexcept { return global_samples_; }
-  /// What this batch's gradient counts on this rank, in units of an even batch: size() × shards / global_size(), 1
-  /// where all have as many, 0 for a rank that is left empty. 1 for a batch of no split dataset. It stays with the
-  /// batch.
+  /// What this batch's gradient counts, in units of an even batch: size() × micro-batches of the step (one per worker,
+  /// unless there are ScalingConfig::virtual_workers) / global_size(). 1 where all have as many and for a batch of no
+  /// split dataset, 0 for a rank that is left empty. It stays with the batch.
   double weight() const;
-  const std::shared_ptr<const detail::step::StepWeight>& step() const noexcept { return step_; }
+  const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return step_; }
 
   auto begin() const noexcept { return items_.begin(); }
   auto end() const noexcept { return items_.end(); }
@@ -81,7 +83,7 @@ class Batch {
   std::vector<Item> items_;
   std::int64_t samples_ = 0;
   std::int64_t global_samples_ = 0;
-  std::shared_ptr<const detail::step::StepWeight> step_;
+  std::shared_ptr<const detail::step::BatchWeight> step_;
 };
 
 struct DatasetOptions {
@@ -92,6 +94,8 @@ struct DatasetOptions {
   /// is far slower in a random order. Contiguous columns need neither: they are read where they lie.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
+void to_json(Json& json, const DatasetOptions& options);
+void from_json(const Json& json, DatasetOptions& options);
 
 /// A handle to a dataset; copies are cheap and share it. Files are opened at first use and checked whole then (an Error
 /// with ExitCode::data). The same on all ranks: count, columns, sizes and some blocks are compared before training.
@@ -149,6 +153,8 @@ struct BatchOptions {
   /// Where the batches go; the session's device unless given.
   std::optional<at::Device> device = {};
 };
+void to_json(Json& json, const BatchOptions& options);
+void from_json(const Json& json, BatchOptions& options);
 
 /// One pass over a shard, which begins with begin() and ends with its last batch, or with the range. Owns what it
 /// iterates; begin() once. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
@@ -179,8 +185,8 @@ class BatchRange {
 
   iterator begin();
   std::default_sentinel_t end() const noexcept { return {}; }
-  /// Batches of this pass on this worker, or of that which would begin now; one a step unless it takes several shards
-  /// (ScalingConfig::virtual_workers). Those before a resumed position are left out.
+  /// Batches of this pass on this worker, or of that which would begin now; one a step unless it takes several
+  /// micro-batches of each (ScalingConfig::virtual_workers). Those before a resumed position are left out.
   std::int64_t num_batches() const noexcept;
 
  private:

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <muster/communicator.hpp>
+#include <muster/json.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -37,6 +38,8 @@ struct AutocastOptions {
   /// Without it the scope computes in the types of its tensors, inside of another scope too.
   bool enabled = true;
 };
+void to_json(Json& json, const AutocastOptions& options);
+void from_json(const Json& json, AutocastOptions& options);
 
 /// While it lives, torch's operations on this thread and that kind of device cast as torch.autocast does: matrix
 /// products and convolutions to `dtype`, what needs the range to float. Parameters keep their type. Scopes nest, and
@@ -65,6 +68,8 @@ struct GradScalerOptions {
   /// Without it the loss is not scaled, and step() is the optimizer's.
   bool enabled = true;
 };
+void to_json(Json& json, const GradScalerOptions& options);
+void from_json(const Json& json, GradScalerOptions& options);
 
 /// Scales the loss, so that gradients do not vanish in half precision, and leaves out the steps in which one of them is
 /// infinite or NaN: torch.amp.GradScaler over ranks, which all decide alike. Made by Session::grad_scaler.

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <muster/comm_hooks.hpp>
+#include <muster/json.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -34,6 +36,8 @@ struct ModelOptions {
   /// rank has a core more than threads of torch. For parameters on the CPU; gloo and NCCL have threads anyway.
   std::optional<bool> progress_thread = {};
 };
+void to_json(Json& json, const ModelOptions& options);
+void from_json(const Json& json, ModelOptions& options);
 
 /// While it lives, backward() adds up gradients on this rank alone; the first backward() after it averages the sum.
 /// Each gradient is weighted by the samples of its own batch when it is added, so batches may be uneven. On every rank
@@ -53,6 +57,8 @@ struct JoinOptions {
   /// Divide the sum of gradients by the number of all ranks, not by that of the ranks that still have batches.
   bool divide_by_initial_world_size = false;
 };
+void to_json(Json& json, const JoinOptions& options);
+void from_json(const Json& json, JoinOptions& options);
 
 /// For loops whose ranks have different numbers of batches. Made by Session::join:
 ///
@@ -81,8 +87,11 @@ class Join {
   void finish();
 
  private:
+  std::int64_t ranks_with_a_pass(bool this_one);
+
   std::shared_ptr<detail::gradients::DataParallel> model_;
-  int exceptions_;  ///< under way when the scope began
+  std::int64_t passes_ = 0;  ///< that this rank has averaged
+  int exceptions_;           ///< under way when the scope began
   bool finished_ = false;
 };
 

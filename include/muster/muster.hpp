@@ -21,4 +21,3 @@
 #include <muster/state.hpp>
 #include <muster/trainer.hpp>
 #include <muster/version.hpp>
-#include <muster/worker.hpp>

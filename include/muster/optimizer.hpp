@@ -21,6 +21,8 @@
 // that is loaded) or a group of other parameters ends the fusing, without a change of results.
 #pragma once
 
+#include <muster/json.hpp>
+
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -46,6 +48,8 @@ struct OptimizerOptions {
   /// the CPUs of one node.
   Fuse fuse = Fuse::automatic;
 };
+void to_json(Json& json, const OptimizerOptions& options);
+void from_json(const Json& json, OptimizerOptions& options);
 
 namespace detail::optim {
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <muster/communicator.hpp>
+#include <muster/json.hpp>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -28,6 +29,8 @@ struct ProcessGroupOptions {
   /// Elements in one MPI call at the most; of mpi alone.
   std::size_t chunk = std::size_t{1} << 30;
 };
+void to_json(Json& json, const ProcessGroupOptions& options);
+void from_json(const Json& json, ProcessGroupOptions& options);
 
 /// Whether this build has the backend "mpi" (always), "gloo" (where gloo's headers were there) or "nccl" (where
 /// libtorch came with CUDA and NCCL).

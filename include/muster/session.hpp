@@ -11,12 +11,12 @@
 #include <muster/optimizer.hpp>
 #include <muster/process_group.hpp>
 #include <muster/state.hpp>
-#include <muster/worker.hpp>
 
 #include <c10/core/Device.h>
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,17 +26,19 @@
 namespace muster {
 
 class Session;
-class TorchBackend;
+struct LaunchFlags;
 
 namespace detail::train {
 struct SessionState;
 }
 namespace detail::data {
-class Passes;
-}
+struct Worker;
+Worker worker_of(const Session& session);
+}  // namespace detail::data
 namespace detail::step {
-struct StepWeight;
-}
+struct BatchWeight;
+class Steps;
+}  // namespace detail::step
 
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
 /// state. Refers to the session: does not outlive it. Copies are one State: it lives until the last of them is gone,
@@ -62,6 +64,8 @@ struct ReportOptions {
   /// Keep the list over the ranks in place of the mean.
   bool reduce = true;
 };
+void to_json(Json& json, const ReportOptions& options);
+void from_json(const Json& json, ReportOptions& options);
 
 /// Epochs from where the run stands to `count`; each step tells the session which one it is.
 class Epochs {
@@ -111,20 +115,20 @@ class StepScope {
 
  private:
   friend class Session;
-  StepScope(std::shared_ptr<detail::data::Passes> passes, std::shared_ptr<const detail::step::StepWeight> step);
-  std::shared_ptr<detail::data::Passes> passes_;
+  StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch);
+  std::shared_ptr<detail::step::Steps> steps_;
   std::int64_t scope_;
 };
 
 /// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
 /// all workers alike.
 ///
-/// Asked to stop (--time-limit, SIGUSR1, SIGUSR2, any worker), all workers stop at the same place: the next batch of a
-/// training pass, the next epoch or report, where no gradients are added up for a later step, outside of join(). The
-/// living State that was last restored or reported is saved, without a report, and an Error with ExitCode::stopped is
-/// thrown there; it passes through the training function like any other. Where there is no such State nothing is saved
-/// and the code is ExitCode::retry; if a report has saved files of the user's own, the next report is waited for. While
-/// batches of two training passes are in hand, the place is the next epoch or report.
+/// Asked to stop (--time-limit, SIGUSR1, SIGUSR2, any worker), all workers stop at the same boundary: the next batch of
+/// a training pass, the next epoch or report, where no gradients are added up for a later step, outside of join(). The
+/// State that was last restored or reported, if it still lives, is saved without a report, and an Error with
+/// ExitCode::stopped is thrown there; it passes through the training function like any other. Where there is no such
+/// State nothing is saved and the code is ExitCode::retry; if a report has saved files of the user's own, the next
+/// report is waited for. While batches of two training passes are in hand, the boundary is the next epoch or report.
 class Session {
  public:
   explicit Session(detail::train::SessionState& state) : state_(&state) {}
@@ -204,7 +208,7 @@ class Session {
   /// they weigh the same: same count, step and drop_last, and as far in their passes; else backward() throws an Error.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
-    { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::StepWeight>>;
+    { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
   }
   StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
 
@@ -228,8 +232,6 @@ class Session {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
-  /// What prepare_data_loader() needs to know of this worker.
-  Worker worker() const;
   /// This worker's view of the dataset of that name.
   DatasetShard get_dataset_shard(const std::string& name = "train") const;
 
@@ -257,20 +259,26 @@ class Session {
   /// training, or return. A run whose function returns after this has said so is not finished. Collective.
   bool should_stop();
 
-  /// The newest committed one, or the one the run was told to start from. Whoever loads it by himself begins again with
-  /// epoch, global_step, position in the data and random state, of which a warning reminds; State::restore() takes up
-  /// all of it.
+  /// The newest committed one, or the one the run was told to start from. A function that loads it without
+  /// State::restore() begins again with epoch, global_step, position in the data and random state; a warning says so.
   std::optional<Checkpoint> get_checkpoint() const;
 
-  /// Whether training has ended on this worker with an exception; for Backend::on_shutdown.
+  // For a Backend.
+
+  /// Those of the launch: what --backend and --timeout ask for, among others.
+  const LaunchFlags& flags() const noexcept;
+  /// How a process group over all workers is made, which is done now for process_group() and again for each prepared
+  /// model. `make` is collective.
+  void set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make);
+  /// Whether training has ended on this worker with an exception.
   bool failed() const noexcept;
 
  private:
-  friend class TorchBackend;
+  friend detail::data::Worker detail::data::worker_of(const Session& session);
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   std::unique_ptr<detail::optim::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
                                                              const OptimizerOptions& options);
-  StepScope step_of(std::shared_ptr<const detail::step::StepWeight> step) const;
+  StepScope step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const;
   detail::train::SessionState* state_;
 };
 

@@ -1,28 +1,31 @@
 // Trainers: they run a training function on every worker and return a Result.
+//
+//   muster::TorchTrainer trainer(launch, train, {.train_loop_config = {{"lr", 1e-3}}, .datasets = {{"train",
+//   "a.h5"}}}); const auto result = trainer.fit();
 #pragma once
 
 #include <muster/config.hpp>
 #include <muster/dataset.hpp>
+#include <muster/json.hpp>
 #include <muster/launch.hpp>
 #include <muster/preprocessor.hpp>
 #include <muster/result.hpp>
 #include <muster/session.hpp>
 
 #include <chrono>
+#include <concepts>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
+#include <utility>
 
 namespace muster {
 
-namespace detail::train {
-class Run;
-}
-
-/// Sets up what a framework needs around a training function. Every call is made on every worker, and is collective.
+/// Sets up what a framework needs around a training function: environment variables, a process group of its own
+/// (Session::set_process_group). Every call is made on every worker, and is collective.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -43,7 +46,7 @@ class BackendConfig {
   virtual std::optional<std::chrono::milliseconds> timeout() const { return {}; }
 };
 
-/// Knows the backends of the process group.
+/// Gives the workers a torch process group, over MPI unless TorchConfig, the devices or --backend say otherwise.
 class TorchBackend final : public Backend {
  public:
   explicit TorchBackend(TorchConfig config) : config_(std::move(config)) {}
@@ -54,12 +57,26 @@ class TorchBackend final : public Backend {
   TorchConfig config_;
 };
 
-/// Called on every worker; what it returns is discarded.
-using TrainLoop = std::function<void(Session&, const Config&)>;
+/// The training function, called on every worker: any callable void(Session&, const Config&) or void(Session&).
+class TrainLoop : public std::function<void(Session&, const Config&)> {
+ public:
+  using function::function;
+  TrainLoop(std::function<void(Session&, const Config&)> loop) : function(std::move(loop)) {}
+  template <class Function>
+  requires(std::invocable<Function&, Session&> && !std::invocable<Function&, Session&, const Config&>)
+      TrainLoop(Function loop)
+      : function([loop](Session& session, const Config&) mutable { loop(session); }) {}
+};
 
-struct DataParallelTrainerOptions {
+/// What a trainer is asked for, the same on all ranks. Kept in params.json, from which a run is restored, but for what
+/// is not data: backend_config, callbacks, datasets, preprocessor, resume_from_checkpoint.
+struct TrainerOptions {
   Config train_loop_config = Config::object();
+  /// What sets up a framework around the training function; that of the trainer unless given, which only TorchTrainer
+  /// has.
   std::shared_ptr<const BackendConfig> backend_config = {};
+  /// Of the backend that TorchTrainer has; nobody else's.
+  TorchConfig torch_config = {};
   ScalingConfig scaling_config = {};
   DataConfig dataset_config = {};
   RunConfig run_config = {};
@@ -69,13 +86,19 @@ struct DataParallelTrainerOptions {
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
   Json metadata = Json::object();
+  /// What a run that has no checkpoint of its own starts from.
   std::optional<Checkpoint> resume_from_checkpoint = {};
 };
+void to_json(Json& json, const TrainerOptions& options);
+void from_json(const Json& json, TrainerOptions& options);
+// One struct for all trainers.
+using DataParallelTrainerOptions = TrainerOptions;
+using TorchTrainerOptions = TrainerOptions;
 
 /// Runs one function on every worker, each with its share of the data.
 class DataParallelTrainer {
  public:
-  DataParallelTrainer(Launch& launch, TrainLoop train_loop, DataParallelTrainerOptions options = {});
+  DataParallelTrainer(Launch& launch, TrainLoop train_loop, TrainerOptions options = {});
   virtual ~DataParallelTrainer() = default;
 
   /// Trains; collective over all ranks of the launch. An error of training is in the Result; errors before it (bad
@@ -91,54 +114,26 @@ class DataParallelTrainer {
   static bool can_restore(const std::filesystem::path& path);
 
  protected:
+  /// The backend of fit(); null for none.
+  virtual std::shared_ptr<const BackendConfig> backend_config() const { return options_.backend_config; }
+
   Launch& launch_;
   TrainLoop train_loop_;
-  DataParallelTrainerOptions options_;
-
- private:
-  Result train(const detail::train::Run& run, int workers);
-};
-
-struct TorchTrainerOptions {
-  Config train_loop_config = Config::object();
-  TorchConfig torch_config = {};
-  ScalingConfig scaling_config = {};
-  DataConfig dataset_config = {};
-  RunConfig run_config = {};
-  std::map<std::string, Dataset> datasets = {};
-  PreprocessorPtr preprocessor = {};
-  Json metadata = Json::object();
-  std::optional<Checkpoint> resume_from_checkpoint = {};
+  TrainerOptions options_;
 };
 
 /// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.
 class TorchTrainer : public DataParallelTrainer {
  public:
-  /// `train_loop` is any callable void(Session&) or void(Session&, const Config&).
-  template <class Function>
-  TorchTrainer(Launch& launch, Function train_loop, TorchTrainerOptions options = {})
-      : TorchTrainer(launch, wrap(std::move(train_loop)), std::move(options), 0) {}
+  using DataParallelTrainer::DataParallelTrainer;
 
-  /// A trainer that continues the run in `path` with the configuration saved there (train_loop_config, scaling, run,
-  /// torch and dataset configurations, metadata); what `options` sets to other than its default wins. Datasets,
-  /// preprocessors, callbacks and functions cannot be saved and are given again.
-  template <class Function>
-  static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, Function train_loop,
-                              TorchTrainerOptions options = {}) {
-    return TorchTrainer(launch, wrap(std::move(train_loop)), restored(path, std::move(options)), 0);
-  }
+  /// A trainer that continues the run in `path` with the options saved there; what `options` sets to other than its
+  /// default wins. What is not data (see TrainerOptions) is given again.
+  static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
+                              TrainerOptions options = {});
 
- private:
-  TorchTrainer(Launch& launch, TrainLoop train_loop, TorchTrainerOptions options, int);
-  static TorchTrainerOptions restored(const std::filesystem::path& path, TorchTrainerOptions options);
-
-  template <class Function>
-  static TrainLoop wrap(Function function) {
-    if constexpr (std::is_invocable_v<Function&, Session&, const Config&>)
-      return function;
-    else
-      return [function = std::move(function)](Session& session, const Config&) mutable { function(session); };
-  }
+ protected:
+  std::shared_ptr<const BackendConfig> backend_config() const override;
 };
 
 }  // namespace muster

@@ -7,7 +7,7 @@
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/store.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>

@@ -7,7 +7,7 @@
 #include "checkpoint/files/state_file.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/merge.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>

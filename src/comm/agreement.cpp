@@ -5,105 +5,11 @@
 #include "comm/wait.hpp"
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <memory>
+#include <string>
+#include <string_view>
 
 namespace muster::detail::comm {
-namespace {
-
-constexpr int notice_tag = 1;
-// A notice fits into what MPI sends without the receiver's help.
-constexpr std::size_t longest_notice = 3000;
-
-std::string pack(const Outcome& outcome, bool raised, std::size_t longest) {
-  std::string bytes{static_cast<char>(outcome.kind), static_cast<char>(outcome.code), static_cast<char>(outcome.agreed),
-                    static_cast<char>(raised)};
-  return bytes.append(outcome.text, 0, longest);
-}
-
-constexpr std::size_t packed_fields = 4;
-
-Outcome unpack(std::string_view bytes) {
-  return {static_cast<Outcome::Kind>(bytes[0]), static_cast<ExitCode>(static_cast<unsigned char>(bytes[1])),
-          bytes[2] != 0, std::string(bytes.substr(packed_fields))};
-}
-
-bool unpack_raised(std::string_view bytes) { return bytes[3] != 0; }
-
-}  // namespace
-
-Alarm::Alarm(MPI_Comm comm) : comm_(comm) {
-  muster::detail::comm::check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-  muster::detail::comm::check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-  heard_.assign(static_cast<std::size_t>(size_), false);
-}
-
-void Alarm::raise(const Outcome& mine) {
-  const std::lock_guard lock(mutex_);
-  if (raised_) return;
-  raised_ = mine;
-  if (size_ == 1) return;
-  sent_ = pack(mine, true, longest_notice);
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    sends_.push_back(MPI_REQUEST_NULL);
-    muster::detail::comm::check(
-        MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, notice_tag, comm_, &sends_.back()),
-        "MPI_Isend");
-  }
-}
-
-void Alarm::take(const MPI_Status& status) {
-  std::string bytes(longest_notice + packed_fields, '\0');
-  MPI_Status received;
-  muster::detail::comm::check(
-      MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
-      "MPI_Recv");
-  int length = 0;
-  muster::detail::comm::check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
-  bytes.resize(static_cast<std::size_t>(length));
-  heard_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
-  if (sounding_) return;
-  const auto outcome = unpack(bytes);
-  cause_rank_ = received.MPI_SOURCE;
-  cause_code_ = outcome.code;
-  cause_ = outcome.text;
-  sounding_ = true;
-}
-
-void Alarm::check() {
-  if (size_ == 1) return;
-  if (!sounding_) {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock) return;
-    int flag = 0;
-    MPI_Status status;
-    muster::detail::comm::check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, comm_, &flag, &status), "MPI_Iprobe");
-    if (!flag) return;
-    take(status);
-  }
-  throw RemoteError(cause_code_, cause_rank_, "rank " + std::to_string(cause_rank_) + " failed: " + cause_);
-}
-
-void Alarm::clear(const std::vector<bool>& raised) {
-  const std::lock_guard lock(mutex_);
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_ || !raised[static_cast<std::size_t>(r)] || heard_[static_cast<std::size_t>(r)]) continue;
-    MPI_Status status;
-    muster::detail::comm::check(MPI_Probe(r, notice_tag, comm_, &status), "MPI_Probe");
-    take(status);
-  }
-  // They complete: every other rank takes in this notice in its own clear().
-  if (!sends_.empty())
-    muster::detail::comm::check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE),
-                                "MPI_Waitall");
-  sends_.clear();
-  raised_.reset();
-  heard_.assign(heard_.size(), false);
-  sounding_ = false;
-}
-
 Outcome caught() {
   try {
     throw;
@@ -120,13 +26,24 @@ Outcome caught() {
   }
 }
 
+std::string pack(const Outcome& outcome, std::size_t longest) {
+  std::string bytes{static_cast<char>(outcome.kind), static_cast<char>(outcome.code),
+                    static_cast<char>(outcome.agreed)};
+  return bytes.append(outcome.text, 0, longest);
+}
+
+Outcome unpack(std::string_view bytes) {
+  return {static_cast<Outcome::Kind>(bytes[0]), static_cast<ExitCode>(static_cast<unsigned char>(bytes[1])),
+          bytes[2] != 0, std::string(bytes.substr(packed_fields))};
+}
+
 Outcome caught(const Communicator& world) {
-  auto& alarm = world.channel()->world->alarm;
+  auto& alarm = Channel::of(world)->world->alarm;
   if (alarm.raised()) return *alarm.raised();
   auto mine = caught();
   if (mine.kind != Outcome::Kind::failed) return mine;
   try {
-    alarm.check();
+    alarm.listen();
   } catch (const RemoteError& theirs) {
     // The same error on several ranks is that of all of them.
     if (!std::string_view(theirs.what()).ends_with(mine.text)) mine.kind = Outcome::Kind::left;
@@ -135,11 +52,11 @@ Outcome caught(const Communicator& world) {
 }
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
-  if (mine.kind == Outcome::Kind::failed) communicator.channel()->world->alarm.raise(mine);
+  if (mine.kind == Outcome::Kind::failed) Channel::of(communicator)->world->alarm.raise(mine);
 }
 
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit) {
-  auto& shared = *world.channel()->world;
+  auto& shared = *Channel::of(world)->world;
   const MPI_Comm comm = shared.agreement;
   const auto n = static_cast<std::size_t>(world.size());
   const auto rank = static_cast<std::size_t>(world.rank());
@@ -155,7 +72,8 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   auto memory = std::make_unique<Memory>();
   // Others may have left because of what this rank has raised: it stands.
   const auto& raised_here = shared.alarm.raised();
-  memory->mine = pack(raised_here.value_or(mine), raised_here.has_value(), longest - packed_fields);
+  memory->mine =
+      static_cast<char>(raised_here.has_value()) + pack(raised_here.value_or(mine), longest - 1 - packed_fields);
   memory->theirs.resize(n);
   memory->receives.assign(n, MPI_REQUEST_NULL);
   memory->sends.assign(n, MPI_REQUEST_NULL);
@@ -208,13 +126,13 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     const auto bytes =
         r == rank ? std::string_view(memory->mine)
                   : std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r]));
-    outcomes[r] = unpack(bytes);
-    raised[r] = unpack_raised(bytes);
+    raised[r] = bytes.front() != 0;
+    outcomes[r] = unpack(bytes.substr(1));
   }
   shared.alarm.clear(raised);
   ++shared.agreements;
   if (std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.kind != Outcome::Kind::done; }))
-    renew(world);
+    Channel::of(world)->renew();
   return outcomes;
 }
 

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,17 +30,23 @@ struct Outcome {
   };
   Kind kind = Kind::done;
   ExitCode code = ExitCode::done;
-  bool agreed = false;  ///< every rank has the same error
-  std::string text = {};
+  bool agreed = false;    ///< every rank has the same error
+  std::string text = {};  ///< of the error, or what a rank that is done has to say
 };
 
 /// What the exception that is being handled means for this rank: `left` for another rank's error, else `failed`. Of the
 /// text of torch's exceptions the backtrace is left out. To be called in a catch (...).
 Outcome caught();
 
-/// The same, where the ranks also wait for each other by other means: an error that follows upon the one that another
-/// rank of the world has raised, such as a connection that this rank closed, is `left` too. A rank that has raised an
-/// alarm stays the cause that it was, whatever it hears or throws later: of several that fail at once, one remains.
+/// The bytes that tell it to another rank; of its text the first `longest` characters.
+std::string pack(const Outcome& outcome, std::size_t longest = std::string::npos);
+Outcome unpack(std::string_view bytes);
+constexpr std::size_t packed_fields = 3;  ///< bytes before the text
+
+/// caught() where the ranks also wait for each other by other means than a communicator: an error that follows upon the
+/// one that another rank of the world has raised, such as a connection that this rank closed, is `left` too. A rank
+/// that has raised an alarm stays the cause that it was, whatever it hears or throws later: of several that fail at
+/// once, one remains.
 Outcome caught(const Communicator& world);
 
 /// Tells all other ranks of the world that this one has failed, if it has; their waits throw RemoteError from then on.

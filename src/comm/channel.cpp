@@ -1,127 +1,89 @@
 #include "comm/channel.hpp"
 
-#include "comm/mpi_call.hpp"
-#include "comm/shared_memory.hpp"
-#include "comm/wait.hpp"
-#include "muster/mpi.hpp"
+#include "comm/handshake.hpp"
+#include "comm/hierarchy.hpp"
 
-#include <sched.h>
-
-#include <array>
-#include <numeric>
-#include <utility>
+#include <algorithm>
+#include <new>
 
 namespace muster::detail::comm {
-
-MPI_Comm duplicate(MPI_Comm comm) {
-  MPI_Comm copy = MPI_COMM_NULL;
-  check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
-  check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return copy;
-}
-
-Channel::Channel(MPI_Comm collective_comm, MPI_Comm point_to_point_comm, std::shared_ptr<World> the_world,
-                 std::vector<int> ranks)
-    : collective(collective_comm),
-      point_to_point(point_to_point_comm),
-      world(std::move(the_world)),
-      world_ranks(std::move(ranks)) {
-  check(MPI_Comm_rank(collective, &rank), "MPI_Comm_rank");
-  check(MPI_Comm_size(collective, &size), "MPI_Comm_size");
-  topology = make_topology(world->placement, world_ranks, rank);
-}
-
-Communicator open(std::shared_ptr<Channel> channel) {
-  Communicator communicator(std::move(channel));
-  attach_node(communicator);
-  return communicator;
-}
-
-void renew(const Communicator& world) {
-  auto& channel = *world.channel();
-  // The old ones stay as they are: MPI may still write to memory that the node's communicator knows.
-  static_cast<void>(channel.node.release());
-  channel.collective = duplicate(channel.world->agreement);
-  channel.point_to_point = duplicate(channel.world->agreement);
-  attach_node(world);
-}
-
 namespace {
 
-/// What a rank does for its node, whose ranks `node` has.
-void look_around(MPI_Comm node) {
-  int rank = 0, size = 1;
-  check(MPI_Comm_rank(node, &rank), "MPI_Comm_rank");
-  check(MPI_Comm_size(node, &size), "MPI_Comm_size");
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  const bool known = ::sched_getaffinity(0, sizeof cpus, &cpus) == 0;  // not with more CPUs than the set holds
-  check(MPI_Allreduce(MPI_IN_PLACE, &cpus, sizeof cpus, MPI_BYTE, MPI_BOR, node), "MPI_Allreduce");
-  set_cores_suffice(!known || CPU_COUNT(&cpus) >= size);
-  if (rank == 0) node::SharedSegment::remove_leftovers();
+/// Memory of a communicator of one rank, aligned to a page, zeroes.
+std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
+  const auto page = static_cast<std::align_val_t>(node::page_size());
+  return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
 }
 
-/// As MPI says. Collective.
-Placement find_placement(MPI_Comm comm) {
-  int lowest = 0, size = 1;  // the lowest rank of a node stands for it
-  check(MPI_Comm_rank(comm, &lowest), "MPI_Comm_rank");
-  check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
-  MPI_Comm node = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
-  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
-  look_around(node);
-  check(MPI_Comm_free(&node), "MPI_Comm_free");
+/// Null where ranks of a node cannot share memory. Collective over `comm`.
+std::unique_ptr<Node> make_node(MPI_Comm comm, const Topology& topology) {
+  const auto size = topology.node_of_rank.size();
+  if (size == 1) return nullptr;
+  auto node = std::make_unique<Node>();
+  auto& ranks = node->owners_of_node;
+  ranks.resize(static_cast<std::size_t>(topology.num_nodes));
+  for (std::size_t r = 0; r < size; ++r)
+    ranks[static_cast<std::size_t>(topology.node_of_rank[r])].push_back(static_cast<int>(r));
+  node->ranks = ranks[static_cast<std::size_t>(topology.node_rank)];
+  const auto least = std::ranges::min(ranks, {}, &std::vector<int>::size).size();
+  node->owners = static_cast<int>(least);
+  for (auto& owners : ranks) owners.resize(least);
 
-  using Host = std::array<char, MPI_MAX_PROCESSOR_NAME>;
-  Host host{};
-  int length = 0;
-  check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
-  Placement placement;
-  placement.node_of_rank.resize(static_cast<std::size_t>(size));
-  std::vector<Host> hosts(static_cast<std::size_t>(size));
-  check(MPI_Allgather(&lowest, 1, MPI_INT, placement.node_of_rank.data(), 1, MPI_INT, comm), "MPI_Allgather");
-  check(MPI_Allgather(&host, sizeof host, MPI_CHAR, hosts.data(), sizeof host, MPI_CHAR, comm), "MPI_Allgather");
-  for (const auto& name : hosts) placement.hosts.emplace_back(name.data());
-  return placement;
-}
-
-/// Over `collective`, a duplicate that nobody else uses.
-Communicator make_world(MPI_Comm collective, Placement placement) {
-  std::vector<int> ranks(placement.node_of_rank.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  auto world = std::make_shared<World>(duplicate(collective), duplicate(collective), std::move(placement));
-  return open(std::make_shared<Channel>(collective, duplicate(collective), std::move(world), std::move(ranks)));
+  const auto bytes = node::Communicator::memory(topology.local_size);
+  std::byte* memory = nullptr;
+  if (topology.num_nodes == static_cast<int>(size)) {
+    // A communicator of this rank alone takes part in what goes between nodes.
+    const auto own = own_memory(bytes);
+    memory = own.get();
+    node->memory = own;
+  } else {
+    const auto segment = map_together(comm, node->ranks, bytes, 0, topology.local_rank == 0 ? bytes : 0);
+    if (!segment) return nullptr;
+    memory = segment->data();
+    node->memory = segment;
+  }
+  node->communicator = std::make_unique<node::Communicator>(memory, topology.local_rank, topology.local_size);
+  return node;
 }
 
 }  // namespace
 
-Communicator make_world(const Communicator& ranks, Placement placement) {
-  return make_world(duplicate(ranks.channel()->collective), std::move(placement));
+Channel::Channel(MPI_Comm own, std::shared_ptr<World> the_world, std::vector<int> ranks)
+    : world(std::move(the_world)),
+      world_ranks(std::move(ranks)),
+      rank(rank_in(own)),
+      size(size_in(own)),
+      topology(make_topology(world->placement, world_ranks, rank)),
+      collective(own),
+      point_to_point(duplicate(own)),
+      node(make_node(own, topology)) {}
+
+void Channel::renew() {
+  Channel fresh(duplicate(world->agreement), world, world_ranks);
+  collective = fresh.collective;
+  point_to_point = fresh.point_to_point;
+  node.swap(fresh.node);
+  // The old one stays as it is: MPI may still write to memory that the node's communicator knows.
+  static_cast<void>(fresh.node.release());
 }
 
-Communicator make_world(MPI_Comm comm) {
-  const MPI_Comm collective = duplicate(comm);
-  return make_world(collective, find_placement(collective));
+void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
+                   std::optional<std::chrono::milliseconds> limit) {
+  const auto longest = limit.value_or(world->limit);
+  const auto advanced = [&] {
+    advance_over_nodes(*this);
+    return ready();
+  };
+  if (!wait_until(advanced, longest, [&] { world->alarm.listen(); }))
+    throw Error(ExitCode::retry, doing(),
+                "not finished within " + std::to_string(longest.count() / 1000.0).substr(0, 6) + " s on rank " +
+                    std::to_string(rank) + " of " + std::to_string(size),
+                "A rank is stuck, lost or in another collective; --timeout sets the limit");
+}
+
+void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
+             const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit) {
+  Channel::of(communicator)->wait(ready, doing, limit);
 }
 
 }  // namespace muster::detail::comm
-
-namespace muster {
-
-Communicator from_mpi(MPI_Comm comm) {
-  // Nothing wakes the calls that follow, so they begin when all ranks have come.
-  MPI_Request request = MPI_REQUEST_NULL;
-  detail::comm::check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
-  const auto all_came = [&] {
-    int flag = 0;
-    detail::comm::check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE), "MPI_Test");
-    return flag != 0;
-  };
-  if (!detail::comm::wait_until(all_came, detail::comm::default_limit))
-    throw Error(ExitCode::retry, "taking up an MPI communicator",
-                "not all of its ranks came within " + std::to_string(detail::comm::default_limit.count() / 1000) + " s",
-                "A rank is stuck, lost or in another collective");
-  return detail::comm::make_world(comm);
-}
-
-}  // namespace muster

@@ -3,8 +3,7 @@
 #include "comm/channel.hpp"
 #include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/reduction.hpp"
-#include "comm/wait.hpp"
+#include "comm/mpi_types.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -37,6 +36,9 @@ struct Request::State {
   std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
   bool finished = false;
+
+  /// Of a call of MPI that starts.
+  MPI_Request* request() { return &pending.emplace_back(MPI_REQUEST_NULL); }
 
   bool test() {
     if (finished) return true;
@@ -78,14 +80,13 @@ bool Request::done() {
   if (!state_ || state_->finished) return true;
   advance_over_nodes(*state_->channel);
   if (state_->test()) return true;
-  state_->channel->world->alarm.check();
+  state_->channel->world->alarm.listen();
   return false;
 }
 
 void Request::wait(std::optional<std::chrono::milliseconds> limit) {
   if (!state_ || state_->test()) return;
-  wait_for(
-      Communicator(state_->channel), [&] { return state_->test(); }, [&] { return state_->doing.text(); }, limit);
+  state_->channel->wait([&] { return state_->test(); }, [&] { return state_->doing.text(); }, limit);
 }
 
 int Request::source() const noexcept { return state_ ? state_->source : -1; }
@@ -95,7 +96,7 @@ void Request::keep(std::shared_ptr<void> owner) {
 }
 
 Collectives::Collectives(Communicator communicator, std::size_t chunk)
-    : communicator_(std::move(communicator)), chunk_(std::min(chunk, default_chunk)) {}
+    : communicator_(std::move(communicator)), chunk_(std::min(chunk, most_per_call)) {}
 
 namespace {
 
@@ -111,12 +112,12 @@ void each_chunk(std::size_t count, std::size_t chunk, Body&& body) {
 }
 
 std::unique_ptr<Request::State> start(const Communicator& communicator, Doing doing) {
-  return std::unique_ptr<Request::State>(new Request::State{.channel = communicator.channel(), .doing = doing});
+  return std::unique_ptr<Request::State>(new Request::State{.channel = Channel::of(communicator), .doing = doing});
 }
 
 /// That of the node that holds all ranks, if one does.
 node::Communicator* of_one_node(const Communicator& communicator) {
-  const auto& channel = *communicator.channel();
+  const auto& channel = *Channel::of(communicator);
   return channel.node && channel.topology.num_nodes == 1 ? channel.node->communicator.get() : nullptr;
 }
 
@@ -133,18 +134,15 @@ std::byte* at(void* data, std::size_t element, Dtype type) {
 void start_sends(Request::State& state, MPI_Comm comm, const void* data, std::size_t count, Dtype type, int to, int tag,
                  std::size_t chunk) {
   each_chunk(count, chunk, [&](std::size_t first, int part) {
-    state.pending.push_back(MPI_REQUEST_NULL);
-    check(
-        MPI_Isend(at(const_cast<void*>(data), first, type), part, mpi_type(type), to, tag, comm, &state.pending.back()),
-        "MPI_Isend");
+    check(MPI_Isend(at(const_cast<void*>(data), first, type), part, mpi_type(type), to, tag, comm, state.request()),
+          "MPI_Isend");
   });
 }
 
 void start_receives(Request::State& state, MPI_Comm comm, void* data, std::size_t count, Dtype type, int from, int tag,
                     std::size_t chunk) {
   each_chunk(count, chunk, [&](std::size_t first, int part) {
-    state.pending.push_back(MPI_REQUEST_NULL);
-    check(MPI_Irecv(at(data, first, type), part, mpi_type(type), from, tag, comm, &state.pending.back()), "MPI_Irecv");
+    check(MPI_Irecv(at(data, first, type), part, mpi_type(type), from, tag, comm, state.request()), "MPI_Irecv");
   });
 }
 
@@ -153,24 +151,18 @@ void start_receives(Request::State& state, MPI_Comm comm, void* data, std::size_
 Request Collectives::barrier() {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a barrier"});
-  if (auto* local = of_one_node(communicator_)) {
-    return on_node(std::move(state), *local, local->barrier());
-  }
-  state->pending.push_back(MPI_REQUEST_NULL);
-  check(MPI_Ibarrier(state->channel->collective, &state->pending.back()), "MPI_Ibarrier");
+  if (auto* local = of_one_node(communicator_)) return on_node(std::move(state), *local, local->barrier());
+  check(MPI_Ibarrier(state->channel->collective, state->request()), "MPI_Ibarrier");
   return Request(std::move(state));
 }
 
 Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int root) {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a broadcast", count});
-  if (auto* local = of_one_node(communicator_)) {
+  if (auto* local = of_one_node(communicator_))
     return on_node(std::move(state), *local, local->broadcast(data, count * size_of(type), root));
-  }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
-    state->pending.push_back(MPI_REQUEST_NULL);
-    check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective,
-                     &state->pending.back()),
+    check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective, state->request()),
           "MPI_Ibcast");
   });
   return Request(std::move(state));
@@ -180,18 +172,16 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
   const MPI_Op native = mpi_op(op, type);
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"an all-reduce", count});
-  if (auto* local = of_one_node(communicator_)) {
+  if (auto* local = of_one_node(communicator_))
     return on_node(std::move(state), *local, local->all_reduce(data, count, {type, op}));
-  }
   if (state->channel->node) {
     auto& local = *state->channel->node->communicator;
     const auto ticket = all_reduce_over_nodes(state->channel, data, count, {type, op});
     return on_node(std::move(state), local, ticket);
   }
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
-    state->pending.push_back(MPI_REQUEST_NULL);
     check(MPI_Iallreduce(MPI_IN_PLACE, at(data, first, type), part, mpi_type(type), native, state->channel->collective,
-                         &state->pending.back()),
+                         state->request()),
           "MPI_Iallreduce");
   });
   return Request(std::move(state));
@@ -201,25 +191,23 @@ Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp 
   const MPI_Op native = mpi_op(op, type);
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {"a reduction", count});
-  if (auto* local = of_one_node(communicator_)) {
+  if (auto* local = of_one_node(communicator_))
     return on_node(std::move(state), *local, local->reduce(data, count, {type, op}, root));
-  }
   const bool here = state->channel->rank == root;
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
-    state->pending.push_back(MPI_REQUEST_NULL);
     check(MPI_Ireduce(here ? MPI_IN_PLACE : at(data, first, type), here ? at(data, first, type) : nullptr, part,
-                      mpi_type(type), native, root, state->channel->collective, &state->pending.back()),
+                      mpi_type(type), native, root, state->channel->collective, state->request()),
           "MPI_Ireduce");
   });
   return Request(std::move(state));
 }
 
-Request Collectives::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives, Dtype type) {
+Request Collectives::all_to_all(const std::vector<Message>& sends, const std::vector<Message>& receives, Dtype type) {
   std::size_t total = 0;
   for (const auto& piece : receives) total += piece.count;
-  auto state = start(communicator_, {"an exchange", total});
+  auto state = start(communicator_, {"an all-to-all", total});
   const int rank = state->channel->rank;
-  std::vector<const Piece*> from_self, to_self;
+  std::vector<const Message*> from_self, to_self;
   for (const auto& piece : receives) {
     if (piece.rank == rank)
       to_self.push_back(&piece);

@@ -52,21 +52,21 @@ class Request {
   std::unique_ptr<State> state_;
 };
 
-/// Memory of one rank's part in an exchange.
-struct Piece {
+/// What goes to another rank of an all-to-all, or comes from it.
+struct Message {
   void* data = nullptr;
   std::size_t count = 0;  ///< elements
   int rank = 0;           ///< the other side
 };
 
 /// Elements in one MPI call at the most.
-inline constexpr std::size_t default_chunk = std::size_t{1} << 30;
+inline constexpr std::size_t most_per_call = std::size_t{1} << 30;
 
 /// The collectives of one communicator; a cheap value.
 class Collectives {
  public:
   /// `chunk`: elements in one MPI call at the most; tests make it small.
-  explicit Collectives(Communicator communicator, std::size_t chunk = default_chunk);
+  explicit Collectives(Communicator communicator, std::size_t chunk = most_per_call);
 
   Request barrier();
   /// `data` of the root, to all.
@@ -77,7 +77,7 @@ class Collectives {
   Request reduce(void* data, std::size_t count, Dtype type, ReduceOp op, int root);
   /// Sends each of `sends` to its rank and fills each of `receives` from its rank; between two ranks the k-th send
   /// meets the k-th receive, of the same count. Pieces of this rank to itself are copied. What is sent is not written.
-  Request exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives, Dtype type);
+  Request all_to_all(const std::vector<Message>& sends, const std::vector<Message>& receives, Dtype type);
   /// Point to point, in a space of tags (≥ 0) of its own.
   Request send(const void* data, std::size_t count, Dtype type, int to, int tag);
   Request receive(void* data, std::size_t count, Dtype type, int from, int tag);

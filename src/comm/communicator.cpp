@@ -2,8 +2,8 @@
 
 #include "comm/channel.hpp"
 #include "comm/collectives.hpp"
-#include "comm/meeting.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/rendezvous.hpp"
 #include "comm/shared_memory.hpp"
 
 #include <algorithm>
@@ -11,54 +11,64 @@
 
 namespace muster {
 
+using detail::comm::Channel;
 using detail::comm::check;
 using detail::comm::Collectives;
 using detail::comm::Dtype;
 
-Communicator::Communicator(std::shared_ptr<detail::comm::Channel> channel) : channel_(std::move(channel)) {}
+Communicator::Communicator(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
 
 int Communicator::rank() const noexcept { return channel_->rank; }
 int Communicator::size() const noexcept { return channel_->size; }
 const Topology& Communicator::topology() const noexcept { return channel_->topology; }
 
 Communicator Communicator::duplicate() const {
-  detail::comm::meet(*this, "duplicating a communicator");
-  return detail::comm::open(std::make_shared<detail::comm::Channel>(detail::comm::duplicate(channel_->collective),
-                                                                    detail::comm::duplicate(channel_->point_to_point),
-                                                                    channel_->world, channel_->world_ranks));
+  detail::comm::rendezvous(*this, "duplicating a communicator");
+  return Channel::open(detail::comm::duplicate(channel_->collective), channel_->world, channel_->world_ranks);
 }
 
 Communicator Communicator::split(int color, int key) const {
   if (color < 0)
     throw Error(ExitCode::usage, "splitting a communicator", "the colour " + std::to_string(color) + " is negative",
                 "Give every rank a colour of 0 or more");
-  detail::comm::meet(*this, "splitting a communicator");
+  detail::comm::rendezvous(*this, "splitting a communicator");
   MPI_Comm part = MPI_COMM_NULL;
   check(MPI_Comm_split(channel_->collective, color, key, &part), "MPI_Comm_split");
   check(MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  int size = 0;
-  check(MPI_Comm_size(part, &size), "MPI_Comm_size");
   const int mine = channel_->world_ranks[static_cast<std::size_t>(rank())];
-  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::vector<int> ranks(static_cast<std::size_t>(detail::comm::size_in(part)));
   check(MPI_Allgather(&mine, 1, MPI_INT, ranks.data(), 1, MPI_INT, part), "MPI_Allgather");
-  return detail::comm::open(
-      std::make_shared<detail::comm::Channel>(part, detail::comm::duplicate(part), channel_->world, std::move(ranks)));
+  return Channel::open(part, channel_->world, std::move(ranks));
 }
+
+namespace {
+
+/// Waits with the memory, which outlives a wait that is left early: MPI may write there later.
+void finish(detail::comm::Request request, std::shared_ptr<void> memory) {
+  request.keep(std::move(memory));
+  request.wait();
+}
+
+template <class T>
+void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtype type, ReduceOp op) {
+  if (!detail::comm::reaches_beyond_this_call(communicator, values.data(), values.size_bytes()))
+    return Collectives(communicator).all_reduce(values.data(), values.size(), type, op).wait();
+  auto memory = std::make_shared<std::vector<T>>(values.begin(), values.end());
+  finish(Collectives(communicator).all_reduce(memory->data(), memory->size(), type, op), memory);
+  std::copy(memory->begin(), memory->end(), values.begin());
+}
+
+}  // namespace
 
 void Communicator::barrier() const { Collectives(*this).barrier().wait(); }
 
 std::string Communicator::broadcast(std::string value, int root) const {
   Collectives collectives(*this);
-  // The memory outlives a wait that is left early: MPI may write there later.
   auto length = std::make_shared<std::int64_t>(static_cast<std::int64_t>(value.size()));
-  auto request = collectives.broadcast(length.get(), 1, Dtype::i64, root);
-  request.keep(length);
-  request.wait();
+  finish(collectives.broadcast(length.get(), 1, Dtype::i64, root), length);
   auto bytes = std::make_shared<std::string>(std::move(value));
   bytes->resize(static_cast<std::size_t>(*length));
-  request = collectives.broadcast(bytes->data(), bytes->size(), Dtype::u8, root);
-  request.keep(bytes);
-  request.wait();
+  finish(collectives.broadcast(bytes->data(), bytes->size(), Dtype::u8, root), bytes);
   return std::move(*bytes);
 }
 
@@ -77,39 +87,20 @@ std::vector<std::string> Communicator::all_gather(const std::string& value) cons
   memory->lengths.resize(n);
   memory->values.resize(n);
 
-  std::vector<detail::comm::Piece> sends(n), receives(n);
+  std::vector<detail::comm::Message> sends(n), receives(n);
   for (std::size_t r = 0; r < n; ++r) {
     sends[r] = {&memory->length, 1, static_cast<int>(r)};
     receives[r] = {&memory->lengths[r], 1, static_cast<int>(r)};
   }
-  auto request = collectives.exchange(sends, receives, Dtype::i64);
-  request.keep(memory);
-  request.wait();
+  finish(collectives.all_to_all(sends, receives, Dtype::i64), memory);
   for (std::size_t r = 0; r < n; ++r) {
     memory->values[r].resize(static_cast<std::size_t>(memory->lengths[r]));
     sends[r] = {memory->mine.data(), memory->mine.size(), static_cast<int>(r)};
     receives[r] = {memory->values[r].data(), memory->values[r].size(), static_cast<int>(r)};
   }
-  request = collectives.exchange(sends, receives, Dtype::u8);
-  request.keep(memory);
-  request.wait();
+  finish(collectives.all_to_all(sends, receives, Dtype::u8), memory);
   return std::move(memory->values);
 }
-
-namespace {
-
-template <class T>
-void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtype type, ReduceOp op) {
-  if (!detail::comm::reaches_beyond_this_call(communicator, values.data(), values.size_bytes()))
-    return Collectives(communicator).all_reduce(values.data(), values.size(), type, op).wait();
-  auto memory = std::make_shared<std::vector<T>>(values.begin(), values.end());
-  auto request = Collectives(communicator).all_reduce(memory->data(), memory->size(), type, op);
-  request.keep(memory);
-  request.wait();
-  std::copy(memory->begin(), memory->end(), values.begin());
-}
-
-}  // namespace
 
 void Communicator::all_reduce(std::span<float> values, ReduceOp op) const {
   reduce_in_place(*this, values, Dtype::f32, op);
@@ -133,6 +124,8 @@ std::int64_t Communicator::all_reduce(std::int64_t value, ReduceOp op) const {
   return value;
 }
 
-SharedMemory Communicator::shared_memory(std::size_t bytes) const { return detail::comm::shared_memory(*this, bytes); }
+SharedMemory Communicator::shared_memory(std::size_t bytes) const {
+  return {detail::comm::shared_memory(*this, bytes), bytes};
+}
 
 }  // namespace muster

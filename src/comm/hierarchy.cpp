@@ -2,7 +2,7 @@
 
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/reduction.hpp"
+#include "comm/mpi_types.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +12,7 @@ namespace muster::detail::comm {
 namespace {
 
 /// Messages of exchanges that are under way at the same time may be posted in different orders on different nodes, so
-/// each exchange has two tags of its own, after the 0 that Collectives::exchange() uses. Every MPI has 32,767.
+/// each exchange has two tags of its own, after the 0 that Collectives::all_to_all() uses. Every MPI has 32,767.
 constexpr unsigned tags = 8192;
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
 int gather_tag(unsigned number) { return scatter_tag(number) + 1; }

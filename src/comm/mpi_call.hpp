@@ -1,26 +1,22 @@
 // MPI's C calls, checked in one place.
 #pragma once
 
-#include "muster/error.hpp"
-
 #include <mpi.h>
-
-#include <string>
 
 namespace muster::detail::comm {
 
-/// An MPI call failed; the code is kept.
-class MpiError : public Error {
- public:
-  MpiError(int code, const char* call);
-  int mpi_code() const noexcept { return mpi_code_; }
-
- private:
-  int mpi_code_;
-};
+/// Throws what `code` means (ExitCode::retry).
+[[noreturn]] void fail(int code, const char* call);
 
 inline void check(int code, const char* call) {
-  if (code != MPI_SUCCESS) throw MpiError(code, call);
+  if (code != MPI_SUCCESS) fail(code, call);
 }
+
+/// This rank in `comm`, and how many there are.
+int rank_in(MPI_Comm comm);
+int size_in(MPI_Comm comm);
+
+/// A duplicate with MPI_ERRORS_RETURN. Collective.
+MPI_Comm duplicate(MPI_Comm comm);
 
 }  // namespace muster::detail::comm

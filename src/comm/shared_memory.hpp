@@ -1,4 +1,4 @@
-// Memory that the ranks of a node share: the communicator of each channel's node, and what users ask for.
+// Memory that the ranks of a node share: what gradients and optimizers take, and what users ask for.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -10,10 +10,6 @@
 #include <optional>
 
 namespace muster::detail::comm {
-
-/// Gives the channel its node (see Channel::node) if its ranks can share memory; where they cannot, for want of room in
-/// /dev/shm, a warning says so once, and MPI carries everything. Collective.
-void attach_node(const Communicator& communicator);
 
 /// Memory of each rank that all ranks of its node map. It lives as long as a copy of this does; what is registered
 /// lives as long as the channel.
@@ -35,8 +31,8 @@ struct SharedRegion {
 /// memory cannot be shared or any rank has no room; the memory's name is gone already. Collective.
 std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
-/// Communicator::shared_memory(). Where memory cannot be shared it is the rank's own. Collective.
-SharedMemory shared_memory(const Communicator& communicator, std::size_t bytes);
+/// That of Communicator::shared_memory(). Where memory cannot be shared it is the rank's own. Collective.
+std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes);
 
 /// Whether a reduction of that memory that is left before its end may write there later.
 bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes);

@@ -14,10 +14,6 @@ struct Placement {
   std::vector<std::string> hosts;  ///< [rank]: the name of its host
 };
 
-/// A world of the same ranks that are where `placement` says. Only ranks that do share memory may be on one node; ranks
-/// of different nodes talk by MPI, even where they could share memory. Collective.
-Communicator make_world(const Communicator& ranks, Placement placement);
-
 /// What rank `rank` of a communicator sees, whose ranks are those `ranks` of the placement. A pure function.
 Topology make_topology(const Placement& placement, const std::vector<int>& ranks, int rank);
 

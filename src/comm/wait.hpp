@@ -5,6 +5,7 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -17,6 +18,9 @@
 
 namespace muster::detail::comm {
 
+/// How long ranks wait for each other where nobody has set another limit.
+constexpr std::chrono::milliseconds default_limit{1'800'000};
+
 /// Tells the processor that this is a spin.
 inline void pause() noexcept {
 #if defined(__x86_64__)
@@ -28,8 +32,7 @@ inline void pause() noexcept {
 
 /// Whether this node has a core for each rank of the launch: how many the ranks may run on, all together. No until the
 /// world is made.
-bool cores_suffice() noexcept;
-void set_cores_suffice(bool suffice) noexcept;
+inline std::atomic<bool> cores_suffice{false};
 
 /// Calls ready() until it is true, some tens of microseconds long, without giving up the core; for less than one where
 /// cores do not suffice, since the rank that is waited for may want this one's.
@@ -44,7 +47,7 @@ bool spin_until(Ready&& ready) {
       pause();
     }
     if (!end) end = Clock::now() + std::chrono::microseconds(40);
-  } while (cores_suffice() && Clock::now() < *end);
+  } while (cores_suffice.load(std::memory_order_relaxed) && Clock::now() < *end);
   return false;
 }
 
@@ -73,7 +76,7 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds limit) {
 /// Until ready() is true, as every wait on a communicator does: a bounded spin, then asking whether another rank has
 /// failed (RemoteError), up to the limit of the launch unless one is given (Error, ExitCode::retry). `doing` gives the
 /// beginning of that error.
-void wait_for(const Communicator& communicator, const std::function<bool()>& ready,
-              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit = {});
+void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
+             const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit = {});
 
 }  // namespace muster::detail::comm

@@ -1,8 +1,8 @@
 #include "muster/dataset.hpp"
 
-#include "data/source.hpp"
+#include "data/sources/source.hpp"
 #include "muster/error.hpp"
-#include "step/step_weight.hpp"
+#include "step/batch_weight.hpp"
 
 #include <algorithm>
 
@@ -24,7 +24,7 @@ auto find(Items& items, std::string_view name) {
 }  // namespace
 
 Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::optional<std::int64_t> global_samples,
-             std::shared_ptr<const detail::step::StepWeight> step)
+             std::shared_ptr<const detail::step::BatchWeight> step)
     : items_(std::move(items)), step_(std::move(step)) {
   const auto rows = [](const Item& item) { return item.second.dim() > 0 ? item.second.size(0) : 0; };
   for (const auto& item : items_)
@@ -37,7 +37,7 @@ Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::
   global_samples_ = global_samples.value_or(samples_);
 }
 
-double Batch::weight() const { return step_ ? step_->relative(step_->total) : 1.0; }
+double Batch::weight() const { return step_ ? step_->relative() : 1.0; }
 
 at::Tensor& Batch::operator[](std::string_view name) {
   const auto found = find(items_, name);

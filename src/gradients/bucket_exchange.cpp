@@ -140,7 +140,7 @@ void BucketExchange::finish() {
   const at::NoGradGuard no_grad;
   if (thread_) thread_->stop();
   // Whatever the backend, another rank's error ends the wait.
-  comm::wait_for(
+  comm::wait_on(
       communicator_,
       [&] {
         advance();

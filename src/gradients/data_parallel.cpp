@@ -1,7 +1,7 @@
 #include "gradients/data_parallel.hpp"
 
 #include "base/log.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "gradients/bucket_exchange.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/module_signature.hpp"
@@ -82,7 +82,7 @@ void broadcast(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors
   transfer(tensors, [&](std::vector<at::Tensor>& one) { return group.broadcast(one, options); });
 }
 
-void average(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+void average_tensors(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
   transfer(tensors, [&](std::vector<at::Tensor>& one) {
     one[0].div_(group.getSize());
     return group.allreduce(one);
@@ -94,71 +94,10 @@ bool is_running_statistic(std::string_view name) {
   return last == "running_mean" || last == "running_var";
 }
 
-/// A module's buffers for each of the shards that a rank takes.
-class ShardBuffers {
- public:
-  /// All begin as they are in the module.
-  ShardBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
-               const step::StepShare& share)
-      : group_(std::move(group)), share_(share), of_shard_(static_cast<std::size_t>(share.count)) {
-    for (const auto& buffer : module.named_buffers()) {
-      buffers_.push_back(buffer.value());
-      is_statistic_.push_back(is_running_statistic(buffer.key()));
-    }
-    for (auto& shard : of_shard_)
-      for (const auto& buffer : buffers_) shard.push_back(buffer.clone());
-  }
-
-  void enter(int shard) {
-    const at::NoGradGuard no_grad;
-    if (shard == inside_) return;
-    if (inside_ < 0) {
-      // What the module has had outside of shards, from a checkpoint for one, is where all of them begin.
-      for (auto& of : of_shard_)
-        for (std::size_t b = 0; b < buffers_.size(); ++b) of[b].copy_(buffers_[b]);
-    }
-    keep();
-    inside_ = shard;
-    for (std::size_t b = 0; b < buffers_.size(); ++b) buffers_[b].copy_(of_shard_[static_cast<std::size_t>(shard)][b]);
-  }
-
-  void synchronise() {
-    const at::NoGradGuard no_grad;
-    keep();
-    inside_ = -1;
-    for (std::size_t b = 0; b < buffers_.size(); ++b) {
-      std::vector<at::Tensor> values;
-      for (const auto& shard : of_shard_) values.push_back(shard[b].contiguous());
-      if (is_statistic_[b]) {
-        buffers_[b].copy_(ordered_sum(*group_, values).div_(share_.total));
-      } else {
-        std::vector<at::Tensor> first{values.front().clone()};
-        group_->broadcast(first)->wait();
-        buffers_[b].copy_(first[0]);
-      }
-      for (auto& shard : of_shard_) shard[b].copy_(buffers_[b]);
-    }
-  }
-
- private:
-  void keep() {
-    if (inside_ < 0) return;
-    for (std::size_t b = 0; b < buffers_.size(); ++b)
-      of_shard_[static_cast<std::size_t>(inside_)][b].copy_(buffers_[b]);
-  }
-
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  step::StepShare share_;
-  std::vector<at::Tensor> buffers_;
-  std::vector<bool> is_statistic_;
-  std::vector<std::vector<at::Tensor>> of_shard_;  ///< [shards of this rank][buffers]
-  int inside_ = -1;
-};
-
 /// Whether nobody makes the group's work on these parameters advance but who waits for it, and a thread may.
 bool waits_for_progress(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.is_cpu(); }) &&
-         group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::has_threads();
+         group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::threads_may_call_mpi();
 }
 
 /// Sizes of buckets that were asked for and have no effect are not passed over in silence.
@@ -168,112 +107,147 @@ void say_no_buckets(const ModelOptions& options, const char* instead) {
     log::info(std::string("bucket_bytes and first_bucket_bytes have no effect: gradients ") + instead);
 }
 
-Reducer::MakeExchange exchange_maker(const Shared& shared, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                     const ModelOptions& options) {
-  if (shared.share.fixed) {
+Reducer::MakeExchange exchange_maker(const ParallelContext& context,
+                                     const c10::intrusive_ptr<c10d::ProcessGroup>& group, const ModelOptions& options) {
+  if (context.share.fixed) {
     if (options.comm_hook)
       throw Error(ExitCode::usage, preparing, "virtual workers sum gradients as they are",
                   "Choose no comm_hook with them");
-    say_no_buckets(options, "of virtual workers are summed whole, in the order of shards");
-    return [group, shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
-      return std::make_unique<OrderedExchange>(parameters, group, shared.share, shared.weight);
+    say_no_buckets(options, "of virtual workers are summed whole, in the order of micro-batches");
+    return [group, context](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+      return std::make_unique<OrderedExchange>(parameters, group, context.share, context.steps);
     };
   }
   std::optional<Communicator> own;
-  if (shared.share_memory && !options.comm_hook) own = shared.communicator.duplicate();
-  const bool progress_thread = shared.communicator.size() > 1 && options.progress_thread.value_or(shared.spare_core);
-  return [shared, own, group, options,
+  if (context.share_memory && !options.comm_hook) own = context.communicator.duplicate();
+  const bool progress_thread = context.communicator.size() > 1 && options.progress_thread.value_or(context.spare_core);
+  return [context, own, group, options,
           progress_thread](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
     if (own)
       if (auto exchange = SharedExchange::make(parameters, *own, progress_thread)) {
         say_no_buckets(options, "are averaged where they lie, in node-shared memory");
         return exchange;
       }
-    return std::make_unique<BucketExchange>(parameters, shared.communicator, group, options,
+    return std::make_unique<BucketExchange>(parameters, context.communicator, group, options,
                                             progress_thread && waits_for_progress(*group, parameters));
   };
 }
 
-/// Parallel::none.
-class Moved final : public DataParallel {
- public:
-  Moved(std::shared_ptr<torch::nn::Module> module, Communicator communicator)
-      : module_(std::move(module)), communicator_(std::move(communicator)) {}
-
-  void enter(int) override {}
-  void synchronise_buffers() override {}
-  void copy_from(int) override {}
-  const Communicator& channel() override { return communicator_; }
-  const torch::nn::Module* module() const noexcept override { return module_.get(); }
-  std::shared_ptr<Reducer> reducer() const noexcept override { return nullptr; }
-
- private:
-  std::shared_ptr<torch::nn::Module> module_;
-  Communicator communicator_;
-};
-
-class Averaged final : public DataParallel {
- public:
-  Averaged(std::shared_ptr<torch::nn::Module> module, const Shared& shared, const ModelOptions& options)
-      : module_(std::move(module)), communicator_(shared.communicator), group_(shared.new_group()) {
-    copy_from(0);
-    const auto make_sparse = [group = group_,
-                              shared](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
-      if (shared.share.fixed)
-        throw Error(ExitCode::usage, preparing, "virtual workers do not sum the gradients of sparse embeddings",
-                    "Make the embedding with sparse(false)");
-      return std::make_unique<SparseExchange>(parameters, group);
-    };
-    reducer_ = std::make_shared<Reducer>(module_, shared.share.total, exchange_maker(shared, group_, options),
-                                         make_sparse, shared.weight, shared.no_sync_depth);
-    reducer_->ask(shared.wishes_to_stop);
-    reducer_->install();
-    if (shared.share.fixed) shards_ = std::make_unique<ShardBuffers>(*module_, group_, shared.share);
-  }
-
-  void enter(int shard) override {
-    if (shards_) shards_->enter(shard);
-  }
-  void synchronise_buffers() override {
-    reducer_->check_parameters();
-    if (shards_) return shards_->synchronise();
-    std::vector<at::Tensor> statistics, others;
-    for (const auto& buffer : module_->named_buffers())
-      (is_running_statistic(buffer.key()) ? statistics : others).push_back(buffer.value());
-    average(*group_, statistics);
-    broadcast(*group_, others);
-  }
-  void copy_from(int rank) override {
-    auto tensors = module_->parameters();
-    const auto buffers = module_->buffers();
-    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-    broadcast(*group_, tensors, rank);
-  }
-  const Communicator& channel() override {
-    if (!channel_) channel_ = communicator_.duplicate();
-    return *channel_;
-  }
-  const torch::nn::Module* module() const noexcept override { return module_.get(); }
-  std::shared_ptr<Reducer> reducer() const noexcept override { return reducer_; }
-
- private:
-  std::shared_ptr<torch::nn::Module> module_;
-  Communicator communicator_;
-  std::optional<Communicator> channel_;
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  std::shared_ptr<Reducer> reducer_;
-  std::unique_ptr<ShardBuffers> shards_;  ///< with virtual workers
-};
-
 }  // namespace
 
-std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module, const Shared& shared,
-                                                    const ModelOptions& options) {
+/// A module's buffers for each of the micro-batches that a rank takes.
+class DataParallel::MicroBatchBuffers {
+ public:
+  /// All begin as they are in the module.
+  MicroBatchBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+                    const step::Share& share)
+      : group_(std::move(group)), share_(share), of_micro_batch_(static_cast<std::size_t>(share.count)) {
+    for (const auto& buffer : module.named_buffers()) {
+      buffers_.push_back(buffer.value());
+      is_statistic_.push_back(is_running_statistic(buffer.key()));
+      for (auto& micro_batch : of_micro_batch_) micro_batch.push_back(buffer.value().clone());
+    }
+  }
+
+  void enter(int micro_batch) {
+    const at::NoGradGuard no_grad;
+    if (micro_batch == inside_) return;
+    // What the module has had outside of micro-batches, from a checkpoint for one, is where all of them begin.
+    if (inside_ < 0)
+      for (auto& each : of_micro_batch_) copy(buffers_, each);
+    keep();
+    inside_ = micro_batch;
+    copy(of_micro_batch_[static_cast<std::size_t>(micro_batch)], buffers_);
+  }
+
+  void synchronise() {
+    const at::NoGradGuard no_grad;
+    keep();
+    inside_ = -1;
+    for (std::size_t b = 0; b < buffers_.size(); ++b) {
+      std::vector<at::Tensor> values;
+      for (const auto& micro_batch : of_micro_batch_) values.push_back(micro_batch[b].contiguous());
+      if (is_statistic_[b]) {
+        buffers_[b].copy_(ordered_sum(*group_, values).div_(share_.total));
+      } else {
+        std::vector<at::Tensor> first{values.front().clone()};
+        group_->broadcast(first)->wait();
+        buffers_[b].copy_(first[0]);
+      }
+    }
+  }
+
+ private:
+  static void copy(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+    for (std::size_t b = 0; b < from.size(); ++b) to[b].copy_(from[b]);
+  }
+  void keep() {
+    if (inside_ >= 0) copy(buffers_, of_micro_batch_[static_cast<std::size_t>(inside_)]);
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  step::Share share_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<bool> is_statistic_;
+  std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [micro-batches of this rank][buffers]
+  int inside_ = -1;
+};
+
+std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module,
+                                                    const ParallelContext& context, const ModelOptions& options) {
   require_unprepared(*module);
-  module->to(shared.device);
-  if (options.parallel == Parallel::none) return std::make_shared<Moved>(std::move(module), shared.communicator);
-  require_same_signature(*module, shared.communicator);
-  return std::make_shared<Averaged>(std::move(module), shared, options);
+  module->to(context.device);
+  std::shared_ptr<DataParallel> prepared(new DataParallel(std::move(module), context.communicator));
+  if (options.parallel != Parallel::none) prepared->average(context, options);
+  return prepared;
+}
+
+DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Communicator communicator)
+    : module_(std::move(module)), communicator_(std::move(communicator)) {}
+DataParallel::~DataParallel() = default;
+
+void DataParallel::average(const ParallelContext& context, const ModelOptions& options) {
+  require_same_signature(*module_, communicator_);
+  group_ = context.new_group();
+  copy_from(0);
+  const auto make_sparse = [group = group_,
+                            context](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
+    if (context.share.fixed)
+      throw Error(ExitCode::usage, preparing, "virtual workers do not sum the gradients of sparse embeddings",
+                  "Make the embedding with sparse(false)");
+    return std::make_unique<SparseExchange>(parameters, group);
+  };
+  reducer_ = std::make_shared<Reducer>(module_, context, exchange_maker(context, group_, options), make_sparse);
+  reducer_->install();
+  if (context.share.fixed) micro_batches_ = std::make_unique<MicroBatchBuffers>(*module_, group_, context.share);
+}
+
+void DataParallel::enter(int micro_batch) {
+  if (micro_batches_) micro_batches_->enter(micro_batch);
+}
+
+void DataParallel::synchronise_buffers() {
+  if (!reducer_) return;
+  reducer_->check_parameters();
+  if (micro_batches_) return micro_batches_->synchronise();
+  std::vector<at::Tensor> statistics, others;
+  for (const auto& buffer : module_->named_buffers())
+    (is_running_statistic(buffer.key()) ? statistics : others).push_back(buffer.value());
+  average_tensors(*group_, statistics);
+  broadcast(*group_, others);
+}
+
+void DataParallel::copy_from(int rank) {
+  if (!group_) return;
+  auto tensors = module_->parameters();
+  const auto buffers = module_->buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  broadcast(*group_, tensors, rank);
+}
+
+const Communicator& DataParallel::channel() {
+  if (!channel_) channel_ = communicator_.duplicate();
+  return *channel_;
 }
 
 }  // namespace muster::detail::gradients

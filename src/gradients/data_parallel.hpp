@@ -3,13 +3,14 @@
 
 #include "muster/communicator.hpp"
 #include "muster/model.hpp"
-#include "step/step_weight.hpp"
+#include "step/steps.hpp"
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 namespace c10d {
 class ProcessGroup;
@@ -22,13 +23,13 @@ namespace muster::detail::gradients {
 
 class Reducer;
 
-/// What the models of a session share.
-struct Shared {
+/// What the models that are prepared for the same ranks have in common.
+struct ParallelContext {
   Communicator communicator;
   /// A process group over the ranks of `communicator`, a new one at each call: each model has its own, so that two
   /// models in one backward() cannot take each other's messages. Collective.
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
-  std::shared_ptr<const step::StepWeight> weight;
+  std::shared_ptr<const step::Steps> steps;  ///< say which batch counts
   std::shared_ptr<const int> no_sync_depth;  ///< 0: gradients are averaged
   /// Whether this rank wishes that all stop, asked in every averaging pass (Reducer::stop_wished), on the thread that
   /// runs backward(). None: it never does.
@@ -38,8 +39,8 @@ struct Shared {
   bool share_memory = true;
   /// This rank has a core that its threads of torch leave alone.
   bool spare_core = false;
-  /// This rank's part of each step; one shard unless there are virtual workers.
-  step::StepShare share = {};
+  /// This rank's part of each step; one micro-batch unless there are virtual workers.
+  step::Share share = {};
 };
 
 /// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.
@@ -49,21 +50,36 @@ class DataParallel {
   /// place, and installs the hooks. A mismatch is an Error (ExitCode::data) that names the tensor and the ranks, the
   /// same on all. A module that is prepared already, or shares a parameter with one that is, is refused. With
   /// Parallel::none the module is moved and nothing else. Collective.
-  static std::shared_ptr<DataParallel> prepare(std::shared_ptr<torch::nn::Module> module, const Shared& shared,
-                                               const ModelOptions& options);
-  virtual ~DataParallel() = default;
+  static std::shared_ptr<DataParallel> prepare(std::shared_ptr<torch::nn::Module> module,
+                                               const ParallelContext& context, const ModelOptions& options);
+  ~DataParallel();
 
-  /// With virtual workers: the buffers become those of that shard (of this rank's, from 0).
-  virtual void enter(int shard) = 0;
-  /// Batch-norm's running statistics become the mean over the shards, every other buffer the first one's. Collective.
-  virtual void synchronise_buffers() = 0;
+  /// With virtual workers: the buffers become those of that micro-batch (of this rank's, from 0).
+  void enter(int micro_batch);
+  /// Batch-norm's running statistics become the mean over the micro-batches, every other buffer the first one's.
+  /// Collective.
+  void synchronise_buffers();
   /// Parameters and buffers become those of that rank. Collective.
-  virtual void copy_from(int rank) = 0;
+  void copy_from(int rank);
   /// For the ranks to agree on what they have left to do, made at the first call. Collective.
-  virtual const Communicator& channel() = 0;
-  virtual const torch::nn::Module* module() const noexcept = 0;
+  const Communicator& channel();
+  const torch::nn::Module* module() const noexcept { return module_.get(); }
   /// Null with Parallel::none.
-  virtual std::shared_ptr<Reducer> reducer() const noexcept = 0;
+  const std::shared_ptr<Reducer>& reducer() const noexcept { return reducer_; }
+
+ private:
+  class MicroBatchBuffers;
+
+  DataParallel(std::shared_ptr<torch::nn::Module> module, Communicator communicator);
+  void average(const ParallelContext& context, const ModelOptions& options);
+
+  std::shared_ptr<torch::nn::Module> module_;
+  Communicator communicator_;
+  std::optional<Communicator> channel_;
+  // None of them with Parallel::none.
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::shared_ptr<Reducer> reducer_;
+  std::unique_ptr<MicroBatchBuffers> micro_batches_;  ///< with virtual workers
 };
 
 }  // namespace muster::detail::gradients

@@ -21,7 +21,7 @@ class AfterAccumulation : public autograd::PostAccumulateGradHook {
   AfterAccumulation(std::weak_ptr<Reducer> reducer, std::size_t index) : reducer_(std::move(reducer)), index_(index) {}
 
   void operator()(const autograd::Variable&) override {
-    if (const auto reducer = reducer_.lock()) reducer->accumulated(index_);
+    if (const auto reducer = reducer_.lock()) reducer->after_accumulation(index_);
   }
   bool alive() const noexcept { return !reducer_.expired(); }
 
@@ -71,7 +71,7 @@ void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& re
   parameter.set_requires_grad(true);
   parameter.register_hook([reducer, index](const at::Tensor& gradient) {
     const auto alive = reducer.lock();
-    return alive && gradient.defined() ? alive->weigh(index, gradient) : gradient;
+    return alive && gradient.defined() ? alive->before_accumulation(index, gradient) : gradient;
   });
   parameter.set_requires_grad(trained);
   autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AfterAccumulation>(reducer, index));

@@ -9,16 +9,22 @@
 #include <utility>
 
 namespace muster {
+
+using detail::gradients::DataParallel;
+
 namespace {
 
 [[noreturn]] void refuse(const char* fact, const char* remedy) {
   throw Error(ExitCode::usage, "joining ranks with different numbers of batches", fact, remedy);
 }
 
+void refuse_fused(const detail::gradients::Reducer& reducer) {
+  if (reducer.fused()) refuse("an optimizer is fused with the averaging of gradients", "Prepare it with Fuse::never");
+}
+
 /// The one model whose gradients are averaged.
-std::shared_ptr<detail::gradients::DataParallel> only(
-    const std::vector<std::shared_ptr<detail::gradients::DataParallel>>& models) {
-  std::shared_ptr<detail::gradients::DataParallel> found;
+std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParallel>>& models) {
+  std::shared_ptr<DataParallel> found;
   for (const auto& each : models) {
     if (!each->reducer()) continue;
     if (found) refuse("several models are prepared", "Prepare one model that holds them all");
@@ -31,9 +37,21 @@ std::shared_ptr<detail::gradients::DataParallel> only(
 
 }  // namespace
 
-Join::Join(const std::vector<std::shared_ptr<detail::gradients::DataParallel>>& models, const JoinOptions& options)
+Join::Join(const std::vector<std::shared_ptr<DataParallel>>& models, const JoinOptions& options)
     : model_(only(models)), exceptions_(std::uncaught_exceptions()) {
-  model_->reducer()->join(model_->channel(), options.divide_by_initial_world_size);
+  auto& reducer = *model_->reducer();
+  const double ranks = model_->channel().size();
+  refuse_fused(reducer);
+  reducer.before_each_pass([this, &reducer, ranks, all = options.divide_by_initial_world_size](bool averages) {
+    reducer.recover();  // there is no other model
+    if (reducer.unfreezes())
+      throw Error(ExitCode::user_error, "averaging gradients", "a parameter was unfrozen inside join()",
+                  "Unfreeze it before, when all ranks have batches");
+    refuse_fused(reducer);
+    if (!averages) return 1.0;
+    const auto active = static_cast<double>(ranks_with_a_pass(true));
+    return all ? 1.0 : ranks / active;
+  });
 }
 
 Join::~Join() {
@@ -44,17 +62,22 @@ Join::~Join() {
       detail::log::error(std::string("At the end of join(): ") + error.what());
       reducer->fail(std::current_exception());
     }
-  reducer->part();
+  reducer->before_each_pass({});
 }
 
 void Join::finish() {
   if (std::exchange(finished_, true)) return;
   const auto reducer = model_->reducer();
-  while (reducer->shadow()) {
-  }
+  for (reducer->recover(); ranks_with_a_pass(false) > 0;) reducer->pass_without_gradients();
+  reducer->before_each_pass({});
   const auto& channel = model_->channel();
-  const auto last = channel.all_reduce(reducer->part() * channel.size() + channel.rank(), ReduceOp::max);
+  const auto last = channel.all_reduce(passes_ * channel.size() + channel.rank(), ReduceOp::max);
   model_->copy_from(static_cast<int>(last % channel.size()));
+}
+
+std::int64_t Join::ranks_with_a_pass(bool this_one) {
+  passes_ += this_one;
+  return model_->channel().all_reduce(std::int64_t{this_one});
 }
 
 }  // namespace muster

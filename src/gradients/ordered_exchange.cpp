@@ -22,17 +22,18 @@ std::span<float> elements_of(const at::Tensor& flat) {
 }  // namespace
 
 OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
-                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const step::StepShare& share,
-                                 std::shared_ptr<const step::StepWeight> weight)
+                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const step::Share& share,
+                                 std::shared_ptr<const step::Steps> steps)
     : group_(std::move(group)),
       share_(share),
-      weight_(std::move(weight)),
+      steps_(std::move(steps)),
       parameters_(parameters),
       layout_(parameters, by_type_and_device(parameters)),
       sums_(layout_.blocks.size() + 1) {
   const auto add_block = [&](std::size_t count, const at::TensorOptions& options) {
-    auto& shards = shards_.emplace_back();
-    for (int s = 0; s < share_.count; ++s) shards.push_back(at::empty({static_cast<std::int64_t>(count)}, options));
+    auto& micro_batches = micro_batches_.emplace_back();
+    for (int s = 0; s < share_.count; ++s)
+      micro_batches.push_back(at::empty({static_cast<std::int64_t>(count)}, options));
   };
   for (const auto& [members, count] : layout_.blocks)
     add_block(count, parameters[members.front()].options().requires_grad(false));
@@ -44,35 +45,36 @@ void OrderedExchange::begin(Arrival, Flags flags) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");
   };
-  if (weight_->global == 0) refuse("no batch of a split dataset is in hand");
-  const bool again = std::exchange(abandoned_, false) && weight_->batch == batch_;
-  if (weight_->batch == batch_ && !again) refuse("this batch has had its backward()");
-  shard_ = static_cast<std::size_t>(weight_->shard);
-  // A step that was left before its end is forgotten with the first shard of the next.
-  if (shard_ != 0 && !again && (shard_ != next_ || weight_->batch != batch_ + 1))
+  const auto& batch = steps_->batch();
+  if (batch.global == 0) refuse("no batch of a split dataset is in hand");
+  const bool again = std::exchange(abandoned_, false) && batch.number == batch_;
+  if (batch.number == batch_ && !again) refuse("this batch has had its backward()");
+  micro_batch_ = static_cast<std::size_t>(batch.micro_batch);
+  // A step that was left before its end is forgotten with the first micro-batch of the next.
+  if (micro_batch_ != 0 && !again && (micro_batch_ != next_ || batch.number != batch_ + 1))
     refuse("a batch of the step had no backward()");
-  batch_ = weight_->batch;
-  next_ = shard_ + 1;
-  put_flags(flags, elements_of(shards_.back()[shard_]).last(flag_bits));
+  batch_ = batch.number;
+  next_ = micro_batch_ + 1;
+  put_flags(flags, elements_of(micro_batches_.back()[micro_batch_]).last(flag_bits));
 }
 
 void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
   abandoned_ = abandoned_ || use == Use::abandoned;
   const auto& range = layout_.ranges[index];
-  const auto values = view_like(parameters_[index], shards_[range.block][shard_], range.first);
+  const auto values = view_like(parameters_[index], micro_batches_[range.block][micro_batch_], range.first);
   if (gradient.defined())
     values.copy_(gradient);
   else
     values.zero_();
-  elements_of(shards_.back()[shard_])[index] = summand_of(use);
+  elements_of(micro_batches_.back()[micro_batch_])[index] = summand_of(use);
 }
 
 void OrderedExchange::finish() {
   const at::NoGradGuard no_grad;
   complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
-  for (std::size_t b = 0; b < shards_.size(); ++b) sums_[b] = ordered_sum(*group_, shards_[b]);
+  for (std::size_t b = 0; b < micro_batches_.size(); ++b) sums_[b] = ordered_sum(*group_, micro_batches_[b]);
   for (std::size_t b = 0; b < layout_.blocks.size(); ++b) sums_[b].mul_(1.0 / share_.total);
 }
 

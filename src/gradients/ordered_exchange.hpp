@@ -1,9 +1,10 @@
-// Gradients of virtual workers: each shard's are put aside, and those of all shards are summed in the order of shards.
+// Gradients of virtual workers: each micro-batch's are put aside, and those of all micro-batches are summed in the
+// order of micro-batches.
 #pragma once
 
 #include "gradients/exchange.hpp"
 #include "gradients/flat_layout.hpp"
-#include "step/step_weight.hpp"
+#include "step/steps.hpp"
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -18,12 +19,12 @@ class ProcessGroup;
 
 namespace muster::detail::gradients {
 
-/// One pass for each of the rank's shards of a step; complete() after the last.
+/// One pass for each of the rank's micro-batches of a step; complete() after the last.
 class OrderedExchange final : public Exchange {
  public:
   /// The process group serves this exchange alone.
   OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                  const step::StepShare& share, std::shared_ptr<const step::StepWeight> weight);
+                  const step::Share& share, std::shared_ptr<const step::Steps> steps);
 
   void begin(Arrival arrival, Flags flags) override;
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
@@ -31,19 +32,19 @@ class OrderedExchange final : public Exchange {
   bool complete() const override { return complete_; }
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  /// Those of any of the step's shards.
+  /// Those of any of the step's micro-batches.
   Flags flags() const override;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  step::StepShare share_;
-  std::shared_ptr<const step::StepWeight> weight_;
+  step::Share share_;
+  std::shared_ptr<const step::Steps> steps_;
   std::vector<at::Tensor> parameters_;
   FlatLayout layout_;  ///< a block for each type and device
-  /// [blocks][shards of this rank]; one more block has each gradient's use, and the flags (use_sums.hpp).
-  std::vector<std::vector<at::Tensor>> shards_;
-  std::vector<at::Tensor> sums_;  ///< [blocks] over all shards of all ranks; of gradients the averages
-  std::size_t shard_ = 0;         ///< of the pass under way
+  /// [blocks][micro-batches of this rank]; one more block has each gradient's use, and the flags (use_sums.hpp).
+  std::vector<std::vector<at::Tensor>> micro_batches_;
+  std::vector<at::Tensor> sums_;  ///< [blocks] over all micro-batches of all ranks; of gradients the averages
+  std::size_t micro_batch_ = 0;   ///< of the pass under way
   std::size_t next_ = 0;          ///< that is missing in the step
   std::int64_t batch_ = 0;        ///< the last one that had a pass
   bool abandoned_ = false;        ///< an exception has ended that pass

@@ -17,9 +17,8 @@
 #pragma once
 
 #include "gradients/exchange.hpp"
-#include "gradients/sample.hpp"
-#include "muster/communicator.hpp"
-#include "step/step_weight.hpp"
+#include "gradients/fingerprint.hpp"
+#include "step/steps.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -39,15 +38,16 @@ class Module;
 
 namespace muster::detail::gradients {
 
+struct ParallelContext;
+
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Makes the exchange for these parameters. Collective.
   using MakeExchange = std::function<std::unique_ptr<Exchange>(const std::vector<at::Tensor>& parameters)>;
 
-  /// `total`: the shards of a step, of which a rank may have several. The gradients of sparse embeddings have an
-  /// exchange of their own. `no_sync_depth` 0: gradients are averaged. Collective; install() makes it work.
-  Reducer(std::shared_ptr<torch::nn::Module> module, int total, MakeExchange make_dense, MakeExchange make_sparse,
-          std::shared_ptr<const step::StepWeight> weight, std::shared_ptr<const int> no_sync_depth);
+  /// The gradients of sparse embeddings have an exchange of their own. Collective; install() makes it work.
+  Reducer(std::shared_ptr<torch::nn::Module> module, const ParallelContext& context, MakeExchange make_dense,
+          MakeExchange make_sparse);
   ~Reducer();
 
   /// Hooks this reducer into its module's parameters. Once.
@@ -56,40 +56,43 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// An Error that names the first parameter that was moved, resized, replaced, added or removed since.
   void check_parameters() const;
 
+  // Called by the hooks, on the thread that runs backward().
+  /// What is to be added to the parameter's .grad in place of `gradient`.
+  at::Tensor before_accumulation(std::size_t parameter, const at::Tensor& gradient);
+  /// The parameter's .grad has grown.
+  void after_accumulation(std::size_t parameter);
+
+  /// Passes that have been averaged: with a fused optimizer in its step, with virtual workers after a step's last
+  /// micro-batch, else at the end of backward(). The same on all ranks, but for passes without gradients.
+  std::int64_t passes() const noexcept { return passes_; }
+  /// Whether any rank wished to stop when the last of them began. The same on all ranks.
+  bool stop_wished() const noexcept { return stop_wished_; }
+
   // For an optimizer that averages by itself: backward() then leaves this rank's own gradients in .grad, and the
   // optimizer takes them from the exchange. Sparse gradients are averaged in backward() all the same.
-  void defer(bool deferred) noexcept { deferred_ = deferred; }
+  void set_fused(bool fused) noexcept { fused_ = fused; }
+  bool fused() const noexcept { return fused_; }
   /// What it works on, if the exchange offers that. Held weakly, it is gone when another exchange has come in place of
   /// this one, which an unfrozen parameter does.
   std::shared_ptr<FusableGradients> fusable() const { return {dense_, dense_->fusable()}; }
   /// The parameters that this exchange knows, in its order.
-  std::vector<at::Tensor> exchanged() const;
-  /// Averages what backward() has left to the optimizer, if it has. Collective.
-  void settle();
-  /// Gives the exchange what is in .grad now.
-  void gather();
-  /// The optimizer has done with it.
-  void close();
-
-  // The wish of a rank that all stop rides with every pass that is averaged.
-  /// From the next pass on, `wishes_to_stop` says whether this rank does; it may be called by the thread that runs
-  /// backward() or steps the optimizer.
-  void ask(std::function<bool()> wishes_to_stop) { wishes_to_stop_ = std::move(wishes_to_stop); }
-  /// Passes that have been averaged: with a fused optimizer in its step, with virtual workers after a step's last
-  /// shard, else at the end of backward(). The same on all ranks, but for those that join() has made.
-  std::int64_t passes() const noexcept { return passes_; }
-  /// Whether any rank did, in the last of them. The same on all ranks.
-  bool stop_wished() const noexcept { return stop_wished_; }
+  std::vector<at::Tensor> dense_parameters() const;
+  /// Gives the exchange what is in .grad now. It is for the optimizer to finish it.
+  void begin_step();
+  /// The optimizer has used the gradients; or will not, and gets averages in .grad, which is collective.
+  void end_step(bool fetch = false);
+  /// Whether backward() has left gradients to the optimizer.
+  bool awaits_step() const noexcept { return state_ == State::awaiting_step; }
 
   // For ranks with different numbers of passes (join.cpp).
-  /// From now on the ranks agree over `channel` before every pass that averages who still has one. The average is over
-  /// those, or over all ranks if `over_all`.
-  void join(Communicator channel, bool over_all);
-  bool joined() const noexcept { return joined_.has_value(); }
-  /// Takes part in a pass of the others, without a gradient. False when no rank has one any more. Collective.
-  bool shadow();
-  /// Ends what join() began, on this rank; the number of passes that it has averaged.
-  std::int64_t part();
+  /// `before` is called as every backward() begins, and told whether it averages. It gives what the averages are to be
+  /// multiplied by, and what it throws, backward() throws. An empty one ends that.
+  void before_each_pass(std::function<double(bool averages)> before) { before_pass_ = std::move(before); }
+  bool joined() const noexcept { return before_pass_ != nullptr; }
+  /// Whether a parameter is to be trained that no pass has trained before.
+  bool unfreezes() const { return !unfrozen().empty(); }
+  /// Takes part in a pass of the other ranks. Collective.
+  void pass_without_gradients();
   /// The next backward() raises it.
   void fail(std::exception_ptr failure) noexcept { failure_ = std::move(failure); }
 
@@ -98,58 +101,82 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void recover();
   /// Whether an optimizer has stepped since the last backward(), or .grad is empty: whether nothing would be lost with
   /// the gradients. An optimizer that has changed next to nothing is not seen.
-  bool spent() const;
-
-  // Called by the hooks, on the thread that runs backward().
-  /// What is to be added to the parameter's .grad in place of `gradient`.
-  at::Tensor weigh(std::size_t parameter, const at::Tensor& gradient);
-  /// The parameter's .grad has grown.
-  void accumulated(std::size_t parameter);
+  bool stepped() const;
 
  private:
   struct Parameter;
   struct Pass;
-  /// Of a scope in which ranks have different numbers of passes.
-  struct Joined {
-    Communicator channel;
-    bool over_all;
-    std::int64_t passes = 0;  ///< of this rank
-    std::int64_t active = 0;  ///< ranks that have the pass under way
 
-    /// How many ranks have a pass now; 0 when all are done.
-    std::int64_t agree(bool active_here);
+  /// What other ranks may expect of this one. A pass is a backward() that averages.
+  ///
+  ///   idle           a gradient of a new pass   -> collecting; or postponed, where abandoned passes are to be finished
+  ///                                                before, or exchanges to be made that know unfrozen parameters
+  ///                  one in no_sync()           -> idle: it is only added up
+  ///                  a fused optimizer's step   -> idle: it averages what is in .grad
+  ///   collecting     more gradients             -> collecting: the exchanges get them as they are made
+  ///                  the end of backward()      -> idle, with the averages in .grad; with virtual workers, before the
+  ///                                                step's last micro-batch, with nothing there
+  ///                                             -> awaiting_step, if an optimizer is fused: .grad is this rank's own
+  ///   postponed      more gradients             -> postponed: they are only added up
+  ///                  the end of backward()      -> collecting, all at once, when abandoned passes are finished
+  ///   awaiting_step  the step                   -> idle
+  ///                  a gradient of a new pass   -> collecting or postponed: the step averages the sum
+  ///                  one in no_sync()           -> awaiting_step
+  ///                  one of either, where no optimizer is fused any more -> idle first: .grad is pending
+  ///
+  /// An exception, at whatever line of backward(), destroys the Pass and leaves the state at collecting or postponed.
+  /// What comes next, a gradient, a step, the end of join() or recover(), abandons that pass: -> idle. The others hear
+  /// of it at the end of that pass, which goes on without this rank's gradients; this rank finishes it when it waits
+  /// for them anyway. An exception from there, or from the exchanges, finds the state as after the pass.
+  ///
+  /// Of several models in one backward() each has its state. All give their gradients before the first is finished, in
+  /// the order of prepare_model, since they may begin in another order on each rank. autograd::grad() adds to no .grad,
+  /// and so is no pass. A frozen parameter takes part with what is in its .grad.
+  enum class State { idle, collecting, postponed, awaiting_step };
+
+  /// A pass that an exception has cut off and that other ranks may wait for.
+  struct Abandoned {
+    std::vector<std::size_t> unfrozen;
+    bool begun;  ///< the exchanges have it
   };
 
-  void choose_parameters();
+  // The parameters that are exchanged.
   std::vector<std::size_t> unfrozen() const;
-  void take_in(const std::vector<std::size_t>& unfrozen);
-  std::shared_ptr<Pass> begin();
-  Flags flags() const;
-  void begin_exchanges(Arrival arrival);
+  void extend_exchanges(const std::vector<std::size_t>& unfrozen);
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
-  /// Whether backward() gives its gradients to the exchange.
+
+  // A gradient's way.
+  std::shared_ptr<Pass> begin_pass();
+  void begin_exchanges(Arrival arrival);
+  Flags flags() const;
+  /// Whether the pass that the exchanges have begun is to bring its average.
   bool in_backward(const Parameter& parameter) const noexcept;
   void add(Parameter& parameter);
   void add_rest();
-  void finish(Pass& pass);
-  void count(Flags flags);
-  using Complete = std::vector<std::pair<std::shared_ptr<Reducer>, std::shared_ptr<Pass>>>;
+  void add_nothing(Use use);
+  using Complete = std::vector<std::shared_ptr<Reducer>>;
   static std::shared_ptr<Complete> complete_in_this_backward();
   static void finish_all(Complete& complete);
+  void finish_pass();
+  void finish_exchanges();
+  Flags flags_of_all() const;
+  void count_pass(Flags flags);
   int users(const Parameter& parameter) const;
   void store(Parameter& parameter, bool fetch);
   void put_aside(Parameter& parameter);
+
+  // After an exception.
   void take_own_memory() noexcept;
-  void cut_off();
-  Sample sample() const;
-  void leave();
-  void drain();
+  void abandon_pass();
+  void finish_abandoned();
+
+  Fingerprint fingerprint() const;
 
   int order_;  ///< among all reducers, the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
-  int total_;
-  std::shared_ptr<const step::StepWeight> weight_;
+  std::shared_ptr<const step::Steps> steps_;
   std::shared_ptr<const int> no_sync_depth_;
+  std::function<bool()> wishes_to_stop_;
 
   std::vector<std::pair<std::string, const void*>> names_;  ///< each name and its tensor, as they were
   std::vector<Parameter> parameters_;                       ///< each tensor once
@@ -157,25 +184,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<Exchange> dense_;
   std::unique_ptr<Exchange> sparse_;  ///< none where there is no sparse parameter
 
-  std::function<bool()> wishes_to_stop_;
+  bool fused_ = false;
   std::int64_t passes_ = 0;
   bool stop_wished_ = false;
-
-  std::optional<Joined> joined_;
+  std::function<double(bool averages)> before_pass_;
   std::exception_ptr failure_;
+  std::optional<Fingerprint> before_;  ///< of the parameters when the last backward() began
 
-  std::optional<Sample> before_;  ///< the parameters when the last backward() began
+  State state_ = State::idle;
+  std::vector<Abandoned> abandoned_;  ///< only the first may have begun
 
   // The pass under way.
-  std::weak_ptr<Pass> pass_;  ///< autograd owns it; it is gone when backward() has returned or thrown
-  bool open_ = false;         ///< other ranks wait for gradients of this one
-  bool begun_ = false;        ///< the exchanges have it
-  bool dense_begun_ = false;  ///< the dense one too, which otherwise begins with the optimizer's step
-  bool deferred_ = false;
-  bool waiting_ = false;               ///< backward() has ended, and its gradients wait for the optimizer
-  std::vector<std::size_t> unfrozen_;  ///< parameters that the pass under way is the first to train
-  /// The same of passes that exceptions have cut off and that other ranks may wait for; the first may have begun.
-  std::vector<std::vector<std::size_t>> owed_;
+  std::weak_ptr<Pass> pass_;           ///< autograd owns it; it is gone when backward() has returned or thrown
+  std::vector<std::size_t> unfrozen_;  ///< parameters that it is the first to train
+  bool dense_in_backward_ = false;  ///< the dense exchange has begun too, which else begins with the optimizer's step
+  double scale_ = 1.0;              ///< of the averages
 };
 
 }  // namespace muster::detail::gradients

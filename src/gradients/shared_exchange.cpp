@@ -235,7 +235,7 @@ std::byte* SharedExchange::room_for_copy(Block& block, std::size_t bytes) {
 
 void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
   publish_complete();
-  comm::wait_for(
+  comm::wait_on(
       communicator_, [&] { return reduction_.advance(on_chunk); }, [] { return std::string("averaging gradients"); });
 }
 

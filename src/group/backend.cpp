@@ -1,6 +1,6 @@
 #include "group/backend.hpp"
 
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "group/reduction.hpp"
 
 #include <ATen/ops/from_blob.h>
@@ -13,7 +13,7 @@
 namespace muster::detail::group {
 namespace {
 
-using comm::Piece;
+using comm::Message;
 
 [[noreturn]] void refuse(const Work& work, const std::string& fact, std::string_view remedy) {
   throw Error(ExitCode::usage, work.starting(), fact, remedy);
@@ -71,12 +71,12 @@ std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, co
   return counts;
 }
 
-/// One piece after the other, for rank 0, 1, ….
-std::vector<Piece> pieces(const Buffer& buffer, const std::vector<std::size_t>& counts) {
-  std::vector<Piece> all;
+/// One message after the other, for rank 0, 1, ….
+std::vector<Message> messages(const Buffer& buffer, const std::vector<std::size_t>& counts) {
+  std::vector<Message> all;
   std::size_t first = 0;
   for (const auto count : counts) {
-    all.push_back(buffer.piece(static_cast<int>(all.size()), first, count));
+    all.push_back(buffer.message(static_cast<int>(all.size()), first, count));
     first += count;
   }
   return all;
@@ -118,8 +118,8 @@ Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   auto work = begin(c10d::OpType::BROADCAST, "muster:broadcast", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
   const auto& buffer = work->hold(only(*work, tensors), rank_ == root ? Access::read : Access::write);
-  const auto piece = buffer.piece(root);
-  work->add(collectives_.broadcast(piece.data, piece.count, buffer.wire_type(), root));
+  const auto message = buffer.message(root);
+  work->add(collectives_.broadcast(message.data, message.count, buffer.wire_type(), root));
   return work;
 }
 
@@ -222,15 +222,15 @@ Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
 void Backend::all_gather(Work& work, const Tensors& outputs, const at::Tensor& input) {
   check_one_per_rank(work, outputs);
   const auto& in = work.hold(input, Access::read);
-  std::vector<Piece> sends, receives;
+  std::vector<Message> sends, receives;
   for (int r = 0; r < size_; ++r) {
     const auto& out = work.hold(outputs[static_cast<std::size_t>(r)], Access::write);
     check_same_type(work, out, in);
     if (r == rank_) check_count(work, out.count(), in.count(), "the output of this rank");
-    sends.push_back(in.piece(r));
-    receives.push_back(out.piece(r));
+    sends.push_back(in.message(r));
+    receives.push_back(out.message(r));
   }
-  work.add(collectives_.exchange(sends, receives, in.wire_type()));
+  work.add(collectives_.all_to_all(sends, receives, in.wire_type()));
 }
 
 void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input) {
@@ -238,10 +238,10 @@ void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Te
   const auto& in = work.hold(input, Access::read);
   check_same_type(work, out, in);
   check_count(work, out.count(), in.count() * static_cast<std::size_t>(size_), "the output");
-  std::vector<Piece> sends;
-  for (int r = 0; r < size_; ++r) sends.push_back(in.piece(r));
+  std::vector<Message> sends;
+  for (int r = 0; r < size_; ++r) sends.push_back(in.message(r));
   const std::vector<std::size_t> even(static_cast<std::size_t>(size_), in.count());
-  work.add(collectives_.exchange(sends, pieces(out, even), in.wire_type()));
+  work.add(collectives_.all_to_all(sends, messages(out, even), in.wire_type()));
 }
 
 Backend::Started Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -282,7 +282,7 @@ Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   auto work = begin(c10d::OpType::GATHER, "muster:gather", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
   const auto& in = work->hold(only(*work, inputs), Access::read);
-  std::vector<Piece> receives;
+  std::vector<Message> receives;
   if (rank_ == root) {
     const auto& tensors = only(*work, outputs);
     check_one_per_rank(*work, tensors);
@@ -290,10 +290,10 @@ Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
       const auto& out = work->hold(tensors[static_cast<std::size_t>(r)], Access::write);
       check_same_type(*work, out, in);
       if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
-      receives.push_back(out.piece(r));
+      receives.push_back(out.message(r));
     }
   }
-  work->add(collectives_.exchange({in.piece(root)}, receives, in.wire_type()));
+  work->add(collectives_.all_to_all({in.message(root)}, receives, in.wire_type()));
   return work;
 }
 
@@ -301,7 +301,7 @@ Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   auto work = begin(c10d::OpType::SCATTER, "muster:scatter", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
   const auto& out = work->hold(only(*work, outputs), Access::write);
-  std::vector<Piece> sends;
+  std::vector<Message> sends;
   if (rank_ == root) {
     const auto& tensors = only(*work, inputs);
     check_one_per_rank(*work, tensors);
@@ -309,10 +309,10 @@ Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
       const auto& in = work->hold(tensors[static_cast<std::size_t>(r)], Access::read);
       check_same_type(*work, out, in);
       if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
-      sends.push_back(in.piece(r));
+      sends.push_back(in.message(r));
     }
   }
-  work->add(collectives_.exchange(sends, {out.piece(root)}, out.wire_type()));
+  work->add(collectives_.all_to_all(sends, {out.message(root)}, out.wire_type()));
   return work;
 }
 
@@ -320,7 +320,7 @@ Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
   auto work = begin(c10d::OpType::ALLTOALL, "muster:alltoall", options.timeout);
   check_one_per_rank(*work, outputs);
   check_one_per_rank(*work, inputs);
-  std::vector<Piece> sends, receives;
+  std::vector<Message> sends, receives;
   const Buffer* first = nullptr;
   for (int r = 0; r < size_; ++r) {
     const auto& in = work->hold(inputs[static_cast<std::size_t>(r)], Access::read);
@@ -329,10 +329,10 @@ Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
     check_same_type(*work, *first, in);
     check_same_type(*work, *first, out);
     if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
-    sends.push_back(in.piece(r));
-    receives.push_back(out.piece(r));
+    sends.push_back(in.message(r));
+    receives.push_back(out.message(r));
   }
-  work->add(collectives_.exchange(sends, receives, first->wire_type()));
+  work->add(collectives_.all_to_all(sends, receives, first->wire_type()));
   return work;
 }
 
@@ -346,7 +346,7 @@ Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
   const auto in_counts = split_counts(*work, in, input_splits, size_);
   const auto self = static_cast<std::size_t>(rank_);
   check_count(*work, out_counts[self], in_counts[self], "the output of this rank");
-  work->add(collectives_.exchange(pieces(in, in_counts), pieces(out, out_counts), in.wire_type()));
+  work->add(collectives_.all_to_all(messages(in, in_counts), messages(out, out_counts), in.wire_type()));
   return work;
 }
 
@@ -355,24 +355,24 @@ Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
 Backend::Started Backend::send(Tensors& tensors, int to, int tag) {
   auto work = begin(c10d::OpType::SEND, "muster:send");
   const auto& buffer = work->hold(only(*work, tensors), Access::read);
-  const auto piece = buffer.piece(checked_rank(*work, to));
-  work->add(collectives_.send(piece.data, piece.count, buffer.wire_type(), to, tag));
+  const auto message = buffer.message(checked_rank(*work, to));
+  work->add(collectives_.send(message.data, message.count, buffer.wire_type(), to, tag));
   return work;
 }
 
 Backend::Started Backend::recv(Tensors& tensors, int from, int tag) {
   auto work = begin(c10d::OpType::RECV, "muster:recv");
   const auto& buffer = work->hold(only(*work, tensors), Access::write);
-  const auto piece = buffer.piece(checked_rank(*work, from));
-  work->add(collectives_.receive(piece.data, piece.count, buffer.wire_type(), from, tag));
+  const auto message = buffer.message(checked_rank(*work, from));
+  work->add(collectives_.receive(message.data, message.count, buffer.wire_type(), from, tag));
   return work;
 }
 
 Backend::Started Backend::recvAnysource(Tensors& tensors, int tag) {
   auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnysource");
   const auto& buffer = work->hold(only(*work, tensors), Access::write);
-  const auto piece = buffer.piece(rank_);
-  work->add(collectives_.receive_any(piece.data, piece.count, buffer.wire_type(), tag));
+  const auto message = buffer.message(rank_);
+  work->add(collectives_.receive_any(message.data, message.count, buffer.wire_type(), tag));
   return work;
 }
 

@@ -83,7 +83,7 @@ void* Buffer::data() const {
   return access_ == Access::read ? const_cast<void*>(memory_.const_data_ptr()) : memory_.mutable_data_ptr();
 }
 
-comm::Piece Buffer::piece(int rank, std::size_t first, std::size_t count) const {
+comm::Message Buffer::message(int rank, std::size_t first, std::size_t count) const {
   const auto bytes = static_cast<std::size_t>(memory_.element_size());
   const auto per_element = bytes / comm::size_of(wire_type());
   return {static_cast<std::byte*>(data()) + first * bytes, count * per_element, rank};

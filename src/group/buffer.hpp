@@ -29,9 +29,9 @@ class Buffer {
   const at::Tensor& memory() const noexcept { return memory_; }
   void* data() const;
   /// The elements from `first` on, as bytes where the type is not one of comm's.
-  comm::Piece piece(int rank, std::size_t first, std::size_t count) const;
-  comm::Piece piece(int rank) const { return piece(rank, 0, count()); }
-  /// The type of the elements that piece() counts.
+  comm::Message message(int rank, std::size_t first, std::size_t count) const;
+  comm::Message message(int rank) const { return message(rank, 0, count()); }
+  /// The type of the elements that message() counts.
   comm::Dtype wire_type() const noexcept { return dtype_of(scalar_type()).value_or(comm::Dtype::u8); }
 
   /// Multiplies what goes into the operation; a tensor that is only read stays as it is.

@@ -1,6 +1,6 @@
 #include "muster/process_group.hpp"
 
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "group/backend.hpp"
 #include "group/backends.hpp"
 #include "group/store.hpp"

@@ -1,7 +1,7 @@
 #include "group/store.hpp"
 
 #include "comm/collectives.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 
 #include <algorithm>
 #include <array>
@@ -191,7 +191,7 @@ class Store::Link {
 };
 
 Store::Store(Communicator communicator, std::chrono::milliseconds timeout) : c10d::Store(timeout) {
-  if (!comm::has_threads())
+  if (!comm::threads_may_call_mpi())
     throw Error(ExitCode::usage, "starting the process group", "MPI was initialised without MPI_THREAD_MULTIPLE",
                 "Leave that to muster::Launch, or ask for it in MPI_Init_thread; or use --backend mpi");
   link_ = std::make_shared<Link>(std::move(communicator));

@@ -1,6 +1,6 @@
 #include "launch/flags.hpp"
 
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "launch/agreed_flags.hpp"
 #include "launch/settings.hpp"
 #include "muster/version.hpp"
@@ -50,7 +50,7 @@ std::string Flags::read(int argc, char** argv) {
     help_.reset();
     if (app.exit(error, out, problem) == 0) {
       help_ = out.str();
-      return {};
+      return pack({});
     }
     std::string fact = error.what();
     std::replace(fact.begin(), fact.end(), '\n', ' ');

@@ -2,7 +2,7 @@
 
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "launch/flags.hpp"
 #include "launch/launcher.hpp"
 #include "launch/stop_signal.hpp"
@@ -65,7 +65,7 @@ struct Launch::State {
   int threads = 1;
   int cpus = 1;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
-  std::optional<detail::comm::Environment> environment;
+  std::optional<detail::comm::MpiScope> environment;
 };
 
 void Launch::State::choose_threads() {

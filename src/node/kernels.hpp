@@ -22,6 +22,9 @@ struct Reduction {
   double scale = 1.0;
 };
 
+/// Operations that there are.
+inline constexpr std::size_t num_reduce_ops = static_cast<std::size_t>(ReduceOp::bit_xor) + 1;
+
 /// Whether the operation has a meaning for the type: no bits of fractions, no order among complex numbers.
 bool reducible(Dtype type, ReduceOp op) noexcept;
 

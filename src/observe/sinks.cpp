@@ -2,7 +2,7 @@
 
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "observe/history.hpp"
 
 namespace muster::detail::observe {

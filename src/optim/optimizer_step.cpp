@@ -25,7 +25,7 @@ class Step final : public OptimizerStep {
   Step(std::shared_ptr<gradients::Reducer> reducer, const OptimizerOptions& options)
       : reducer_(std::move(reducer)), options_(options) {}
   ~Step() override {
-    if (const auto reducer = reducer_.lock()) reducer->defer(false);
+    if (const auto reducer = reducer_.lock()) reducer->set_fused(false);
   }
 
   /// Fuses if that is possible with what the reducer and the optimizer are now. Collective.
@@ -37,7 +37,7 @@ class Step final : public OptimizerStep {
     const auto gradients = options_.fuse == Fuse::never ? nullptr : reducer->fusable();
     const int states = states_of(optimizer);
     if (gradients && states >= 0) {
-      auto parameters = reducer->exchanged();
+      auto parameters = reducer->dense_parameters();
       std::size_t bytes = 0;
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
@@ -45,7 +45,7 @@ class Step final : public OptimizerStep {
         fused_ = FusedStep::make(*gradients, std::move(parameters), states);
     }
     gradients_ = gradients;
-    reducer->defer(fused_ != nullptr);
+    reducer->set_fused(fused_ != nullptr);
   }
 
   at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
@@ -63,14 +63,17 @@ class Step final : public OptimizerStep {
     }
     const auto reducer = reducer_.lock();
     if (fused_ && reducer && (gradients_.expired() || !serves(optimizer))) {
-      reducer->settle();
+      if (reducer->awaits_step()) {
+        reducer->begin_step();
+        reducer->end_step(/*fetch=*/true);
+      }
       fuse(optimizer);
     }
     if (fused_ && reducer) {
       fused_->prepare(optimizer);
-      reducer->gather();
+      reducer->begin_step();
       grad_norm_ = fused_->step(optimizer, options_.max_grad_norm);
-      reducer->close();
+      reducer->end_step();
     } else {
       if (options_.max_grad_norm > 0) grad_norm_ = clip(optimizer);
       plain(nullptr);
@@ -114,18 +117,16 @@ class Step final : public OptimizerStep {
   double grad_norm_ = 0;
 };
 
-/// The reducer that knows the optimizer's first parameter.
+/// The reducer that knows one of the optimizer's parameters.
 std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimizer,
                                                const std::vector<std::shared_ptr<gradients::DataParallel>>& models) {
+  std::set<const void*> owned;
   for (const auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params())
-      for (const auto& model : models) {
-        const auto reducer = model->reducer();
-        if (!reducer) continue;
-        const auto known = reducer->exchanged();
-        if (std::any_of(known.begin(), known.end(), [&](const at::Tensor& each) { return each.is_same(parameter); }))
-          return reducer;
-      }
+    for (const auto& parameter : group.params()) owned.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& model : models)
+    if (const auto& reducer = model->reducer())
+      for (const auto& parameter : reducer->dense_parameters())
+        if (owned.contains(parameter.unsafeGetTensorImpl())) return reducer;
   return nullptr;
 }
 

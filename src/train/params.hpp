@@ -1,29 +1,22 @@
-// params.json: what a run was asked for, and whether it is finished.
+// params.json: the options that a run was started with, read again when it is restored.
 #pragma once
 
-#include "muster/config.hpp"
+#include "muster/trainer.hpp"
 
 #include <filesystem>
 
 namespace muster::detail::train {
 
-struct Params {
-  bool finished = false;
-  Json train_loop_config = Json::object();
-  Json metadata = Json::object();
-  ScalingConfig scaling = {};
-  CheckpointConfig checkpoint = {};
-  int max_failures = 0;
-  TorchConfig torch = {};
-  DataConfig data = {};
-};
+/// The options as params.json has them: the parts of run_config lie in it without names of their own.
+Json params_of(const TrainerOptions& options);
+/// And back. An Error (ExitCode::data) names what is missing or cannot be in `file`. Keys that are unknown are left
+/// alone; those of later versions may be missing.
+TrainerOptions options_in(const Json& params, const std::filesystem::path& file);
 
-/// Without "finished", which is written when the run is.
-Json to_json(const Params& params);
-/// An Error (ExitCode::data) names what is missing or cannot be. Keys that are unknown are left alone; those of later
-/// versions may be missing.
-Params params_from_json(const Json& json, const std::filesystem::path& path);
-/// Those of the run in `folder`; there is a params.json.
-Params read_params(const std::filesystem::path& folder);
+/// What the run in that folder was started with. An Error (ExitCode::data) unless it can be restored: it has a
+/// params.json and a whole checkpoint.
+TrainerOptions saved_options(const std::filesystem::path& run);
+/// The same, of which wins what `given` sets to other than its default.
+TrainerOptions restored_options(const std::filesystem::path& run, TrainerOptions given);
 
 }  // namespace muster::detail::train

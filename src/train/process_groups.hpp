@@ -7,7 +7,7 @@
 
 namespace muster::detail::train {
 
-/// Set by TorchBackend.
+/// What the backend has given the session.
 struct ProcessGroups {
   /// A new one over the workers. Collective.
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make = {};

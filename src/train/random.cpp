@@ -41,39 +41,36 @@ std::string generator_state(at::Device device) {
   return bytes;
 }
 
-ShardGenerators::ShardGenerators(std::uint64_t seed, int first, int count, at::Device device)
+MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device)
     : device_(device), own_(generator_state(device)) {
   for (int s = 0; s < count; ++s) {
     seed_generators(mix(seed), first + s);
-    shards_.push_back(generator_state(device));
+    micro_batches_.push_back(generator_state(device));
   }
   set_generator_state(own_, device);
 }
 
-void ShardGenerators::change_to(int shard) {
-  if (shard == inside_) return;
+void MicroBatchGenerators::change_to(int micro_batch) {
+  if (micro_batch == inside_) return;
   current() = generator_state(device_);
-  inside_ = shard;
+  inside_ = micro_batch;
   set_generator_state(current(), device_);
 }
 
-void ShardGenerators::enter(int shard) { change_to(shard); }
-void ShardGenerators::leave() { change_to(-1); }
-
-std::string ShardGenerators::state() {
+std::string MicroBatchGenerators::state() {
   current() = generator_state(device_);
   std::string all;
-  for (const auto& shard : shards_) all += shard;
+  for (const auto& state : micro_batches_) all += state;
   return all;
 }
 
-void ShardGenerators::restore(const std::string& state) {
-  leave();
-  const auto size = shards_.front().size();
-  for (std::size_t s = 0; s < shards_.size(); ++s) shards_[s] = state.substr(s * size, size);
+void MicroBatchGenerators::restore(const std::string& state) {
+  change_to(-1);
+  const auto size = micro_batches_.front().size();
+  for (std::size_t s = 0; s < micro_batches_.size(); ++s) micro_batches_[s] = state.substr(s * size, size);
 }
 
-std::size_t ShardGenerators::state_size() const { return shards_.front().size() * shards_.size(); }
+std::size_t MicroBatchGenerators::state_size() const { return micro_batches_.front().size() * micro_batches_.size(); }
 
 void set_generator_state(const std::string& state, at::Device device) {
   std::size_t from = 0;

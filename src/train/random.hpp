@@ -16,29 +16,26 @@ void seed_generators(std::uint64_t seed, int rank);
 std::string generator_state(at::Device device);
 void set_generator_state(const std::string& state, at::Device device);
 
-/// The random state of each of the shards that a rank takes, and the rank's own for all that is no shard's.
-class ShardGenerators {
+/// The random state of each of the micro-batches that a rank takes of a step, and the rank's own for everything else.
+class MicroBatchGenerators {
  public:
-  /// Shard s begins with f(seed, s); the generators stay as they are.
-  ShardGenerators(std::uint64_t seed, int first, int count, at::Device device);
+  /// Micro-batch m begins with f(seed, m); the generators stay as they are.
+  MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device);
 
-  /// From now on torch draws from that shard's (from 0).
-  void enter(int shard);
-  /// From now on torch draws from the rank's own.
-  void leave();
+  /// From now on torch draws from that micro-batch's (of this rank's, from 0), or from the rank's own (-1).
+  void change_to(int micro_batch);
 
-  /// All shards' states, one after the other; and back, from a string of that length.
+  /// All micro-batches' states, one after the other; and back, from a string of that length.
   std::string state();
   void restore(const std::string& state);
   std::size_t state_size() const;
 
  private:
-  std::string& current() { return inside_ < 0 ? own_ : shards_[static_cast<std::size_t>(inside_)]; }
-  void change_to(int shard);
+  std::string& current() { return inside_ < 0 ? own_ : micro_batches_[static_cast<std::size_t>(inside_)]; }
 
   at::Device device_;
   std::string own_;
-  std::vector<std::string> shards_;
+  std::vector<std::string> micro_batches_;
   int inside_ = -1;
 };
 

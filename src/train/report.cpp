@@ -1,11 +1,7 @@
-// A report: metrics over the workers, a checkpoint if there is something to save, a row in the run's files.
-#include "base/log.hpp"
-#include "checkpoint/state/collect.hpp"
-#include "checkpoint/state/merge.hpp"
-#include "comm/together.hpp"
+// A report: metrics over the workers, a checkpoint if there is something to save, a row for the sinks, a stop if asked.
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
-#include "train/random.hpp"
 #include "train/session_state.hpp"
 
 #include <algorithm>
@@ -18,12 +14,12 @@ namespace {
 /// What one worker brings to a report.
 struct Contribution {
   Json metrics;
-  bool saves_state = false;
-  bool saves_files = false;
-  bool stop = false;
+  bool has_state = false;
+  bool has_files = false;
+  bool asked_to_stop = false;
 
   std::string pack() const {
-    const auto bytes = Json::to_cbor({metrics, saves_state, saves_files, stop});
+    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
@@ -32,120 +28,74 @@ struct Contribution {
   }
 };
 
-bool any(const std::vector<Contribution>& parts, bool Contribution::*flag) {
-  return std::any_of(parts.begin(), parts.end(), [&](const Contribution& part) { return part.*flag; });
+bool any(const std::vector<Contribution>& all, bool Contribution::*flag) {
+  return std::any_of(all.begin(), all.end(), [&](const Contribution& one) { return one.*flag; });
+}
+
+/// The metrics of all ranks, and how far training has come.
+Json make_row(const Counters& counters, Json metrics, int world_size) {
+  const double seconds = std::chrono::duration<double>(Counters::Clock::now() - counters.last_report).count();
+  const auto samples = counters.steps->samples_since_report;
+  Json row = std::move(metrics);
+  row.emplace("epoch", counters.steps->epoch);  // the user's own wins
+  row["training_iteration"] = counters.training_iteration;
+  row["global_step"] = counters.steps->global_step;
+  row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
+  row["time_this_iter_s"] = seconds;
+  row["time_total_s"] = counters.total_seconds();
+  row["num_samples"] = samples;
+  row["samples_per_s"] = seconds > 0 ? static_cast<double>(samples) / seconds : 0.0;
+  row["world_size"] = world_size;
+  return row;
 }
 
 }  // namespace
 
-Json SessionState::make_row(Json metrics) const {
-  const auto now = Clock::now();
-  const double seconds = std::chrono::duration<double>(now - last_report).count();
-  Json row = std::move(metrics);
-  row.emplace("epoch", epoch);  // the user's own wins
-  row["training_iteration"] = training_iteration;
-  row["global_step"] = global_step;
-  row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
-  row["time_this_iter_s"] = seconds;
-  row["time_total_s"] = time_before + std::chrono::duration<double>(now - begin).count();
-  row["num_samples"] = samples_since_report;
-  row["samples_per_s"] = seconds > 0 ? static_cast<double>(samples_since_report) / seconds : 0.0;
-  row["world_size"] = workers.size();
-  return row;
-}
-
-void SessionState::report(const Metrics& metrics, const StateEntries* entries, const std::optional<Checkpoint>& files,
-                          const ReportOptions& options) {
-  tell_beginning(entries != nullptr);
-
-  if (!passes->complete_steps())
-    throw Error(ExitCode::user_error, "reporting", "the step is not complete: other shards of it are to come",
+void SessionState::report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
+                          const std::optional<Checkpoint>& files, const ReportOptions& options) {
+  if (entries) stop.last_state = entries;
+  warn_of_what_begins_again(entries != nullptr);
+  const auto& steps = *counters.steps;
+  if (!steps.complete())
+    throw Error(ExitCode::user_error, "reporting", "the step is not complete: other batches of it are to come",
                 "With virtual workers, report after the last batch of a step");
 
-  std::vector<Contribution> parts;
-  for (const auto& bytes : comm::on_all(control, [&] {
-         if (const auto* loader = passes->without_position(); entries != nullptr && loader != nullptr)
+  std::vector<Contribution> all;
+  for (const auto& bytes : comm::on_all(workers.control, [&] {
+         if (const auto* loader = steps.without_position(); entries && loader != nullptr)
            throw Error(ExitCode::usage, "reporting with a state",
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
-         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(), launch.stop_requested()}
+         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(),
+                             plan.launch.stop_requested()}
              .pack();
        }))
-    parts.push_back(Contribution::unpack(bytes));
-  stop.hear(any(parts, &Contribution::stop));
-  const bool saves_state = any(parts, &Contribution::saves_state);
-  if (!std::all_of(parts.begin(), parts.end(),
-                   [&](const Contribution& part) { return part.saves_state == saves_state; }))
+    all.push_back(Contribution::unpack(bytes));
+  stop.request.learn(any(all, &Contribution::asked_to_stop));
+  const bool has_state = any(all, &Contribution::has_state), has_files = any(all, &Contribution::has_files);
+  if (!std::all_of(all.begin(), all.end(), [&](const auto& one) { return one.has_state == has_state; }))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
 
   for (const auto& prepared : models) prepared->synchronise_buffers();
-  ++training_iteration;
-  std::vector<Json> all_metrics;
-  for (const auto& part : parts) all_metrics.push_back(part.metrics);
-  Json row = make_row(options.reduce ? observe::mean_over_ranks(all_metrics) : observe::list_over_ranks(all_metrics));
-  row = Json::parse(control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
+  ++counters.training_iteration;
+  std::vector<Json> of_ranks;
+  for (const auto& one : all) of_ranks.push_back(one.metrics);
+  auto reduced = options.reduce ? observe::mean_over_ranks(of_ranks) : observe::list_over_ranks(of_ranks);
+  Json row = make_row(counters, std::move(reduced), workers.size());
+  row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
-  const bool saves_files = any(parts, &Contribution::saves_files), saves = saves_state || saves_files;
-  check_score(row, saves);
-  if (saves) row["checkpoint_dir_name"] = save(entries, files, saves_files, row).path().filename().string();
-
-  sinks.tell(&observe::Sink::report, row, epochs);
-  samples_since_report = 0;
-  last_report = Clock::now();
-  files_reported = files_reported || saves_files;
-  if (stop.known()) saves ? throw_stopped(true) : try_to_stop(true);
-}
-
-void SessionState::check_score(const Json& row, bool saves) {
-  const auto& attribute = config.checkpoint_config.checkpoint_score_attribute;
-  if (attribute.empty()) return;
-  const auto at = row.find(attribute);
-  const bool there = at != row.end() && (at->is_number() || at->is_null());  // NaN is null
-  score_reported = score_reported || there;
-  if (!saves || there) return;
-  const std::string doing = "keeping the best checkpoints by \"" + attribute + "\"";
-  if (at != row.end()) throw Error(ExitCode::usage, doing, "it is reported and is not a number", "Report a number");
-  // In the middle of an epoch it may be yet to come, as what is measured at its end.
-  if (!score_reported && passes->epoch_complete()) {
-    std::string names;
-    for (const auto& [name, value] : row.items()) names += (names.empty() ? "" : ", ") + name;
-    throw Error(ExitCode::usage, doing, "no such metric is reported",
-                "Choose one of " + names + ", or report it with every checkpoint, as NaN where it is not known");
+  const bool saves = has_state || has_files;
+  outputs.check_score(row, saves, data.cursors->epoch_complete());
+  if (saves) {
+    save(entries.get(), files, has_files, row);
+    row["checkpoint_dir_name"] = outputs.newest->path().filename().string();
   }
-  if (!std::exchange(score_missed, true) && root())
-    log::warn(doing + ": it is not reported with this checkpoint, which counts as the worst");
-}
-
-Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
-                              const Json& row) {
-  checkpoint::Contents contents{.state = {},
-                                .random_state = save_random_state(),
-                                .directory = {},
-                                .progress = save_progress(!row.empty()),  // a stop between reports has none
-                                .metrics = row,
-                                .metadata = metadata};
-  if (entries != nullptr) {
-    contents.state = checkpoint::collect(*entries);
-    contents.replication = checkpoint::replication_of(*entries);
-  }
-  if (files) contents.directory = files->path();
-  if (any_files) {
-    // What a checkpoint made by from_dict holds becomes part of this one.
-    for (auto given = checkpoint::merge_entries(control, files); const auto& [name, value] : given.values.items()) {
-      if (contents.state.values.contains(name)) {
-        if (root())
-          log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");
-        continue;
-      }
-      contents.state.values[name] = value;
-      contents.state.tensors.merge(checkpoint::only(given, name).tensors);
-    }
-  }
-  newest = store.commit(contents);
-  sinks.tell(&observe::Sink::checkpoint, *newest);
-  return *newest;
+  outputs.sinks.tell(&observe::Sink::report, row, counters.epochs);
+  counters.end_report();
+  stop.files_reported = stop.files_reported || has_files;
+  stop_after_report(saves);
 }
 
 }  // namespace muster::detail::train

@@ -1,127 +1,87 @@
-// What stands behind a Session for one attempt of training.
+// What stands behind a Session for one attempt of training on one worker: its parts, and what it does with them.
 #pragma once
 
-#include "checkpoint/store.hpp"
-#include "data/passes.hpp"
-#include "data/shard.hpp"
 #include "gradients/data_parallel.hpp"
-#include "muster/launch.hpp"
-#include "muster/preprocessor.hpp"
 #include "muster/session.hpp"
-#include "observe/sinks.hpp"
-#include "train/random.hpp"
-#include "train/run.hpp"
+#include "train/counters.hpp"
+#include "train/outputs.hpp"
+#include "train/resolve.hpp"
+#include "train/run_folder.hpp"
+#include "train/session_data.hpp"
 #include "train/stop.hpp"
+#include "train/workers.hpp"
 
-#include <chrono>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
-
-namespace muster {
-class Backend;
-}
 
 namespace muster::detail::train {
 
 struct ProcessGroups;
 
+/// What the attempt goes on from.
+struct StartingPoint {
+  std::optional<Checkpoint> from = {};
+  std::optional<checkpoint::Restored> content = {};
+  bool handed_out = false;     ///< the training function loads the checkpoint by itself
+  bool loss_reported = false;  ///< that something begins again has been said, or there was no need to
+};
+
 struct SessionState {
-  using Clock = std::chrono::steady_clock;
+  SessionState(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
+               at::Device device);
 
-  // Given by the trainer.
-  const Launch& launch;
-  const Run& run;
-  Communicator workers;  // for the training function's own use
-  Communicator control;  // report and checkpoint
-  ScalingConfig scaling;
-  RunConfig config;
-  Json metadata;
-  at::Device device = at::kCPU;
-  PreprocessorPtr preprocessor = {};
-  std::map<std::string, Dataset> datasets;
-  DataConfig data_config;
-  step::StepShare share = {};
+  const Plan& plan;
+  const RunFolder& run;
+  Workers workers;
+  Counters counters;
+  SessionData data;
+  Outputs outputs;
+  StartingPoint start;
+  Stopping stop;
 
-  checkpoint::Store store;
-  observe::Sinks sinks;
-  std::optional<Checkpoint> start = {};               // what the run goes on from
-  std::optional<checkpoint::Restored> restored = {};  // its content, read when it is first needed
-  std::optional<Checkpoint> newest = {};              // committed in this attempt, else `start`
-
-  std::shared_ptr<Backend> backend = {};  // from its start to its shutdown
-  bool failed = false;
-  std::shared_ptr<ProcessGroups> groups = {};  // set by TorchBackend
-  std::vector<std::shared_ptr<gradients::DataParallel>> models = {};
-  std::shared_ptr<data::Passes> passes = std::make_shared<data::Passes>();
-  std::shared_ptr<const data::Passes::Watch> watch = {};
+  std::vector<std::shared_ptr<gradients::DataParallel>> models;
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
+  std::shared_ptr<ProcessGroups> groups;  ///< set by the backend
+  std::shared_ptr<Backend> backend;       ///< from its start to its shutdown
+  bool failed = false;
+  std::shared_ptr<step::Moments> moments;
 
-  // Where training stands.
-  std::int64_t epoch = 0;
-  std::int64_t epochs = 0;  // 0: not known
-  std::int64_t training_iteration = 0;
-  std::int64_t global_step = 0;
-  std::int64_t samples_since_report = 0;
-  double time_before = 0;  // seconds, of earlier jobs
-  Clock::time_point begin = Clock::now();
-  Clock::time_point last_report = Clock::now();
-  bool checkpoint_taken = false;                   // by the training function, to load it by itself
-  bool beginning_told = false;                     // whether there was need to say that something begins again
-  bool epoch_set = false;                          // by a loop of the training function's own
-  bool score_reported = false;                     // the metric by which the best checkpoints are kept
-  bool score_missed = false;                       // and once it was not there
-  std::optional<ShardGenerators> generators = {};  // with virtual workers
+  // resume.cpp
 
-  StopWish stop = {};
-  std::int64_t passes_heard = 0;  // of all models, at the last place
-  Unspent unspent = {};
-  int unsettled_places = 0;                       // one after the other, since the wish to stop is known
-  std::weak_ptr<const StateEntries> living = {};  // of the State that was last restored or reported
-  bool files_reported = false;                    // of the user's own
-  bool stop_told = false;                         // to the training function
-  bool stopped = false;                           // training has ended so
+  /// Chooses what to go on from, and takes counters, history and preprocessor from there. Collective.
+  void resume();
+  /// State::restore(): loads the entries, and epoch, position in the data and random state. Collective.
+  bool restore(const std::shared_ptr<const StateEntries>& entries);
+  /// Warns, once, of what begins again although the run goes on, when the first batch comes or a state is reported.
+  void warn_of_what_begins_again(bool reports_state);
 
-  bool root() const noexcept { return workers.rank() == 0; }
+  // report.cpp
 
-  /// The content of `start`. Collective at its first call.
-  const checkpoint::Restored& read_start();
-  /// The shard of that name, made at its first use.
-  std::shared_ptr<data::ShardState> shard(const std::string& name);
-  /// Warns, once, of what begins again although the run goes on. `saves`: a state is about to be reported.
-  void tell_beginning(bool saves);
-  /// Follows the training passes from now on.
-  void watch_passes();
-  /// The random state of this worker, or of all of its shards, for a checkpoint; and back.
-  std::string save_random_state();
-  void restore_random_state(const checkpoint::Restored& saved);
+  /// Session::report(); without a state `entries` is null. Collective.
+  void report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
+              const std::optional<Checkpoint>& files, const ReportOptions& options);
 
-  /// Session::report; `entries` null without a state. Collective.
-  void report(const Metrics& metrics, const StateEntries* entries, const std::optional<Checkpoint>& files,
-              const ReportOptions& options);
+  // save.cpp
 
-  /// Loads what a checkpoint that no run has made holds for these entries; whether there was anything.
-  bool restore_what_is_there(const StateEntries& entries);
-  /// A place where all workers are alike, with no batch half used. Saves and throws if any has been asked to stop and
-  /// nothing is left half done. Collective, now and then.
-  void heed_stop();
+  /// Commits a checkpoint; `row` is an empty object between two reports. Collective.
+  void save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files, const Json& row);
+
+  // stop.cpp
+
+  /// At a boundary outside of a report, with no batch half used. Saves and throws if any worker has been asked to stop
+  /// and no gradients are accumulated. Collective, now and then.
+  void stop_if_asked();
+  /// At the end of a report, which has saved or not. Collective.
+  void stop_after_report(bool saved);
+  /// Session::should_stop(). Collective.
+  bool should_stop();
   /// The training function has returned.
   void end_training();
 
-  /// Where training stands, for a checkpoint, of a report or in between; and back.
-  Json save_progress(bool in_report) const;
-  void restore_progress(const checkpoint::TrainerState& progress);
-
  private:
-  Json make_row(Json metrics) const;
-  Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files, const Json& row);
-  void check_score(const Json& row, bool saves);
-  void try_to_stop(bool in_report);
-  bool is_settled(const StateEntries* entries);
+  void save_and_stop(bool in_report);
+  bool no_gradients_wait(const StateEntries* entries);
   [[noreturn]] void throw_stopped(bool saved);
 };
 

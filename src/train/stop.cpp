@@ -1,46 +1,36 @@
 #include "train/stop.hpp"
 
-#include "gradients/sample.hpp"
+#include "base/log.hpp"
+#include "checkpoint/state/stateful.hpp"
+#include "gradients/fingerprint.hpp"
+#include "gradients/reducer.hpp"
+#include "muster/error.hpp"
+#include "train/session_state.hpp"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <functional>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 
 namespace muster::detail::train {
-
-void StopWish::hear(bool any) noexcept {
-  known_ = known_ || any;
-  places_ = 0;
-  asked_ = {};
-}
-
-void StopWish::ask(const Communicator& communicator, bool mine) {
-  if (known_ || ++places_ < interval_) return;
-  constexpr double share = 0.01;
-  const auto begin = Clock::now();
-  double places = 1;
-  if (asked_ != Clock::time_point{} && begin > asked_) {
-    const auto place = std::chrono::duration<double>(begin - asked_).count() / static_cast<double>(places_);
-    places = std::ceil(std::chrono::duration<double>(cost_).count() / (share * place));
-  }
-  // One slow answer must not keep the next from being heard for long.
-  const auto most = static_cast<double>(2 * interval_);
-  std::array<std::int64_t, 2> words{mine, static_cast<std::int64_t>(std::clamp(places, 1.0, most))};
-  communicator.all_reduce(std::span(words), ReduceOp::max);
-  asked_ = Clock::now();
-  cost_ = asked_ - begin;
-  known_ = words[0] != 0;
-  interval_ = words[1];
-  places_ = 0;
-}
-
 namespace {
+
+/// Gradients that wait for longer are given up: a learning rate of 0 looks like that too.
+constexpr int longest_accumulation = 1000;
+
+bool is_joined(const std::shared_ptr<gradients::DataParallel>& model) {
+  const auto reducer = model->reducer();
+  return reducer && reducer->joined();
+}
 
 std::size_t hash_of(const at::Tensor& tensor) {
   if (tensor.layout() == at::kSparse) {
@@ -53,9 +43,35 @@ std::size_t hash_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-bool Unspent::look(const std::vector<std::vector<at::Tensor>>& models) {
+void StopRequest::learn(bool any_asked) noexcept {
+  known_ = known_ || any_asked;
+  boundaries_ = 0;
+  exchanged_ = {};
+}
+
+void StopRequest::exchange(const Communicator& communicator, bool asked_here) {
+  if (known_ || ++boundaries_ < interval_) return;
+  constexpr double share = 0.01;
+  const auto begin = Clock::now();
+  double boundaries = 1;
+  if (exchanged_ != Clock::time_point{} && begin > exchanged_) {
+    const auto each = std::chrono::duration<double>(begin - exchanged_).count() / static_cast<double>(boundaries_);
+    boundaries = std::ceil(std::chrono::duration<double>(cost_).count() / (share * each));
+  }
+  // One slow answer must not keep the next from being heard for long.
+  const auto most = static_cast<double>(2 * interval_);
+  std::array<std::int64_t, 2> words{asked_here, static_cast<std::int64_t>(std::clamp(boundaries, 1.0, most))};
+  communicator.all_reduce(std::span(words), ReduceOp::max);
+  exchanged_ = Clock::now();
+  cost_ = exchanged_ - begin;
+  known_ = words[0] != 0;
+  interval_ = words[1];
+  boundaries_ = 0;
+}
+
+bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& models) {
   const at::NoGradGuard no_grad;
-  bool unspent = false;
+  bool any = false;
   for (const auto& model : models) {
     if (model.empty()) continue;
     Model now;
@@ -65,16 +81,101 @@ bool Unspent::look(const std::vector<std::vector<at::Tensor>>& models) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       now.gradients = now.gradients * 31 + hash_of(gradient);
-      none = none && !gradients::has_values(gradient);
+      none = none && !gradients::any_nonzero(gradient);
     }
     const auto [before, is_new] = models_.try_emplace(model.front().unsafeGetTensorImpl());
     const auto& was = before->second;
     const bool stepped = !is_new && now.parameters != was.parameters;
     now.spent = none || stepped || (was.spent && now.gradients == was.gradients);
-    unspent = unspent || !now.spent;
+    any = any || !now.spent;
     before->second = now;
   }
-  return unspent;
+  return any;
+}
+
+void SessionState::stop_if_asked() {
+  // Inside join() the others may be at another boundary.
+  if (std::any_of(models.begin(), models.end(), is_joined)) return;
+  for (const auto& prepared : models)
+    if (const auto reducer = prepared->reducer()) reducer->recover();
+  std::int64_t averaged = 0;
+  bool asked = false;
+  for (const auto& prepared : models)
+    if (const auto reducer = prepared->reducer()) {
+      averaged += reducer->passes();
+      asked = asked || reducer->stop_wished();
+    }
+  if (std::exchange(stop.averaging_passes, averaged) != averaged)
+    stop.request.learn(asked);
+  else
+    stop.request.exchange(workers.control, plan.launch.stop_requested());
+  if (stop.request.known()) save_and_stop(false);
+}
+
+void SessionState::stop_after_report(bool saved) {
+  if (!stop.request.known()) return;
+  saved ? throw_stopped(true) : save_and_stop(true);
+}
+
+bool SessionState::should_stop() {
+  if (!stop.request.known())
+    stop.request.learn(workers.control.all_reduce(std::int64_t{plan.launch.stop_requested()}, ReduceOp::max) != 0);
+  return stop.told = stop.request.known();
+}
+
+void SessionState::end_training() {
+  const auto& begun_from = start.from;
+  const auto& newest = outputs.newest;
+  if (stop.told) throw_stopped(newest && (!begun_from || newest->path() != begun_from->path()));
+}
+
+void SessionState::save_and_stop(bool in_report) {
+  const auto entries = stop.last_state.lock();
+  const bool settled = no_gradients_wait(entries.get());
+  std::array<std::int64_t, 3> everywhere{entries != nullptr, settled, !stop.files_reported};
+  workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
+  const auto [has_state, all_settled, no_files] = everywhere;
+  if (!has_state && (in_report || no_files)) throw_stopped(false);
+  if (!has_state || !all_settled) return;
+  for (const auto& prepared : models) prepared->synchronise_buffers();
+  save(entries.get(), std::nullopt, false, Json::object());
+  throw_stopped(true);
+}
+
+bool SessionState::no_gradients_wait(const StateEntries* entries) {
+  bool settled = *no_sync_depth == 0;
+  std::set<const void*> known;
+  for (const auto& prepared : models) {
+    const auto reducer = prepared->reducer();
+    if (!reducer) continue;
+    settled = settled && reducer->stepped();
+    for (const auto& tensor : prepared->module()->parameters()) known.insert(tensor.unsafeGetTensorImpl());
+  }
+  std::vector<std::vector<at::Tensor>> others;
+  if (entries != nullptr)
+    for (const auto& [name, entry] : *entries) {
+      others.emplace_back();
+      for (const auto& [path, tensor] : entry.object()->parameters())
+        if (!known.contains(tensor.unsafeGetTensorImpl())) others.back().push_back(tensor);
+    }
+  settled = !stop.accumulated.any(others) && settled;
+  if (counters.steps->without_position() != nullptr) return false;
+  stop.boundaries_with_gradients = settled ? 0 : stop.boundaries_with_gradients + 1;
+  if (stop.boundaries_with_gradients <= longest_accumulation) return settled;
+  log::warn("no step of an optimizer was seen for " + std::to_string(longest_accumulation) +
+            " batches: gradients that are still added up are not saved");
+  return true;
+}
+
+void SessionState::throw_stopped(bool saved) {
+  stop.stopped = true;
+  const auto& newest = outputs.newest;
+  const auto remedy = "Start it again with --name " + run.name() + " to go on";
+  const Error error = saved ? Error(ExitCode::stopped, "training",
+                                    "stopped on request, state saved in " + newest->path().filename().string(), remedy)
+                            : Error(ExitCode::retry, "training", "stopped on request, and there is no State to save",
+                                    remedy + (newest ? " from " + newest->path().filename().string() : ""));
+  throw Error(error.code(), std::string(error.what()));  // all workers have it
 }
 
 }  // namespace muster::detail::train

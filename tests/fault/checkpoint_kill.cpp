@@ -4,7 +4,7 @@
 // The parent knows neither MPI nor torch's state. Each child opens the run, checks what it finds, then commits for as
 // long as it lives, and says so through a pipe after each.
 #include "checkpoint/store.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 
@@ -57,7 +57,7 @@ std::int64_t check(const fs::path& run, Store& store, std::int64_t committed) {
 }
 
 void live(const fs::path& run, std::int64_t committed, int out) {
-  const muster::detail::comm::Environment environment;
+  const muster::detail::comm::MpiScope environment;
   Store store(environment.world(), run, {.num_to_keep = static_cast<int>(kept)});
   auto number = check(run, store, committed);
   for (;;) {

@@ -4,7 +4,7 @@
 // Calls of the C library that change files of the run are counted here, and from the n-th on they fail. Then the
 // contents of files that were not synced go, and, as may be or not, the names in folders that were not.
 #include "checkpoint/store.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 
@@ -22,6 +22,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -70,10 +71,6 @@ std::string path_of(int descriptor) {
   return length > 0 ? std::string(path, static_cast<std::size_t>(length)) : std::string();
 }
 
-ino_t number_of(const fs::path& path) {
-  struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 ? status.st_ino : 0;
-}
 ino_t number_of(int descriptor) {
   struct stat status {};
   return ::fstat(descriptor, &status) == 0 ? status.st_ino : 0;
@@ -87,15 +84,23 @@ bool changes(int descriptor) {
   return true;
 }
 
-void named(const fs::path& path, std::function<void()> undo) {
-  disk.names.push_back({number_of(path.parent_path()), std::move(undo)});
+std::error_code ignored;  // of undoing the name of what was pruned since
+
+/// A change of a name: `undo` gets a path to its folder that stays right when that is renamed.
+void named(const fs::path& path, const std::function<void(const fs::path&)>& undo) {
+  const std::shared_ptr<int> folder(new int(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY)), [](int* made) {
+    ::close(*made);
+    delete made;
+  });
+  disk.names.push_back({number_of(*folder), [=] { undo("/proc/self/fd/" + std::to_string(*folder)); }});
 }
 
 int opened(const char* name, const char* path, int flags, mode_t mode) {
   const bool makes = (flags & O_CREAT) != 0 && disk.watches(path);
   if (makes && !disk.change()) return -1;
   const int descriptor = original<int(const char*, int, ...)>(name)(path, flags, mode);
-  if (makes && descriptor >= 0) named(path, [path = std::string(path)] { ::unlink(path.c_str()); });
+  if (makes && descriptor >= 0)
+    named(path, [name = fs::path(path).filename()](auto& folder) { fs::remove(folder / name, ignored); });
   return descriptor;
 }
 
@@ -105,7 +110,9 @@ int moved(const char* from, const char* to, Move move) {
   if (watched && !disk.change()) return -1;
   const int status = move();
   if (watched && status == 0)
-    named(to, [from = std::string(from), to = std::string(to)] { ::rename(to.c_str(), from.c_str()); });
+    named(to, [from = fs::path(from).filename(), to = fs::path(to).filename()](auto& folder) {
+      fs::rename(folder / to, folder / from, ignored);
+    });
   return status;
 }
 
@@ -163,7 +170,8 @@ int mkdir(const char* path, mode_t mode) noexcept {
   const bool watched = disk.watches(path);
   if (watched && !disk.change()) return -1;
   const int status = original<int(const char*, mode_t)>("mkdir")(path, mode);
-  if (watched && status == 0) named(path, [path = fs::path(path)] { fs::remove_all(path); });
+  if (watched && status == 0)
+    named(path, [name = fs::path(path).filename()](auto& folder) { fs::remove_all(folder / name, ignored); });
   return status;
 }
 int rename(const char* from, const char* to) noexcept {
@@ -242,7 +250,7 @@ bool lose_power(const muster::Communicator& world, int changes, bool names_too) 
 }  // namespace
 
 int main() {
-  const muster::detail::comm::Environment environment;
+  const muster::detail::comm::MpiScope environment;
   int count = 0;
   for (const bool names_too : {false, true})
     for (int changes = 0;; ++changes, ++count) try {

@@ -2,7 +2,7 @@
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/store.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "support/io_errors.hpp"
 #include "support/world.hpp"

@@ -1,8 +1,8 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
-#include "comm/environment.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "comm/wait.hpp"
+#include "comm/world.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST(Communicator, DuplicatesDoNotMixMessages) {
 }
 
 TEST(Collectives, ChunksGiveTheSameAsOneCall) {
-  for (const std::size_t chunk : {std::size_t{1}, std::size_t{7}, default_chunk}) {
+  for (const std::size_t chunk : {std::size_t{1}, std::size_t{7}, most_per_call}) {
     Collectives collectives(world(), chunk);
     std::vector<std::int64_t> values(20);
     std::iota(values.begin(), values.end(), world().rank());
@@ -64,12 +64,12 @@ TEST(Collectives, ChunksGiveTheSameAsOneCall) {
     EXPECT_EQ(values[19], 19 + world().size() - 1) << chunk;
 
     std::vector<std::int64_t> gathered(20 * static_cast<std::size_t>(world().size()));
-    std::vector<Piece> sends, receives;
+    std::vector<Message> sends, receives;
     for (int r = 0; r < world().size(); ++r) {
       sends.push_back({values.data(), values.size(), r});
       receives.push_back({gathered.data() + 20 * r, 20, r});
     }
-    collectives.exchange(sends, receives, Dtype::i64).wait();
+    collectives.all_to_all(sends, receives, Dtype::i64).wait();
     EXPECT_EQ(gathered.back(), values.back()) << chunk;
   }
 }
@@ -147,7 +147,7 @@ TEST(Communicator, ASumThatTimesOutLeavesTheCallersMemory) {
   EXPECT_EQ(values[999], world().rank() == 0 ? 1.0 : world().size());
 }
 
-TEST(Together, EveryoneHearsTheValueOrTheError) {
+TEST(OnRanks, EveryoneHearsTheValueOrTheError) {
   int calls = 0;
   EXPECT_EQ(on_root(world(), [&] { return ++calls, std::string("yes"); }), "yes");
   EXPECT_EQ(calls, world().rank() == 0 ? 1 : 0);
@@ -160,7 +160,7 @@ TEST(Together, EveryoneHearsTheValueOrTheError) {
   }
 }
 
-TEST(Together, OneRanksErrorIsEverybodys) {
+TEST(OnRanks, OneRanksErrorIsEverybodys) {
   const int bad = world().size() - 1;
   const auto values = on_all(world(), [] { return "from " + std::to_string(world().rank()); });
   for (int r = 0; r < world().size(); ++r) EXPECT_EQ(values[static_cast<std::size_t>(r)], "from " + std::to_string(r));

@@ -226,7 +226,7 @@ TEST(Passes, ASamplerOfOnesOwnIsReportedBetweenPasses) {
       std::int64_t steps = 0;
       auto state = session.state({{"steps", steps}});
       auto loader = prepare_data_loader(
-          session.worker(), torch_numbers(12), {.batch_size = 2},
+          session, torch_numbers(12), {.batch_size = 2},
           torch::data::samplers::DistributedSequentialSampler(12, n, static_cast<std::size_t>(session.world_rank())));
       for ([[maybe_unused]] auto& batch : *loader) {
         EXPECT_EQ(session.global_step(), ++steps);
@@ -250,8 +250,7 @@ TEST(Passes, ALoaderGoesOnInTheMiddleOfAnEpoch) {
       std::int64_t steps = 0;
       auto state = session.state({{"steps", steps}});
       const auto make = [&] {
-        return prepare_data_loader(session.worker(), torch_numbers(23),
-                                   {.global_batch_size = 4, .shuffle = true, .workers = 1});
+        return prepare_data_loader(session, torch_numbers(23), {.global_batch_size = 4, .shuffle = true, .workers = 1});
       };
       auto loader = make();
       EXPECT_EQ(state.restore(), again);

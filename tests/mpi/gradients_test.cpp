@@ -59,8 +59,8 @@ class Gradients : public testing::Test {
     weight().global = 0;
     for (int r = 0; r < size(); ++r) weight().global += samples[static_cast<std::size_t>(r)];
   }
-  double share() { return weight().relative(size()) / size(); }
-  step::StepWeight& weight() { return *prepare_.weight; }
+  double share() { return weight().relative() / size(); }
+  step::BatchWeight& weight() { return *prepare_.weight; }
   void zero_grad() { net_->zero_grad(); }
   std::vector<at::Tensor> parameters() { return net_->parameters(); }
 

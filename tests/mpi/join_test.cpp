@@ -166,6 +166,48 @@ TEST_F(Joining, AnExceptionEndsTheScopeWithoutAWord) {
   train(1);
 }
 
+TEST_F(Joining, APassThatWasAbandonedIsFinishedByTheNextOneOrAtTheEnd) {
+  bool boom = true;
+  net_->parameters()[0].register_hook([&](const at::Tensor&) {
+    if (boom) throw std::domain_error("boom");
+  });
+  const auto batches = of_the_ranks({0, 2, 1});
+  {
+    const Join join({prepared_}, {});
+    EXPECT_THROW(loss_of(net_, world().rank(), 7).backward(), std::domain_error);
+    boom = false;
+    train(batches[static_cast<std::size_t>(world().rank())]);
+  }
+  const auto want = reference(batches, 0)->parameters();
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    expect_close(net_->parameters()[i], want[i], std::to_string(i));
+    expect_same_bits_everywhere(net_->parameters()[i], std::to_string(i));
+  }
+}
+
+TEST_F(Joining, AnErrorAtItsEndIsRaisedByTheNextBackward) {
+  bool boom = world().rank() == 0;
+  net_->parameters()[0].register_hook([&](const at::Tensor&) {
+    if (std::exchange(boom, false)) throw std::domain_error("boom");
+  });
+  if (world().rank() == 0) {
+    EXPECT_THROW(
+        {
+          const Join join({prepared_}, {});
+          EXPECT_THROW(loss_of(net_, 0, 0).backward(), std::domain_error);
+          prepared_->reducer()->recover();
+          throw std::domain_error("out of the scope");
+        },
+        std::domain_error);
+  } else {
+    { const Join join({prepared_}, {}); }
+    EXPECT_THROW(loss_of(net_, world().rank(), 0).backward(), Error);
+  }
+  EXPECT_FALSE(prepared_->reducer()->joined());
+  train(1);
+  for (const auto& p : net_->parameters()) expect_same_bits_everywhere(p, "a parameter");
+}
+
 TEST_F(Joining, SparseGradientsToo) {
   nn::Embedding embedding(nn::EmbeddingOptions(4, 2).sparse(true));
   const auto prepared = prepare_(embedding.ptr());
@@ -193,7 +235,23 @@ TEST_F(Joining, RefusesWhatItCannotDo) {
     const Join join({prepared_}, {});
     EXPECT_THROW(Join({prepared_}, {}), Error) << "one in the other";
   }
+  auto partly = make_net();
+  auto frozen = partly->parameters()[0];
+  frozen.set_requires_grad(false);
+  const auto third = prepare_(partly.ptr());
+  {
+    const Join join({third}, {});
+    frozen.set_requires_grad(true);
+    EXPECT_THROW(loss_of(partly, world().rank(), 0).backward(), Error) << "a parameter that no pass has trained";
+  }
   torch::optim::SGD optimizer(net_->parameters(), torch::optim::SGDOptions(rate));
+  {
+    const Join join({prepared_}, {});
+    const auto step = detail::optim::make_optimizer_step(optimizer, {prepared_}, {.fuse = Fuse::always});
+    if (step->fused()) {
+      EXPECT_THROW(loss_of(net_, world().rank(), 0).backward(), Error) << "an optimizer fused inside";
+    }
+  }
   const auto step = detail::optim::make_optimizer_step(optimizer, {prepared_}, {.fuse = Fuse::always});
   if (step->fused()) {
     EXPECT_THROW(Join({prepared_}, {}), Error) << "a fused optimizer";

@@ -2,7 +2,7 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/shared_memory.hpp"
-#include "comm/topology.hpp"
+#include "comm/world.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>

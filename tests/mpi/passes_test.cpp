@@ -1,7 +1,7 @@
 // Backward passes that do not go straight through: cut off by an exception, thrown away, over several models in an
 // order of each rank's own. In double precision, so that rounding hides nothing, against torch alone.
 #include "base/log.hpp"
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
@@ -157,13 +157,13 @@ TEST(CaughtException, OfVirtualWorkersLeavesTheNextStepsWhole) {
   for (int step = 0; step < 4; ++step) {
     const auto want = mean_of(a.net->loss(step, rank()), a.net->parameters());
     for (int times = 0; times < step; ++times) {
-      ++weight.batch;
+      ++weight.number;
       *throws = true;
       EXPECT_THROW(a.net->loss(step + 7, rank()).backward(), std::domain_error);
       *throws = false;
       a.net->zero_grad();
     }
-    ++weight.batch;
+    ++weight.number;
     a.net->loss(step, rank()).backward();
     expect_gradients(a.net, want, "step " + std::to_string(step) + ", ");
     a.net->zero_grad();
@@ -221,6 +221,41 @@ TEST(CaughtException, InAPassThatUnfreezesLeavesTheNextOneWholeWhateverIsFrozenT
     net->zero_grad();
     freeze(net->extra, false);
   }
+}
+
+TEST(CaughtException, MayBeRecoveredFromBeforeTheNextPass) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  const auto throws = std::make_shared<bool>(true);
+  throw_at(a.net->in->weight, throws);
+  for (int times = 0; times < 2; ++times) EXPECT_THROW(a.net->loss(times, rank()).backward(), std::domain_error);
+  for (int times = 0; times < 2; ++times) a.model->reducer()->recover();
+  *throws = false;
+  a.net->zero_grad();
+  const auto want = mean_of(a.net->loss(2, rank()), a.net->parameters());
+  a.net->loss(2, rank()).backward();
+  expect_gradients(a.net, want, "");
+  EXPECT_EQ(a.model->reducer()->passes(), 1);
+}
+
+TEST(CaughtException, OfABackwardInsideBackwardNamesTheParameter) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  bool inside = true;
+  a.net->in->weight.register_hook([&](const at::Tensor&) {
+    const at::AutoGradMode grad(true);
+    if (std::exchange(inside, false)) a.net->loss(1, rank()).backward();
+  });
+  try {
+    a.net->loss(0, rank()).backward();
+    FAIL() << "a second backward() was taken for a part of the first";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("was given a gradient twice"), std::string::npos) << error.what();
+  }
+  a.net->zero_grad();
+  const auto want = mean_of(a.net->loss(2, rank()), a.net->parameters());
+  a.net->loss(2, rank()).backward();
+  expect_gradients(a.net, want, "");
 }
 
 TEST(Gradient, ThatIsAnotherBranchsTooIsNotAveragedUnderIt) {
@@ -385,6 +420,99 @@ TEST(ThrownAway, APassWithoutAveragingLeavesNoMark) {
   }
 }
 
+TEST(AFusedStep, AveragesWhatPassesWithAndWithoutAveragingHaveLeft) {
+  Sgd training(torch::optim::SGDOptions(0.001).momentum(0.9), Fuse::always);
+  if (!training.optimizer->fused()) GTEST_SKIP() << "nothing is fused";
+  for (int step = 0; step < 4; ++step) {
+    training.zero_grad();
+    training.backward(step, step % 2 == 0);
+    {
+      const NoSync scope(training.prepare.no_sync_depth);
+      training.backward(step + 0.3);
+    }
+    if (step > 1) training.backward(step + 0.6, false);
+    training.step();
+    training.expect_alike("step " + std::to_string(step));
+  }
+}
+
+TEST(AFusedStep, AveragesWhatWasMadeByHandThoughAnExceptionCameBefore) {
+  Sgd training(torch::optim::SGDOptions(0.001).momentum(0.9), Fuse::always);
+  if (!training.optimizer->fused()) GTEST_SKIP() << "nothing is fused";
+  const auto throws = std::make_shared<bool>(false);
+  throw_at(training.a.net->in->weight, throws);
+  for (int step = 0; step < 3; ++step) {
+    if (step == 1) {
+      *throws = true;
+      EXPECT_THROW(training.a.net->loss(step, rank()).backward(), std::domain_error);
+      *throws = false;
+    }
+    const auto parameters = training.a.net->parameters(), plain = training.plain->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].mutable_grad() = data(parameters[i].sizes(), step + 0.1 * static_cast<double>(i), rank());
+      plain[i].mutable_grad() = test::mean_over_ranks(parameters[i].grad());
+    }
+    training.step();
+    training.expect_alike("step " + std::to_string(step));
+  }
+}
+
+TEST(AFusedStep, OfAPassThatAnotherRankHasAbandonedIsAnError) {
+  Sgd training(torch::optim::SGDOptions(0.001).momentum(0.9), Fuse::always);
+  if (!training.optimizer->fused()) GTEST_SKIP() << "nothing is fused";
+  const auto throws = std::make_shared<bool>(rank() == 0);
+  throw_at(training.a.net->in->weight, throws);
+  if (rank() == 0) {
+    EXPECT_THROW(training.a.net->loss(7, rank()).backward(), std::domain_error);
+  } else {
+    training.a.net->loss(7, rank()).backward();
+    EXPECT_THROW(training.optimizer->step(), Error);
+  }
+  *throws = false;
+  for (int step = 0; step < 3; ++step) {
+    training.zero_grad();
+    training.backward(step);
+    training.step();
+    training.expect_alike("step " + std::to_string(step));
+  }
+}
+
+TEST(AFusedStep, AfterAnExceptionFromBeforeItWasPrepared) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  const auto throws = std::make_shared<bool>(true);
+  throw_at(a.net->in->weight, throws);
+  EXPECT_THROW(a.net->loss(7, rank()).backward(), std::domain_error);
+  *throws = false;
+  a.net->zero_grad();
+  const auto want = mean_of(a.net->loss(1, rank()), a.net->parameters());
+  std::vector<at::Tensor> before;
+  for (const auto& p : a.net->parameters()) before.push_back(p.detach().clone());
+  torch::optim::SGD own(a.net->parameters(), torch::optim::SGDOptions(0.5));
+  auto how = optim::make_optimizer_step(own, {a.model}, {.fuse = Fuse::always});
+  PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(how));
+  a.net->loss(1, rank()).backward();
+  optimizer.step();
+  const auto named = a.net->named_parameters();
+  for (std::size_t i = 0; i < want.size(); ++i)
+    expect_exactly(named[i].value(), before[i] - want[i] * 0.5, named[i].key());
+}
+
+TEST(AFusedStep, ThatNeverCameLeavesItsGradientsToTheNextPass) {
+  const test::Preparation prepare;
+  Prepared a(prepare);
+  const auto first = mean_of(a.net->loss(1, rank()), a.net->parameters());
+  const auto in = mean_of(a.net->loss(2, rank(), false), {a.net->in->weight});
+  {
+    torch::optim::SGD own(a.net->parameters(), torch::optim::SGDOptions(0.5));
+    const auto how = optim::make_optimizer_step(own, {a.model}, {.fuse = Fuse::always});
+    a.net->loss(1, rank()).backward();
+  }
+  a.net->loss(2, rank(), false).backward();
+  expect_exactly(a.net->in->weight.grad(), first[0] + in[0], "of both");
+  expect_exactly(a.net->extra->weight.grad(), first[2], "of the first alone");
+}
+
 TEST(TwoModels, MayComeInAnotherOrderOnEachRank) {
   for (const auto fuse : {Fuse::always, Fuse::never}) {
     Sgd a(torch::optim::SGDOptions(0.001).momentum(0.9), fuse), b(torch::optim::SGDOptions(0.002).momentum(0.8), fuse);
@@ -495,14 +623,14 @@ TEST(AWishToStop, RidesWithTheShardsOfVirtualWorkers) {
   prepare.options.comm_hook = {};
   auto& weight = *prepare.weight;
   weight.local = 1;
-  weight.global = shards * size();
-  weight.shards = shards;
+  weight.global = weight.total = shards * size();
+  weight.micro_batches = shards;
   int step = 0;
-  prepare.shared.wishes_to_stop = [&] { return weight.shard == 0 && wishes(step, rank()); };
+  prepare.shared.wishes_to_stop = [&] { return weight.micro_batch == 0 && wishes(step, rank()); };
   Prepared a(prepare);
   for (; step < 5; ++step)
-    for (weight.shard = 0; weight.shard < shards; ++weight.shard) {
-      ++weight.batch;
+    for (weight.micro_batch = 0; weight.micro_batch < shards; ++weight.micro_batch) {
+      ++weight.number;
       EXPECT_EQ(a.model->reducer()->passes(), step);
       a.net->loss(step, rank()).backward();
       if (weight.completes_step()) {
@@ -527,7 +655,7 @@ TEST(ModelOptions, AThreadDrivesBucketsWhereMpiIsForSeveral) {
   prepare.options.comm_hook = {};
   prepare.options.progress_thread = true;
   Prepared a(prepare);
-  EXPECT_EQ(progress_threads(), size() > 1 && comm::has_threads() ? 1 : 0);
+  EXPECT_EQ(progress_threads(), size() > 1 && comm::threads_may_call_mpi() ? 1 : 0);
   const auto want = mean_of(a.net->loss(1, rank()), a.net->parameters());
   a.net->loss(1, rank()).backward();
   expect_gradients(a.net, want, "");

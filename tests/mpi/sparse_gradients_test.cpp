@@ -64,7 +64,7 @@ class SparseGradients : public testing::Test {
     const auto own = torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, true);
     for (std::size_t i = 0; i < own.size(); ++i)
       sums.push_back(test::weighted_sum(own[i].defined() ? own[i].to_dense() : at::zeros_like(parameters[i]),
-                                        prepare_.weight->relative(size()) / size()));
+                                        prepare_.weight->relative() / size()));
     return sums;
   }
   void expect_gradients(const std::vector<at::Tensor>& want) {

@@ -1227,6 +1227,10 @@ TEST(Train, RestoreLosesNoOption) {
     EXPECT_EQ(trainer.options().scaling_config.threads_per_worker, 2);
     EXPECT_EQ(trainer.options().run_config.failure_config.max_failures, 3);
     EXPECT_EQ(trainer.get_dataset_config().datasets_to_split, (std::vector<std::string>{"train", "more"}));
+    auto all = options;
+    all.scaling_config.use_gpu = true;
+    all.run_config.storage_path = storage;
+    EXPECT_EQ(Json(trainer.options()), Json(all));
     const Opened other(TorchTrainer::restore(launch, storage / "all", loop,
                                              {.scaling_config = {.threads_per_worker = 1},
                                               .dataset_config = {.split_all = true},

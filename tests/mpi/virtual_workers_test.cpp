@@ -1,4 +1,5 @@
 // Virtual workers: the same weights, bit for bit, at any number of workers.
+#include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
 #include "support/job.hpp"
 
@@ -137,7 +138,11 @@ TEST(VirtualWorkers, WhatTheyCannotDoIsRefused) {
   if (size > 1) {
     EXPECT_EQ(attempt("odd", size + 1, [](Session&, const Config&) {}), 64);
   }
-  EXPECT_EQ(attempt("loader", size, [](Session& session, const Config&) { session.worker(); }), 64);
+  EXPECT_EQ(attempt("loader", size,
+                    [](Session& session, const Config&) {
+                      prepare_data_loader(session, torch::data::datasets::TensorDataset(at::arange(4)));
+                    }),
+            64);
   EXPECT_EQ(attempt("no_sync", size, [](Session& session, const Config&) { session.no_sync(); }), 64);
   const auto backward = [](torch::nn::Linear net) { net->forward(at::ones({2, 1})).sum().backward(); };
   EXPECT_EQ(attempt("outside", size,

@@ -2,7 +2,7 @@
 //
 // Trains the model of ddp_peer.py on the same weights and batches, with gradients averaged by muster, and writes the
 // loss of each step, the mean over the ranks, one per line.
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "gradients/data_parallel.hpp"
 #include "muster/process_group.hpp"
 
@@ -28,7 +28,7 @@ at::Tensor wave(at::IntArrayRef sizes, double scale, double frequency, double ph
 }  // namespace
 
 int main(int argc, char** argv) {
-  const muster::detail::comm::Environment environment;
+  const muster::detail::comm::MpiScope environment;
   const auto& world = environment.world();
   if (argc != 2) return 64;
 
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
       muster::detail::gradients::DataParallel::prepare(net,
                                                        {.communicator = world,
                                                         .new_group = [&] { return muster::make_process_group(world); },
-                                                        .weight = std::make_shared<muster::detail::step::StepWeight>(),
+                                                        .steps = std::make_shared<muster::detail::step::Steps>(),
                                                         .no_sync_depth = std::make_shared<int>(0)},
                                                        {.bucket_bytes = 4096, .first_bucket_bytes = 512});
 

@@ -23,12 +23,12 @@ void average(GradBucket& bucket, c10d::ProcessGroup& group) {
 class Prepared final : public Side {
  public:
   Prepared(const Program& program, const Communicator& world) : Side(program), rank_(world.rank()) {
-    const detail::gradients::Shared shared{.communicator = world,
-                                           .new_group = [world] { return make_process_group(world); },
-                                           .weight = weight_,
-                                           .no_sync_depth = no_sync_depth_,
-                                           .share_memory = program.exchange == Program::Exchange::shared,
-                                           .share = {.total = world.size(), .first = world.rank()}};
+    const detail::gradients::ParallelContext shared{.communicator = world,
+                                                    .new_group = [world] { return make_process_group(world); },
+                                                    .steps = steps_,
+                                                    .no_sync_depth = no_sync_depth_,
+                                                    .share_memory = program.exchange == Program::Exchange::shared,
+                                                    .share = {.total = world.size(), .first = world.rank()}};
     const auto bucket = static_cast<std::size_t>(program.bucket_bytes);
     const ModelOptions options{
         .bucket_bytes = bucket,
@@ -53,7 +53,7 @@ class Prepared final : public Side {
 
   void pass(const Pass& pass) override {
     const auto& mine = pass.ranks.at(static_cast<std::size_t>(rank_));
-    *weight_ = {};
+    *weight_ = {.total = static_cast<int>(pass.ranks.size())};
     if (pass.weighted) {
       weight_->local = mine.weight;
       for (const auto& part : pass.ranks) weight_->global += part.weight;
@@ -103,7 +103,9 @@ class Prepared final : public Side {
   }
 
   int rank_;
-  std::shared_ptr<detail::step::StepWeight> weight_ = std::make_shared<detail::step::StepWeight>();
+  std::shared_ptr<detail::step::BatchWeight> weight_ = std::make_shared<detail::step::BatchWeight>();
+  std::shared_ptr<detail::step::Steps> steps_ = std::make_shared<detail::step::Steps>();
+  const std::int64_t scope_ = steps_->enter_scope(weight_);
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
   std::vector<std::shared_ptr<detail::gradients::DataParallel>> models_;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;

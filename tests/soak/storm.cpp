@@ -3,7 +3,7 @@
 //   mpirun -n RANKS storm --seed SEED              one program, told step by step
 // Ends with 1 if any differs, and names it by the command that shows it again. A program that ends by an error or does
 // not end takes the others after it along; the last line says which it was.
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "soak/prepared.hpp"
 #include "soak/reference.hpp"
 
@@ -165,7 +165,7 @@ int run(const Communicator& world, const Choice& choice) {
 }  // namespace muster::soak
 
 int main(int argc, char** argv) {
-  const muster::detail::comm::Environment environment;
+  const muster::detail::comm::MpiScope environment;
   muster::detail::comm::set_time_limit(environment.world(), muster::soak::patience);
   muster::soak::Silence silence;
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);

@@ -1,7 +1,7 @@
 // Runs the tests on every rank. Rank 0 prints as usual, the others only what failed, with their number.
 #include "support/world.hpp"
 
-#include "comm/environment.hpp"
+#include "comm/world.hpp"
 #include "muster/mpi.hpp"
 #include "support/folder.hpp"
 
@@ -17,7 +17,7 @@
 namespace muster::test {
 namespace {
 
-const detail::comm::Environment* environment = nullptr;
+const detail::comm::MpiScope* environment = nullptr;
 std::vector<std::unique_ptr<Folder>> folders;
 
 class FailuresOnly : public testing::EmptyTestEventListener {
@@ -51,7 +51,7 @@ std::filesystem::path shared_folder() {
 int main(int argc, char** argv) {
   std::optional<muster::test::OwnMpi> own;
   if (std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) own.emplace();
-  const muster::detail::comm::Environment environment;
+  const muster::detail::comm::MpiScope environment;
   muster::test::environment = &environment;
   testing::InitGoogleTest(&argc, argv);
   if (environment.world().rank() != 0) {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -30,14 +31,18 @@ inline bool by(const std::string& way) {
 
 /// What a session gives its models.
 struct Preparation {
-  std::shared_ptr<detail::step::StepWeight> weight = std::make_shared<detail::step::StepWeight>();
+  /// What the batch weighs that counts.
+  std::shared_ptr<detail::step::BatchWeight> weight =
+      std::make_shared<detail::step::BatchWeight>(detail::step::BatchWeight{.total = world().size()});
+  std::shared_ptr<detail::step::Steps> steps = std::make_shared<detail::step::Steps>();
+  const std::int64_t scope = steps->enter_scope(weight);
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  detail::gradients::Shared shared{.communicator = world(),
-                                   .new_group = [] { return make_process_group(world()); },
-                                   .weight = weight,
-                                   .no_sync_depth = no_sync_depth,
-                                   .share_memory = !by("buckets"),
-                                   .share = {.total = world().size(), .first = world().rank()}};
+  detail::gradients::ParallelContext shared{.communicator = world(),
+                                            .new_group = [] { return make_process_group(world()); },
+                                            .steps = steps,
+                                            .no_sync_depth = no_sync_depth,
+                                            .share_memory = !by("buckets"),
+                                            .share = {.total = world().size(), .first = world().rank()}};
   /// Small, so that a small model has several.
   ModelOptions options{.bucket_bytes = 64,
                        .first_bucket_bytes = 16,

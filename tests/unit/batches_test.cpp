@@ -1,6 +1,6 @@
-#include "data/batches.hpp"
-#include "data/passes.hpp"
-#include "data/shard.hpp"
+#include "data/passes/batches.hpp"
+#include "data/passes/cursors.hpp"
+#include "data/passes/shard.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 
@@ -30,20 +30,21 @@ Dataset numbers(std::int64_t n) {
 struct World {
   World(std::int64_t samples, int size, bool split = true, std::uint64_t seed = 0) {
     for (int rank = 0; rank < size; ++rank) {
-      passes.push_back(std::make_shared<Passes>());
+      cursors.push_back(std::make_shared<Cursors>());
       states.push_back(add("train", samples, rank, size, split, seed));
     }
   }
   std::shared_ptr<ShardState> add(const std::string& name, std::int64_t samples, int rank = 0, int size = 1,
                                   bool split = true, std::uint64_t seed = 0) {
     auto state = std::make_shared<ShardState>(
-        Track{.name = name, .share = {.total = size, .first = rank}, .split = split, .seed = seed}, numbers(samples));
-    passes[static_cast<std::size_t>(rank)]->add(state);
+        CursorOptions{.name = name, .share = {.total = size, .first = rank}, .split = split, .seed = seed},
+        numbers(samples));
+    cursors[static_cast<std::size_t>(rank)]->add(state);
     return state;
   }
   DatasetShard shard(std::size_t rank = 0) const { return DatasetShard(states[rank]); }
-  const step::StepWeight& weight(std::size_t rank = 0) const { return *passes[rank]->weight; }
-  std::vector<std::shared_ptr<Passes>> passes;
+  const step::BatchWeight& weight(std::size_t rank = 0) const { return cursors[rank]->steps->batch(); }
+  std::vector<std::shared_ptr<Cursors>> cursors;
   std::vector<std::shared_ptr<ShardState>> states;
 };
 
@@ -125,7 +126,7 @@ TEST(Batches, EverySampleOnceAtAnyWorld) {
   EXPECT_EQ(run(world, {.batch_size = 3, .drop_last = true}).size(), 6u);
 }
 
-TEST(Batches, ARankLeftEmptyGetsAGhost) {
+TEST(Batches, ARankLeftEmptyGetsPadding) {
   const World world(5, 4);
   std::vector<std::int64_t> sizes, weights;
   for (std::size_t rank = 0; rank < 4; ++rank) {
@@ -302,7 +303,7 @@ TEST(Position, ARangeThatDiesEarlyEndsItsPass) {
     auto& state = *world.states[0];
     for (auto& batch : world.shard().iter_torch_batches({.batch_size = 2, .prefetch_batches = ahead})) {
       EXPECT_EQ(batch.size(), 2);
-      EXPECT_EQ(state.consumed, 2) << "what is read ahead is not taken";
+      EXPECT_EQ(state.position().at("consumed"), 2) << "what is read ahead is not taken";
       EXPECT_TRUE(state.unfinished());
       break;
     }
@@ -313,11 +314,11 @@ TEST(Position, ARangeThatDiesEarlyEndsItsPass) {
     auto first = world.shard().iter_batches();
     first.begin();
     auto second = world.shard().iter_batches();
-    EXPECT_EQ(state.passes, 1) << "a pass begins when its iteration does";
+    EXPECT_EQ(state.position().at("passes"), 1) << "a pass begins when its iteration does";
     second.begin();
-    EXPECT_EQ(state.passes, 2) << "the next pass ends the one before";
+    EXPECT_EQ(state.position().at("passes"), 2) << "the next pass ends the one before";
     first = world.shard().iter_batches();
-    EXPECT_EQ(state.passes, 2);
+    EXPECT_EQ(state.position().at("passes"), 2);
     EXPECT_TRUE(state.unfinished()) << "the second one";
   }
 }
@@ -367,8 +368,8 @@ TEST(Position, AnotherGlobalBatchIsSaidBetweenEpochsToo) {
   run(World(100, 4), {.batch_size = 8}, 1000, &position);
   const auto said = [&](int ranks, const BatchOptions& options) {
     const World later(100, ranks);
-    later.passes[0]->begin_epoch(1);
-    later.passes[0]->restore("train", position, /*complete=*/true);
+    later.cursors[0]->begin_epoch(1);
+    later.cursors[0]->restore("train", position, /*complete=*/true);
     testing::internal::CaptureStderr();
     for (int pass = 0; pass < 2; ++pass) later.shard().iter_batches(options).begin();
     return testing::internal::GetCapturedStderr();
@@ -403,7 +404,7 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
     auto b = two.b.begin();
     if (!alike) {
       try {
-        world.weight().relative(1);
+        world.cursors[0]->steps->weight();
         ADD_FAILURE() << options.batch_size;
       } catch (const Error& error) {
         const std::string text = error.what();
@@ -411,29 +412,29 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
         for (const char* part : {"\"train\"", "\"other\"", "session.step(batch)"})
           EXPECT_NE(text.find(part), std::string::npos) << text;
       }
-      const auto scope = world.passes[0]->enter(b->step());
+      const auto scope = world.cursors[0]->steps->enter_scope(b->step());
       EXPECT_EQ(world.weight().local, b->size());
-      world.passes[0]->leave(scope);
-      EXPECT_THROW(world.weight().relative(1), Error);
+      world.cursors[0]->steps->leave_scope(scope);
+      EXPECT_THROW(world.cursors[0]->steps->weight(), Error);
       continue;
     }
-    for (; a != two.a.end(); ++a, ++b) EXPECT_EQ(world.weight().relative(1), 1.0);
+    for (; a != two.a.end(); ++a, ++b) EXPECT_EQ(world.cursors[0]->steps->weight(), 1.0);
   }
   World world(10, 1);
   Two two(world);
   auto a = two.a.begin();
   auto b = two.b.begin();
-  EXPECT_NO_THROW(world.weight().relative(1));
+  EXPECT_NO_THROW(world.cursors[0]->steps->weight());
   ++b;
-  EXPECT_THROW(world.weight().relative(1), Error) << "one is further";
+  EXPECT_THROW(world.cursors[0]->steps->weight(), Error) << "one is further";
   ++a;
-  EXPECT_NO_THROW(world.weight().relative(1));
+  EXPECT_NO_THROW(world.cursors[0]->steps->weight());
 }
 
 TEST(Weight, IsThatOfTheTrainingPassInHand) {
   World world(7, 3);
   const auto other = world.add("other", 5, 2, 3);
-  const auto weight = [&] { return world.weight(2).relative(3); };
+  const auto weight = [&] { return world.cursors[2]->steps->weight(); };
   std::optional<Batch> kept;
   for (const auto& batch : world.shard(2).iter_batches({.batch_size = 2})) {
     const double mine = batch.global_size() == 6 ? 1.0 : 0.0;
@@ -454,13 +455,13 @@ TEST(Weight, IsThatOfTheTrainingPassInHand) {
   }
   EXPECT_EQ(weight(), 1.0);
   EXPECT_EQ(kept->weight(), 0.0) << "a batch keeps its weight";
-  const auto outer = world.passes[2]->enter(kept->step());
+  const auto outer = world.cursors[2]->steps->enter_scope(kept->step());
   EXPECT_EQ(weight(), 0.0);
-  const auto inner = world.passes[2]->enter(Batch().step());
+  const auto inner = world.cursors[2]->steps->enter_scope(Batch().step());
   EXPECT_EQ(weight(), 1.0) << "all ranks count the same";
-  world.passes[2]->leave(inner);
+  world.cursors[2]->steps->leave_scope(inner);
   EXPECT_EQ(weight(), 0.0);
-  world.passes[2]->leave(outer);
+  world.cursors[2]->steps->leave_scope(outer);
   EXPECT_EQ(weight(), 1.0);
 }
 
@@ -525,7 +526,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
     const auto told = [&](std::int64_t stop, const Json& from, Json* until) {
       std::string seen;
       World world(12, 1);
-      for (const auto& [name, position] : from.items()) world.passes[0]->restore(name, position, false);
+      for (const auto& [name, position] : from.items()) world.cursors[0]->restore(name, position, false);
       const auto other = world.add("other", 6);
       std::int64_t trained = 0;
       struct Stop {};
@@ -533,7 +534,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
         program.epoch(world, other, [&](char name, const Batch& batch) {
           seen += name + std::to_string(batch["y"][0].item<std::int64_t>()) + " ";
           if (name != 't' || ++trained != stop) return;
-          *until = world.passes[0]->positions();
+          *until = world.cursors[0]->positions();
           throw Stop();
         });
       } catch (Stop) {
@@ -567,14 +568,14 @@ TEST(Position, OfWhatComesAfterTheRestore) {
   Json position;
   run(world, {.batch_size = 2}, 2, &position);
   World later(10, 1);
-  later.passes[0]->restore("late", position, false);
-  EXPECT_EQ(later.passes[0]->positions().at("late"), position) << "kept until it comes";
-  EXPECT_FALSE(later.passes[0]->epoch_complete());
+  later.cursors[0]->restore("late", position, false);
+  EXPECT_EQ(later.cursors[0]->positions().at("late"), position) << "kept until it comes";
+  EXPECT_FALSE(later.cursors[0]->epoch_complete());
   const auto late = later.add("late", 10);
   EXPECT_EQ(DatasetShard(late).iter_batches({.batch_size = 2}).num_batches(), 3);
-  later.passes[0]->restore("never", position, false);
-  later.passes[0]->begin_epoch(1);
-  EXPECT_FALSE(later.passes[0]->positions().contains("never")) << "of another epoch";
+  later.cursors[0]->restore("never", position, false);
+  later.cursors[0]->begin_epoch(1);
+  EXPECT_FALSE(later.cursors[0]->positions().contains("never")) << "of another epoch";
 }
 
 TEST(Position, ValidationCompletesNoEpoch) {
@@ -583,9 +584,9 @@ TEST(Position, ValidationCompletesNoEpoch) {
   for (int pass = 0; pass < 2; ++pass) {
     for ([[maybe_unused]] const auto& batch : DatasetShard(other).iter_batches({.batch_size = 3, .training = false})) {
       EXPECT_FALSE(other->unfinished());
-      EXPECT_EQ(world.passes[0]->epoch_complete(), pass == 1);
+      EXPECT_EQ(world.cursors[0]->epoch_complete(), pass == 1);
     }
-    EXPECT_EQ(other->passes, 0);
+    EXPECT_EQ(other->position().at("passes"), 0);
     all_of(world.shard().iter_batches());
   }
 }

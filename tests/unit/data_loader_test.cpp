@@ -1,6 +1,6 @@
 #include "muster/data_loader.hpp"
 
-#include "data/passes.hpp"
+#include "data/passes/cursors.hpp"
 
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
@@ -24,8 +24,15 @@ auto numbers(std::int64_t n) {
       .map(torch::data::transforms::Stack<torch::data::TensorExample>());
 }
 
-Worker worker(int rank, int world) {
-  return {.rank = rank, .world = world, .seed = 3, .passes = std::make_shared<detail::data::Passes>()};
+detail::data::Worker worker(int rank, int world) {
+  return {.rank = rank, .world = world, .seed = 3, .cursors = std::make_shared<detail::data::Cursors>()};
+}
+
+/// Without a session.
+template <class Dataset, class... Sampler>
+auto prepare_data_loader(const detail::data::Worker& worker, Dataset dataset, const DataLoaderOptions& options = {},
+                         Sampler... sampler) {
+  return detail::data::make_loader<DataLoader<Dataset>>(worker, std::move(dataset), options, std::move(sampler)...);
 }
 
 template <class Loader>
@@ -83,13 +90,13 @@ TEST(DataLoader, WeighsStepsByTheirSamples) {
   std::vector<std::pair<std::int64_t, std::int64_t>> weights;
   Samples sizes;
   for (const auto& batch : *loader) {
-    weights.emplace_back(self.passes->weight->local, self.passes->weight->global);
+    weights.emplace_back(self.cursors->steps->batch().local, self.cursors->steps->batch().global);
     sizes.push_back(batch.data.size(0));
-    EXPECT_EQ(loader->batch_samples(), self.passes->weight->local);
+    EXPECT_EQ(loader->batch_samples(), self.cursors->steps->batch().local);
   }
   EXPECT_EQ(weights, (std::vector<std::pair<std::int64_t, std::int64_t>>{{2, 6}, {0, 1}}));
   EXPECT_EQ(sizes, (Samples{2, 1}));
-  EXPECT_EQ(self.passes->weight->global, 0);
+  EXPECT_EQ(self.cursors->steps->batch().global, 0);
 }
 
 TEST(DataLoader, APassMayBeLeftEarly) {
@@ -100,7 +107,7 @@ TEST(DataLoader, APassMayBeLeftEarly) {
       EXPECT_EQ(batch.data[1].item<int>(), 1);
       break;
     }
-    EXPECT_EQ(self.passes->weight->global, 0);
+    EXPECT_EQ(self.cursors->steps->batch().global, 0);
     EXPECT_EQ(pass(*loader), indices(100));
   }
 }
@@ -110,10 +117,10 @@ TEST(DataLoader, AnIteratorThatIsReplacedEndsItsOwnPassOnly) {
   const auto loader = prepare_data_loader(self, numbers(7), {.batch_size = 2});
   auto batch = loader->begin();
   batch = loader->begin();
-  EXPECT_EQ(self.passes->weight->global, 6);
+  EXPECT_EQ(self.cursors->steps->batch().global, 6);
   ++batch;
-  EXPECT_EQ(self.passes->weight->relative(3), 0.0);
-  EXPECT_EQ(loader->step()->relative(3), 0.0);
+  EXPECT_EQ(self.cursors->steps->weight(), 0.0);
+  EXPECT_EQ(loader->step()->relative(), 0.0);
 }
 
 TEST(DataLoader, GoesOnWhereItWasSaved) {
@@ -126,17 +133,17 @@ TEST(DataLoader, GoesOnWhereItWasSaved) {
     for (const auto& batch : *loader) {
       for (int i = 0; i < 2; ++i) samples.push_back(batch.data[i].item<std::int64_t>());
       if (samples.size() < 6) continue;
-      positions = self.passes->positions();
+      positions = self.cursors->positions();
       break;
     }
     EXPECT_EQ(positions.at("train_loader").at("consumed"), 6) << "what was taken, not what was read ahead";
     const auto later = worker(0, 1);
-    later.passes->restore("train_loader", positions.at("train_loader"), false);
+    later.cursors->restore("train_loader", positions.at("train_loader"), false);
     const auto rest =
         pass(*prepare_data_loader(later, numbers(20), {.batch_size = 2, .shuffle = true, .workers = threads}));
     samples.insert(samples.end(), rest.begin(), rest.end());
     EXPECT_EQ(samples, undisturbed);
-    EXPECT_TRUE(later.passes->epoch_complete());
+    EXPECT_TRUE(later.cursors->epoch_complete());
   }
 }
 
@@ -173,7 +180,7 @@ TEST(DataLoader, KeepsADistributedSampler) {
   const auto loader = prepare_data_loader(self, numbers(10), {.batch_size = 2},
                                           DistributedSequentialSampler(10, /*num_replicas=*/2, /*rank=*/1));
   for (int repeat = 0; repeat < 2; ++repeat) EXPECT_EQ(pass(*loader), (Samples{5, 6, 7, 8, 9}));
-  for (const auto& batch : *loader) EXPECT_EQ(self.passes->weight->global, 0) << batch.data;
+  for (const auto& batch : *loader) EXPECT_EQ(self.cursors->steps->batch().global, 0) << batch.data;
   for (const DataLoaderOptions& options : {DataLoaderOptions{.global_batch_size = 4}, {.shuffle = true}})
     EXPECT_THROW(prepare_data_loader(self, numbers(10), options, DistributedSequentialSampler(10, 2, 1)), Error)
         << "the sampler decides that";
@@ -181,10 +188,10 @@ TEST(DataLoader, KeepsADistributedSampler) {
     const auto other = prepare_data_loader(self, numbers(6), {.name = "other", .batch_size = 2},
                                            DistributedSequentialSampler(6, 2, 1));
     const auto first = loader->begin(), second = other->begin();
-    EXPECT_EQ(self.passes->weight->relative(2), 1.0) << "of two such loaders too";
-    EXPECT_NE(self.passes->without_position(), nullptr);
+    EXPECT_EQ(self.cursors->steps->weight(), 1.0) << "of two such loaders too";
+    EXPECT_NE(self.cursors->steps->without_position(), nullptr);
   }
-  EXPECT_EQ(self.passes->without_position(), nullptr);
+  EXPECT_EQ(self.cursors->steps->without_position(), nullptr);
   const auto even = prepare_data_loader(self, numbers(10), {.batch_size = 2, .drop_last = true},
                                         DistributedSequentialSampler(10, 2, 1));
   EXPECT_EQ(pass(*even).size(), 4u);

@@ -13,35 +13,71 @@
 namespace muster::detail::train {
 namespace {
 
-Params sample() {
-  return {
-      .train_loop_config = {{"lr", 0.5}},
-      .metadata = {{"who", "us"}},
-      .scaling = {.num_workers = 3, .use_gpu = true, .threads_per_worker = 2, .virtual_workers = 12},
-      .checkpoint = {.num_to_keep = 4, .checkpoint_score_attribute = "loss", .checkpoint_score_order = ScoreOrder::min},
-      .max_failures = -1,
-      .torch = {.backend = "gloo", .timeout = std::chrono::hours(1000)},
-      .data = {.datasets_to_split = {"train", "more"}, .split_all = true}};
+TrainerOptions sample() {
+  return {.train_loop_config = {{"lr", 0.5}},
+          .torch_config = {.backend = "gloo", .timeout = std::chrono::hours(1000)},
+          .scaling_config = {.num_workers = 3, .use_gpu = true, .threads_per_worker = 2, .virtual_workers = 12},
+          .dataset_config = {.datasets_to_split = {"train", "more"}, .split_all = true},
+          .run_config = {.name = "demo",
+                         .storage_path = "/a/b",
+                         .checkpoint_config = {.num_to_keep = 4,
+                                               .checkpoint_score_attribute = "loss",
+                                               .checkpoint_score_order = ScoreOrder::min},
+                         .failure_config = {.max_failures = -1}},
+          .metadata = {{"who", "us"}}};
 }
 
 TEST(Params, ComeBackAsTheyWere) {
-  const auto json = to_json(sample());
-  const auto back = params_from_json(json, "it");
-  EXPECT_EQ(to_json(back), json);
-  EXPECT_EQ(back.torch.timeout, std::chrono::hours(1000));
-  EXPECT_FALSE(back.finished);
-  const auto plain = to_json(Params{});
-  EXPECT_EQ(to_json(params_from_json(plain, "it")), plain);
+  const auto json = params_of(sample());
+  const auto back = options_in(json, "it");
+  EXPECT_EQ(Json(back), Json(sample()));
+  EXPECT_EQ(back.torch_config.timeout, std::chrono::hours(1000));
+  EXPECT_FALSE(json.contains("finished"));
+  EXPECT_EQ(Json(options_in(params_of({}), "it")), Json(TrainerOptions{}));
 }
 
 TEST(Params, ThoseOfOlderVersionsAreRead) {
-  auto json = to_json(sample());
+  auto json = params_of(sample());
   for (const char* key : {"torch_config", "dataset_config"}) json.erase(key);
   json["scaling_config"].erase("virtual_workers");
   json["something new"] = {1, 2};
-  const auto back = params_from_json(json, "it");
-  EXPECT_EQ(back.torch.backend, "auto");
-  EXPECT_EQ(back.data.datasets_to_split, std::vector<std::string>{"train"});
+  json["scaling_config"]["something new"] = 1;
+  const auto back = options_in(json, "it");
+  EXPECT_EQ(back.torch_config.backend, "auto");
+  EXPECT_EQ(back.dataset_config.datasets_to_split, std::vector<std::string>{"train"});
+}
+
+// As version 0.1.0 wrote it: other tools look for these keys at these places.
+TEST(Params, KeepTheirPlaces) {
+  const auto file = Json::parse(R"({
+    "dataset_config": {"datasets_to_split": ["train", "more"], "split_all": true},
+    "datasets": {"train": {"samples": 46}},
+    "finished": true,
+    "hosts": ["here"],
+    "metadata": {"who": "us"},
+    "muster_version": "0.1.0",
+    "name": "demo",
+    "num_ranks": 4,
+    "program": "job",
+    "run_config": {"checkpoint_score_attribute": "loss", "checkpoint_score_order": "min", "max_failures": -1,
+                   "num_to_keep": 4},
+    "scaling_config": {"num_workers": 3, "threads_per_worker": 2, "use_gpu": true, "virtual_workers": 12},
+    "seed": 0,
+    "threads_per_worker": 2,
+    "torch_config": {"backend": "gloo", "timeout_ms": 3600000000},
+    "train_loop_config": {"lr": 0.5},
+    "world_size": 3
+  })");
+  auto was = sample();
+  was.run_config.name.clear();
+  was.run_config.storage_path.clear();
+  EXPECT_EQ(Json(options_in(file, "it")), Json(was));
+  const auto now = params_of(sample()).flatten();
+  for (const char* part :
+       {"dataset_config", "metadata", "run_config", "scaling_config", "torch_config", "train_loop_config"}) {
+    const auto then = Json{{part, file.at(part)}}.flatten();
+    for (const auto& [key, value] : then.items()) EXPECT_EQ(now.value(key, Json("missing")), value) << key;
+  }
 }
 
 TEST(Params, WhatCannotBeIsNamed) {
@@ -49,7 +85,7 @@ TEST(Params, WhatCannotBeIsNamed) {
   const auto refused = [&](const std::string& text, const std::string& fact) {
     write_file(folder / "params.json", text);
     try {
-      read_params(folder.path());
+      saved_options(folder.path());
       ADD_FAILURE() << text.substr(0, 200);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::data);
@@ -72,13 +108,13 @@ TEST(Params, WhatCannotBeIsNamed) {
   };
   for (const auto& [pointer, values] : absurd)
     for (const auto& value : values) {
-      auto json = to_json(sample());
+      auto json = params_of(sample());
       json[Json::json_pointer(pointer)] = value;
       const std::string path(pointer);
       refused(json.dump(), path.ends_with("/0") ? "names" : path.substr(path.rfind('/') + 1));
     }
   for (const char* key : {"train_loop_config", "metadata", "scaling_config", "run_config"}) {
-    auto json = to_json(sample());
+    auto json = params_of(sample());
     json.erase(key);
     refused(json.dump(), key);
   }

@@ -1,4 +1,4 @@
-#include "data/samples.hpp"
+#include "data/passes/samples.hpp"
 
 #include <gtest/gtest.h>
 

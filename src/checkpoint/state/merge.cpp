@@ -5,7 +5,7 @@
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/pieces.hpp"
 #include "checkpoint/state/collect.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>

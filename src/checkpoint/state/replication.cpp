@@ -4,7 +4,7 @@
 #include "checkpoint/state/bytes.hpp"
 #include "checkpoint/state/checksum.hpp"
 #include "checkpoint/state/collect.hpp"
-#include "comm/together.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>

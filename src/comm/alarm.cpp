@@ -1,0 +1,80 @@
+#include "comm/alarm.hpp"
+
+#include "comm/mpi_call.hpp"
+
+#include <utility>
+
+namespace muster::detail::comm {
+namespace {
+
+constexpr int notice_tag = 1;
+/// A notice fits into what MPI sends without the receiver's help.
+constexpr std::size_t longest_notice = 3000;
+
+}  // namespace
+
+Alarm::Alarm(MPI_Comm comm)
+    : comm_(comm), rank_(rank_in(comm)), size_(size_in(comm)), heard_(static_cast<std::size_t>(size_)) {}
+
+void Alarm::raise(const Outcome& mine) {
+  const std::lock_guard lock(mutex_);
+  if (raised_) return;
+  raised_ = mine;
+  if (size_ == 1) return;
+  sent_ = pack(mine, longest_notice);
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    sends_.push_back(MPI_REQUEST_NULL);
+    check(MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, notice_tag, comm_, &sends_.back()),
+          "MPI_Isend");
+  }
+}
+
+void Alarm::take(const MPI_Status& status) {
+  std::string bytes(longest_notice + packed_fields, '\0');
+  MPI_Status received;
+  check(
+      MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
+      "MPI_Recv");
+  int length = 0;
+  check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
+  bytes.resize(static_cast<std::size_t>(length));
+  heard_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
+  if (sounding_) return;
+  cause_ = unpack(bytes);
+  cause_rank_ = received.MPI_SOURCE;
+  sounding_ = true;
+}
+
+void Alarm::listen() {
+  if (size_ == 1) return;
+  if (!sounding_) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;
+    int flag = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, comm_, &flag, &status), "MPI_Iprobe");
+    if (!flag) return;
+    take(status);
+  }
+  throw RemoteError(cause_.code, cause_rank_, "rank " + std::to_string(cause_rank_) + " failed: " + cause_.text);
+}
+
+void Alarm::clear(const std::vector<bool>& raised) {
+  const std::lock_guard lock(mutex_);
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || !raised[static_cast<std::size_t>(r)] || heard_[static_cast<std::size_t>(r)]) continue;
+    MPI_Status status;
+    check(MPI_Probe(r, notice_tag, comm_, &status), "MPI_Probe");
+    take(status);
+  }
+  // They complete: every other rank takes in this notice in its own clear().
+  if (!sends_.empty())
+    check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
+  sends_.clear();
+  raised_.reset();
+  heard_.assign(heard_.size(), false);
+  sounding_ = false;
+}
+
+}  // namespace muster::detail::comm

@@ -1,0 +1,136 @@
+#include "comm/handshake.hpp"
+
+#include "base/log.hpp"
+#include "comm/mpi_call.hpp"
+#include "comm/wait.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+
+namespace muster::detail::comm {
+namespace {
+
+/// After those of Collectives::all_to_all(), of SliceExchange and of rendezvous().
+constexpr int handshake_tag = 16'386;
+
+constexpr std::size_t longest = 1024;
+using Text = std::array<char, longest>;
+
+Text text_of(const std::string& string) {
+  Text text{};
+  std::copy_n(string.begin(), std::min(string.size(), longest - 1), text.begin());
+  return text;
+}
+
+}  // namespace
+
+/// What MPI may touch after the limit.
+struct Handshake::Memory {
+  int all = 0;
+  Text mine{};
+  std::vector<Text> texts;
+  std::vector<MPI_Request> pending;
+};
+
+Handshake::Handshake(MPI_Comm comm, const char* doing)
+    : comm_(comm), doing_(doing), memory_(std::make_unique<Memory>()) {}
+
+Handshake::~Handshake() {
+  if (!memory_->pending.empty()) static_cast<void>(memory_.release());
+}
+
+MPI_Request* Handshake::start() { return &memory_->pending.emplace_back(MPI_REQUEST_NULL); }
+
+void Handshake::finish() {
+  auto& pending = memory_->pending;
+  const auto done = [&] {
+    int flag = 0;
+    check(MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, MPI_STATUSES_IGNORE), "MPI_Testall");
+    return flag != 0;
+  };
+  if (!wait_until(done, default_limit))
+    throw Error(ExitCode::retry, doing_,
+                "not all of its ranks came within " + std::to_string(default_limit.count() / 1000) + " s",
+                "A rank is stuck, lost or in another collective");
+  pending.clear();
+}
+
+bool Handshake::all(bool mine) {
+  memory_->all = mine ? 1 : 0;
+  check(MPI_Iallreduce(MPI_IN_PLACE, &memory_->all, 1, MPI_INT, MPI_MIN, comm_, start()), "MPI_Iallreduce");
+  finish();
+  return memory_->all == 1;
+}
+
+std::vector<std::string> Handshake::each(const std::string& mine) {
+  memory_->mine = text_of(mine);
+  memory_->texts.resize(static_cast<std::size_t>(size_in(comm_)));
+  check(
+      MPI_Iallgather(memory_->mine.data(), longest, MPI_CHAR, memory_->texts.data(), longest, MPI_CHAR, comm_, start()),
+      "MPI_Iallgather");
+  finish();
+  std::vector<std::string> all;
+  for (const auto& text : memory_->texts) all.emplace_back(text.data());
+  return all;
+}
+
+std::string Handshake::from_first(const std::vector<int>& ranks, const std::string& mine) {
+  memory_->mine = text_of(mine);
+  const bool first = rank_in(comm_) == ranks.front();
+  for (const int r : ranks)
+    if (first && r != ranks.front())
+      check(MPI_Isend(memory_->mine.data(), longest, MPI_CHAR, r, handshake_tag, comm_, start()), "MPI_Isend");
+  if (!first)
+    check(MPI_Irecv(memory_->mine.data(), longest, MPI_CHAR, ranks.front(), handshake_tag, comm_, start()),
+          "MPI_Irecv");
+  finish();
+  return memory_->mine.data();
+}
+
+std::shared_ptr<node::SharedSegment> map_together(MPI_Comm comm, const std::vector<int>& node, std::size_t bytes,
+                                                  std::size_t first, std::size_t reserved) {
+  Handshake handshake(comm, "sharing memory on a node");
+  const int rank = rank_in(comm);
+  const bool here = rank == node.front();
+  auto segment = std::make_shared<node::SharedSegment>();
+  std::string problem;
+  if (here) {
+    try {
+      *segment = node::SharedSegment::create(bytes);
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+  }
+
+  // The name goes from the lowest rank of the node to the others; an empty one says that there is none.
+  const auto name = handshake.from_first(node, segment->name());
+  try {
+    if (!here && !name.empty()) *segment = node::SharedSegment::open(name, bytes);
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  // All have it open, so that it needs no name any more, before memory is taken, which takes its time.
+  bool everywhere = handshake.all(segment->data() != nullptr);
+  segment->unlink();
+  if (everywhere) {
+    try {
+      segment->reserve(first, reserved);
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    everywhere = handshake.all(problem.empty());
+  }
+  if (everywhere) return segment;
+
+  static std::atomic<bool> warned{false};
+  const auto problems = handshake.each(problem);
+  const auto lowest = std::ranges::find_if_not(problems, &std::string::empty);
+  if (lowest != problems.end() && !warned.exchange(true) && rank == 0)
+    log::warn("rank " + std::to_string(lowest - problems.begin()) + ": " + *lowest +
+              ". Until then MPI carries what the ranks would share, which is slower.");
+  return nullptr;
+}
+
+}  // namespace muster::detail::comm

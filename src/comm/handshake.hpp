@@ -1,0 +1,50 @@
+// How ranks talk while they make something together, which all of them have in the end or none: a world, a channel, the
+// memory of a node. All of them come, by their calls or by rendezvous(), and whoever has begun goes through to the end,
+// whatever another rank raises; in every other wait an alarm is heard.
+#pragma once
+
+#include "node/shared_segment.hpp"
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::detail::comm {
+
+/// Every call is collective over the ranks that it names; an Error (ExitCode::retry) where they do not come within half
+/// an hour.
+class Handshake {
+ public:
+  /// `doing` begins the error.
+  Handshake(MPI_Comm comm, const char* doing);
+  ~Handshake();
+  Handshake(const Handshake&) = delete;
+  Handshake& operator=(const Handshake&) = delete;
+
+  /// Whether all ranks say so.
+  bool all(bool mine);
+  /// What each rank says, as far as a text goes (1 KB).
+  std::vector<std::string> each(const std::string& mine);
+  /// What the first of `ranks` says, on all of them.
+  std::string from_first(const std::vector<int>& ranks, const std::string& mine);
+
+ private:
+  struct Memory;
+  MPI_Request* start();
+  void finish();
+
+  const MPI_Comm comm_;
+  const char* const doing_;
+  std::unique_ptr<Memory> memory_;
+};
+
+/// The ranks of a node map a segment of `bytes`, and each takes memory for `reserved` bytes from `first` on. Null on
+/// all ranks of `comm` where that fails on any, for want of room in /dev/shm; a warning says so once. Its name is gone
+/// already. Collective over `comm`, whose ranks have all come; `node`: those on this node.
+std::shared_ptr<node::SharedSegment> map_together(MPI_Comm comm, const std::vector<int>& node, std::size_t bytes,
+                                                  std::size_t first, std::size_t reserved);
+
+}  // namespace muster::detail::comm

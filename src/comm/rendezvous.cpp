@@ -1,0 +1,166 @@
+#include "comm/rendezvous.hpp"
+
+#include "comm/channel.hpp"
+#include "comm/mpi_call.hpp"
+#include "comm/wait.hpp"
+#include "muster/error.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::detail::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// After those of Collectives::all_to_all() and of SliceExchange.
+constexpr int rendezvous_tag = 16'385;
+/// A rank that is in the rendezvous answers at once; one that does not is not in it.
+constexpr auto grace = 5s;
+/// Open MPI does not look at its sockets in every call.
+constexpr int calls_per_turn = 32;
+
+enum class Word : std::int64_t { here, gone, go, no };
+
+struct Note {
+  std::int64_t attempt = 0;  ///< the agreements that there were before it
+  std::int64_t number = 0;   ///< of the rendezvous of this channel in that attempt
+  Word word = Word::here;
+};
+
+class Rendezvous {
+ public:
+  Rendezvous(Channel& channel, const char* doing)
+      : channel_(channel), doing_(doing), attempt_(channel_.world->agreements) {
+    // After a failed attempt ranks may have been in different ones of a channel, so they are counted anew.
+    if (channel_.rendezvous.attempt != attempt_) channel_.rendezvous = {attempt_, 0};
+    number_ = ++channel_.rendezvous.count;
+  }
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+  ~Rendezvous() {
+    int sent = 0;
+    MPI_Testall(static_cast<int>(sends_->requests.size()), sends_->requests.data(), &sent, MPI_STATUSES_IGNORE);
+    if (!sent) static_cast<void>(sends_.release());  // MPI may still read it
+  }
+
+  /// Rank 0.
+  void lead() {
+    int here = 1;
+    bool gone = false;
+    const auto listen = [&] {
+      while (const auto word = hear(MPI_ANY_SOURCE)) {
+        here += *word == Word::here;
+        gone = gone || *word == Word::gone;
+      }
+      return gone || here == channel_.size;
+    };
+    try {
+      wait(listen);
+    } catch (...) {
+      tell_all(Word::no);
+      throw;
+    }
+    // Who has left long ago said so after it had said that it is here.
+    for (int call = 0; call < calls_per_turn && !gone; ++call) listen();
+    tell_all(gone ? Word::no : Word::go);
+    if (gone) refused();
+  }
+
+  void follow() {
+    std::optional<Word> answer;
+    const auto answered = [&] { return answer || (answer = hear(0)); };
+    tell(0, Word::here);
+    try {
+      wait(answered);
+    } catch (...) {
+      tell(0, Word::gone);
+      // The first rank answers, or it has left its work and says so, or it is busy elsewhere: then it will read that
+      // this rank is gone before it lets anybody go.
+      wait_until([&] { return answered() || first_is_done(); }, grace);
+      if (answer != Word::go) throw;
+    }
+    if (answer == Word::no) refused();
+  }
+
+ private:
+  struct Sends {
+    std::deque<Note> notes;  // which stay where they are
+    std::vector<MPI_Request> requests;
+  };
+
+  void wait(const std::function<bool()>& ready) {
+    channel_.wait(ready, [&] { return std::string(doing_); });
+  }
+
+  void tell(int rank, Word word) {
+    const auto& note = sends_->notes.emplace_back(Note{attempt_, number_, word});
+    check(MPI_Isend(&note, sizeof note, MPI_BYTE, rank, rendezvous_tag, channel_.collective,
+                    &sends_->requests.emplace_back(MPI_REQUEST_NULL)),
+          "MPI_Isend");
+  }
+  void tell_all(Word word) {
+    for (int r = 1; r < channel_.size; ++r) tell(r, word);
+  }
+
+  /// What has come for this rendezvous; what is left of earlier ones is dropped.
+  std::optional<Word> hear(int from) {
+    for (;;) {
+      int flag = 0;
+      MPI_Status status;
+      check(MPI_Iprobe(from, rendezvous_tag, channel_.collective, &flag, &status), "MPI_Iprobe");
+      if (!flag) return std::nullopt;
+      Note note;
+      check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, rendezvous_tag, channel_.collective,
+                     MPI_STATUS_IGNORE),
+            "MPI_Recv");
+      if (note.attempt == attempt_ && note.number == number_) return note.word;
+    }
+  }
+
+  /// Whether the first rank waits in agree(), where it would not be if it had let anybody go.
+  bool first_is_done() {
+    int flag = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(channel_.world_ranks.front(), MPI_ANY_TAG, channel_.world->agreement, &flag, &status),
+          "MPI_Iprobe");
+    return flag != 0;
+  }
+
+  /// Another rank has left: for a reason that comes as an alarm, unless its caller kept that to itself.
+  [[noreturn]] void refused() {
+    wait_until(
+        [&] {
+          channel_.world->alarm.listen();
+          return false;
+        },
+        grace);
+    throw Error(ExitCode::retry, doing_, "another rank gave up waiting for all to come",
+                "A rank is stuck, lost or in another collective; --timeout sets the limit");
+  }
+
+  Channel& channel_;
+  const char* doing_;
+  std::int64_t attempt_;
+  std::int64_t number_ = 0;
+  std::unique_ptr<Sends> sends_ = std::make_unique<Sends>();
+};
+
+}  // namespace
+
+void rendezvous(const Communicator& communicator, const char* doing) {
+  if (communicator.size() == 1) return;
+  auto& channel = *Channel::of(communicator);
+  channel.world->alarm.listen();
+  Rendezvous here(channel, doing);
+  if (channel.rank == 0)
+    here.lead();
+  else
+    here.follow();
+}
+
+}  // namespace muster::detail::comm

@@ -1,0 +1,132 @@
+#include "comm/world.hpp"
+
+#include "comm/channel.hpp"
+#include "comm/handshake.hpp"
+#include "comm/mpi_call.hpp"
+#include "muster/mpi.hpp"
+#include "node/shared_segment.hpp"
+
+#include <sched.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace muster {
+namespace detail::comm {
+namespace {
+
+/// Open MPI looks for fast networks first, which takes longer than all the rest of a start. Within one node there is
+/// none to find: what mpirun says of the job's size decides, and what the user has chosen stays.
+void start_quickly_on_one_node() {
+  const char* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const char* const here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (ranks != nullptr && here != nullptr && std::strcmp(ranks, here) == 0) ::setenv("OMPI_MCA_pml", "ob1", 0);
+}
+
+/// Open MPI copies large messages from process to process by a call of the kernel, which containers may forbid: it then
+/// complains at each of them. Where the call is refused even among this process's own memory, messages go through
+/// shared memory from the start; what the user has chosen stays.
+void copy_twice_where_once_is_forbidden() {
+  const char from = 1;
+  char to = 0;
+  const iovec local{&to, 1}, remote{const_cast<char*>(&from), 1};
+  if (::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) < 0)
+    ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+}
+
+/// What a rank does for its node, whose ranks `node` has.
+void look_around(MPI_Comm node) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  const bool known = ::sched_getaffinity(0, sizeof cpus, &cpus) == 0;  // not with more CPUs than the set holds
+  check(MPI_Allreduce(MPI_IN_PLACE, &cpus, sizeof cpus, MPI_BYTE, MPI_BOR, node), "MPI_Allreduce");
+  cores_suffice = !known || CPU_COUNT(&cpus) >= size_in(node);
+  if (rank_in(node) == 0) node::SharedSegment::remove_leftovers();
+}
+
+/// As MPI says. Collective.
+Placement find_placement(MPI_Comm comm) {
+  int lowest = rank_in(comm);  // the lowest rank of a node stands for it
+  MPI_Comm node = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
+  look_around(node);
+  check(MPI_Comm_free(&node), "MPI_Comm_free");
+
+  Placement placement;
+  placement.node_of_rank.resize(static_cast<std::size_t>(size_in(comm)));
+  check(MPI_Allgather(&lowest, 1, MPI_INT, placement.node_of_rank.data(), 1, MPI_INT, comm), "MPI_Allgather");
+  std::array<char, MPI_MAX_PROCESSOR_NAME> host{};
+  int length = 0;
+  check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
+  placement.hosts = Handshake(comm, "telling the names of hosts").each(host.data());
+  return placement;
+}
+
+/// Over `collective`, a duplicate that nobody else uses.
+Communicator make_world(MPI_Comm collective, Placement placement) {
+  std::vector<int> ranks(placement.node_of_rank.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return Channel::open(collective, std::make_shared<World>(collective, std::move(placement)), std::move(ranks));
+}
+
+}  // namespace
+
+MpiScope::MpiScope() {
+  int initialised = 0;
+  check(MPI_Initialized(&initialised), "MPI_Initialized");
+  if (!initialised) {
+    start_quickly_on_one_node();
+    copy_twice_where_once_is_forbidden();
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    initialised_here_ = true;
+  }
+  world_.emplace(from_mpi(MPI_COMM_WORLD));
+}
+
+MpiScope::~MpiScope() {
+  world_.reset();
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  if (initialised_here_ && !finalised) MPI_Finalize();
+}
+
+bool threads_may_call_mpi() noexcept {
+  int provided = MPI_THREAD_SINGLE;
+  return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
+}
+
+Communicator make_world(const Communicator& ranks, Placement placement) {
+  return make_world(duplicate(Channel::of(ranks)->collective), std::move(placement));
+}
+
+void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit) {
+  Channel::of(communicator)->world->limit = limit;
+}
+
+std::chrono::milliseconds time_limit(const Communicator& communicator) {
+  return Channel::of(communicator)->world->limit;
+}
+
+void abort(int code) noexcept {
+  MPI_Abort(MPI_COMM_WORLD, code);
+  std::_Exit(code);
+}
+
+}  // namespace detail::comm
+
+Communicator from_mpi(MPI_Comm comm) {
+  using namespace detail::comm;
+  // Nothing ends the calls that follow, so they begin when all ranks have come.
+  Handshake(comm, "taking up an MPI communicator").all(true);
+  const MPI_Comm collective = duplicate(comm);
+  return make_world(collective, find_placement(collective));
+}
+
+}  // namespace muster

@@ -1,0 +1,59 @@
+// The life of MPI in this process, and the world: the ranks that it starts, and how long they wait for each other.
+#pragma once
+
+#include "comm/topology.hpp"
+#include "muster/communicator.hpp"
+
+#include <chrono>
+#include <optional>
+
+namespace muster::detail::comm {
+
+/// Initialises MPI (THREAD_MULTIPLE) unless somebody has, and finalises it only if it did. One per process.
+class MpiScope {
+ public:
+  MpiScope();
+  MpiScope(const MpiScope&) = delete;
+  MpiScope& operator=(const MpiScope&) = delete;
+  ~MpiScope();
+
+  /// All ranks of MPI_COMM_WORLD, over a channel of its own.
+  const Communicator& world() const noexcept { return *world_; }
+
+ private:
+  bool initialised_here_ = false;
+  std::optional<Communicator> world_;
+};
+
+/// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
+bool threads_may_call_mpi() noexcept;
+
+/// A world of the same ranks that are where `placement` says; that of a launch is where MPI says (muster/mpi.hpp). Only
+/// ranks that do share memory may be on one node; ranks of different nodes talk by MPI, even where they could share
+/// memory. Collective.
+Communicator make_world(const Communicator& ranks, Placement placement);
+
+/// The limit of every wait on communicators of this world, from now on.
+void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);
+std::chrono::milliseconds time_limit(const Communicator& communicator);
+
+/// Sets the limit while it lives.
+class TimeLimit {
+ public:
+  TimeLimit(const Communicator& communicator, std::chrono::milliseconds limit)
+      : communicator_(communicator), before_(time_limit(communicator)) {
+    set_time_limit(communicator_, limit);
+  }
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+  ~TimeLimit() { set_time_limit(communicator_, before_); }
+
+ private:
+  Communicator communicator_;
+  std::chrono::milliseconds before_;
+};
+
+/// Ends all processes of MPI_COMM_WORLD with that code: the last resort.
+[[noreturn]] void abort(int code) noexcept;
+
+}  // namespace muster::detail::comm

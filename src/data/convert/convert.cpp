@@ -1,0 +1,208 @@
+#include "data/convert/convert.hpp"
+
+#include "data/convert/dataset_writer.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace muster::detail::data {
+namespace {
+
+constexpr std::int64_t write_bytes = 8 << 20;            ///< about so many in one write
+constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< a chunk is read whole for one of its samples
+constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
+
+[[noreturn]] void refuse(const std::string& doing, const std::string& fact, const std::string& remedy = {}) {
+  throw Error(ExitCode::usage, doing, fact, remedy);
+}
+
+bool is_hdf5_name(const std::filesystem::path& path) {
+  return path.extension() == ".h5" || path.extension() == ".hdf5";
+}
+
+std::string counted(std::size_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+void check_names(const std::vector<std::string>& names, const std::string& doing) {
+  std::set<std::string> seen;
+  for (const auto& name : names) {
+    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
+      refuse(doing, "\"" + name + "\" cannot be a name", "Names are not empty and have no slash");
+    if (!seen.insert(name).second) refuse(doing, "the name \"" + name + "\" comes twice");
+  }
+}
+
+void check_output(const std::filesystem::path& output) {
+  const std::string doing = "writing " + output.string();
+  if (!is_hdf5_name(output)) refuse(doing, "the output must end in .h5 or .hdf5", "Name it last, after the inputs");
+  const auto folder = output.has_parent_path() ? output.parent_path() : std::filesystem::path(".");
+  if (!std::filesystem::is_directory(folder)) refuse(doing, "there is no folder " + folder.string(), "Make it first");
+  if (::access(folder.c_str(), W_OK) != 0)
+    throw Error(ExitCode::retry, doing, std::strerror(errno), "Check the permissions of " + folder.string());
+}
+
+std::filesystem::path split_path(const std::filesystem::path& output, const std::string& split) {
+  return output.parent_path() / (output.stem().string() + "." + split + output.extension().string());
+}
+
+Chunking chunking_of(const InputColumn& column, std::int64_t samples, const ConvertOptions& options) {
+  if (!options.chunk && !options.compress) return {};
+  const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
+  const auto chunk = std::min(options.chunk.value_or(std::max<std::int64_t>(1, default_chunk_bytes / bytes)), samples);
+  if (chunk > largest_chunk_bytes / bytes)
+    refuse("laying out " + column.shown(), "a chunk of " + std::to_string(chunk) + " samples is larger than 4 GB",
+           "Give a smaller --chunk");
+  return {.chunk = chunk, .compress = options.compress};
+}
+
+/// Calls options.progress with what has been written so far.
+class Progress {
+ public:
+  Progress(const ConvertOptions& options, std::uint64_t total) : options_(options), total_(total) {}
+  void add(std::uint64_t bytes) {
+    done_ += bytes;
+    if (options_.progress) options_.progress(done_, total_);
+  }
+
+ private:
+  const ConvertOptions& options_;
+  std::uint64_t total_;
+  std::uint64_t done_ = 0;
+};
+
+/// `order` is that of the samples in this file.
+void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column,
+                  std::span<const std::int64_t> order, const Chunking& chunking, Progress& progress) {
+  const auto samples = static_cast<std::int64_t>(order.size());
+  const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
+  const auto chunk = chunking.chunk.value_or(1);
+  const auto step = std::max<std::int64_t>(1, write_bytes / bytes / chunk) * chunk;
+  const auto spelled = column.type().spelled();
+  auto shape = column.shape();
+  shape.front() = samples;
+  std::vector<std::byte> values(static_cast<std::size_t>(std::min(step, samples) * bytes));
+  writer.begin_column(name, column.type().native().get(), shape, chunking);
+  for (std::int64_t begin = 0; begin < samples; begin += step) {
+    const auto count = std::min(step, samples - begin);
+    const auto block = std::span(values).first(static_cast<std::size_t>(count * bytes));
+    column.take(order.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), block);
+    writer.write(block, count, spelled.get());
+    progress.add(block.size());
+  }
+  writer.end_column();
+}
+
+}  // namespace
+
+void check_conversion(std::size_t columns, const std::filesystem::path& output, const ConvertOptions& options) {
+  const std::string doing = "converting to " + output.string();
+  if (columns != options.columns.size())
+    refuse(
+        doing,
+        "the input makes " + counted(columns, "column") + " and there are " + counted(options.columns.size(), "name"),
+        "Give one name for each, as in --columns x,y");
+  check_names(options.columns, "naming columns");
+  if (options.chunk && *options.chunk < 1) refuse(doing, "a chunk has at least one sample");
+  if (options.compress && (*options.compress < 1 || *options.compress > 9))
+    refuse(doing, "compression has levels from 1 (fast) to 9 (small)");
+  if (options.per_class && *options.per_class < 1) refuse(doing, "at least one sample of each class must be kept");
+
+  double sum = 0;
+  std::vector<std::string> names;
+  for (const auto& [name, share] : options.split) {
+    if (!(share > 0 && share <= 1)) refuse("splitting", "the share of " + name + " is not above 0 and at most 1");
+    sum += share;
+    names.push_back(name);
+  }
+  if (sum > 1 + 1e-9) refuse("splitting", "the shares sum to more than 1");
+  check_names(names, "splitting");
+  check_output(output);
+  for (const auto& split : divide(0, output, options))
+    if (std::filesystem::is_directory(split.output))
+      refuse("writing " + split.output.string(), "a folder has this name", "Choose another");
+}
+
+std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& output, const ConvertOptions& options) {
+  if (options.split.empty()) return {{output, 0, samples}};
+  std::vector<Split> splits;
+  double sum = 0;
+  std::int64_t begin = 0;
+  for (const auto& [name, share] : options.split) {
+    sum += share;
+    const auto end = std::min<std::int64_t>(samples, std::llround(static_cast<double>(samples) * sum));
+    splits.push_back({split_path(output, name), begin, end});
+    begin = end;
+  }
+  return splits;
+}
+
+std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& options) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));
+  std::iota(order.begin(), order.end(), 0);
+  if (options.shuffle) {
+    // Fisher–Yates by hand: std::shuffle gives another order with another standard library.
+    std::mt19937_64 random(*options.shuffle);
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+  }
+  if (options.per_class) {
+    last.load();
+    std::unordered_map<std::string, std::int64_t> kept;
+    std::erase_if(order, [&](std::int64_t sample) { return kept[last.sample(sample)]++ >= *options.per_class; });
+  }
+  return order;
+}
+
+std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
+                                                   const std::filesystem::path& output, const ConvertOptions& options) {
+  for (const auto& column : columns)
+    if (column.samples() != columns.front().samples())
+      throw Error(ExitCode::data, "converting to " + output.string(),
+                  columns.front().shown() + " has " + std::to_string(columns.front().samples()) + " samples, " +
+                      column.shown() + " has " + std::to_string(column.samples()),
+                  "Give files that belong together");
+
+  const auto order = choose(columns.back(), options);
+  const auto splits = divide(static_cast<std::int64_t>(order.size()), output, options);
+  std::uint64_t total = 0;
+  std::vector<DatasetWriter> writers;
+  for (const auto& split : splits) {
+    if (split.begin == split.end)
+      refuse("splitting", split.output.string() + " would get none of the " + std::to_string(order.size()) + " samples",
+             "Give it a larger share");
+    for (const auto& column : columns)
+      total += static_cast<std::uint64_t>(split.end - split.begin) * column.sample_bytes();
+    writers.emplace_back(split.output, !options.compress);
+  }
+
+  Progress progress(options, total);
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    auto column = std::move(columns[c]);  // so that its memory goes before the next one's comes
+    if (options.shuffle) column.load();
+    for (std::size_t s = 0; s < splits.size(); ++s) {
+      const auto samples = std::span(order).subspan(static_cast<std::size_t>(splits[s].begin),
+                                                    static_cast<std::size_t>(splits[s].end - splits[s].begin));
+      write_column(writers[s], options.columns[c], column, samples,
+                   chunking_of(column, splits[s].end - splits[s].begin, options), progress);
+    }
+    column.finish();
+  }
+
+  for (auto& writer : writers) writer.finish();
+  std::vector<std::filesystem::path> written;
+  for (auto& writer : writers) {
+    writer.publish();
+    written.push_back(writer.output());
+  }
+  return written;
+}
+
+}  // namespace muster::detail::data

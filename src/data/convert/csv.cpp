@@ -1,0 +1,191 @@
+// Comma-separated numbers: a line is a sample, its last field the target. Quotes, spaces around a number, CRLF and a
+// byte-order mark are understood; blank lines are skipped.
+#include "data/convert/convert.hpp"
+
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace muster {
+namespace {
+
+using detail::data::InputColumn, detail::data::InputFile, detail::data::NumberType;
+
+constexpr std::size_t longest_line = 64 << 20;
+
+/// Lines of a file, without their ends.
+class Lines {
+ public:
+  explicit Lines(InputFile& file) : file_(file) {}
+
+  /// False at the end.
+  bool next(std::string& line) {
+    line.clear();
+    for (bool any = false;; any = true) {
+      if (rest_.empty()) rest_ = {buffer_.data(), file_.read_some(std::as_writable_bytes(std::span(buffer_)))};
+      if (rest_.empty()) {
+        if (!any) return false;
+        break;
+      }
+      const auto end = rest_.find('\n');
+      line += rest_.substr(0, end);
+      rest_.remove_prefix(end == std::string_view::npos ? rest_.size() : end + 1);
+      if (end != std::string_view::npos) break;
+      if (line.size() > longest_line) file_.fail("it has a line of more than 64 MB", "Check that it is a CSV file");
+    }
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (number_++ == 0 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
+    return true;
+  }
+  /// Of the line that came last, from 1.
+  std::int64_t number() const noexcept { return number_; }
+
+ private:
+  InputFile& file_;
+  std::array<char, 1 << 16> buffer_{};
+  std::string_view rest_;
+  std::int64_t number_ = 0;
+};
+
+std::string_view trimmed(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
+}
+
+/// The fields of a line, without quotes and surrounding spaces; commas inside quotes do not separate.
+void split(std::string_view line, std::vector<std::string_view>& fields) {
+  fields.clear();
+  bool quoted = false;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i <= line.size(); ++i) {
+    if (i < line.size() && line[i] == '"') quoted = !quoted;
+    if (i < line.size() && (line[i] != ',' || quoted)) continue;
+    auto field = trimmed(line.substr(begin, i - begin));
+    if (field.size() > 1 && field.front() == '"' && field.back() == '"')
+      field = trimmed(field.substr(1, field.size() - 2));
+    fields.push_back(field);
+    begin = i + 1;
+  }
+}
+
+template <class Number>
+std::errc parse(std::string_view field, Number& value) {
+  if (field.starts_with('+') && !field.starts_with("+-")) field.remove_prefix(1);
+  const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
+  if (error == std::errc{} && end != field.data() + field.size()) return std::errc::invalid_argument;
+  return error;
+}
+
+std::optional<float> number(std::string_view field) {
+  float value = 0;
+  const auto error = parse(field, value);
+  if (error == std::errc{}) return value;
+  // Too small is zero, which from_chars does not tell from too large.
+  double wide = 0;
+  if (error == std::errc::result_out_of_range && parse(field, wide) == std::errc{} && std::abs(wide) < 1)
+    return static_cast<float>(wide);
+  return {};
+}
+
+bool is_missing(std::string_view field) {
+  return field.empty() || field == "?" || field == "NA" || field == "N/A" || field == "null" || field == "NULL";
+}
+
+template <class Number>
+void append(std::vector<std::byte>& values, Number value) {
+  const auto bytes = std::as_bytes(std::span(&value, 1));
+  values.insert(values.end(), bytes.begin(), bytes.end());
+}
+
+/// Fills both columns line by line.
+class Table {
+ public:
+  void read(const std::filesystem::path& path) {
+    InputFile file(path);
+    if (shown_.empty()) shown_ = file.shown();
+    Lines lines(file);
+    std::string line;
+    std::vector<std::string_view> fields;
+    for (bool first = true; lines.next(line);) {
+      if (trimmed(line).empty()) continue;
+      split(line, fields);
+      check_width(fields.size(), file, lines.number());
+      const bool header = first && !is_missing(fields.back()) && !number(fields.back());
+      if (!header) add(fields, file, lines.number());
+      first = false;
+    }
+  }
+
+  InputColumn features() {
+    return {NumberType{'f', 4, native_is_big}, {samples_, width_ - 1}, shown_, std::move(features_)};
+  }
+  InputColumn target() {
+    if (integers_) return {NumberType{'i', 8, native_is_big}, {samples_}, shown_, std::move(integer_targets_)};
+    return {NumberType{'f', 4, native_is_big}, {samples_}, shown_, std::move(targets_)};
+  }
+
+ private:
+  static constexpr bool native_is_big = std::endian::native == std::endian::big;
+
+  [[noreturn]] static void fail(const InputFile& file, std::int64_t line, const std::string& fact,
+                                const std::string& remedy = {}) {
+    throw Error(ExitCode::data, "reading " + file.shown() + ", line " + std::to_string(line), fact, remedy);
+  }
+
+  void check_width(std::size_t fields, const InputFile& file, std::int64_t line) {
+    if (fields < 2) fail(file, line, "it has one field", "Separate features and target by commas");
+    if (width_ == 0) width_ = fields;
+    if (fields != width_)
+      fail(file, line, "it has " + std::to_string(fields) + " fields, those before it have " + std::to_string(width_));
+  }
+
+  void add(const std::vector<std::string_view>& fields, const InputFile& file, std::int64_t line) {
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      const auto value = number(fields[i]);
+      if (!value || std::isnan(*value)) refuse(fields[i], i + 1, file, line);
+      append(i + 1 < fields.size() ? features_ : targets_, *value);
+    }
+    std::int64_t integer = 0;
+    integers_ = integers_ && parse(fields.back(), integer) == std::errc{};
+    if (integers_) append(integer_targets_, integer);
+    ++samples_;
+  }
+
+  [[noreturn]] static void refuse(std::string_view field, std::size_t column, const InputFile& file,
+                                  std::int64_t line) {
+    const std::string where = "field " + std::to_string(column);
+    if (is_missing(field) || number(field))  // the only number that is refused is NaN
+      fail(file, line, where + " is missing", "Fill it in, or leave the line out");
+    fail(file, line, where + ", \"" + std::string(field.substr(0, 40)) + "\", is not a number that float32 holds",
+         "Turn names into numbers first");
+  }
+
+  std::string shown_;
+  std::uint64_t samples_ = 0;
+  std::uint64_t width_ = 0;  ///< fields of a line; 0 before the first
+  bool integers_ = true;     ///< all targets so far
+  std::vector<std::byte> features_;
+  std::vector<std::byte> targets_;
+  std::vector<std::byte> integer_targets_;
+};
+
+}  // namespace
+
+std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
+                                               const std::filesystem::path& output, const ConvertOptions& options) {
+  detail::data::check_conversion(2, output, options);
+  if (inputs.empty()) throw Error(ExitCode::usage, "converting to " + output.string(), "there is no input");
+  Table table;
+  for (const auto& input : inputs) table.read(input);
+  std::vector<InputColumn> columns;
+  columns.push_back(table.features());
+  columns.push_back(table.target());
+  return detail::data::convert_columns(std::move(columns), output, options);
+}
+
+}  // namespace muster

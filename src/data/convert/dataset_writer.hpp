@@ -1,0 +1,59 @@
+// Writes one dataset file so that it is there whole or not at all.
+#pragma once
+
+#include "hdf5/handle.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace muster::detail::data {
+
+/// How a column is stored: contiguous unless `chunk` is given.
+struct Chunking {
+  std::optional<std::int64_t> chunk = {};  ///< samples
+  std::optional<int> compress = {};        ///< level of deflate; needs `chunk`
+};
+
+/// Columns one after the other, each sample by sample; then finish() and publish(). Destroyed before that, it removes
+/// what it wrote. Several files that belong together are all finished before the first is published. Errors are
+/// ExitCode::retry: HDF5 may close a file without complaint after a write has failed, so each write counts.
+class DatasetWriter {
+ public:
+  /// Begins under a temporary name beside `output`. `aligned`: columns start at pages, for reading without HDF5.
+  DatasetWriter(std::filesystem::path output, bool aligned);
+  DatasetWriter(DatasetWriter&&) noexcept;
+  DatasetWriter(const DatasetWriter&) = delete;
+  DatasetWriter& operator=(const DatasetWriter&) = delete;
+  ~DatasetWriter();
+
+  /// A new column of that shape, samples first, of the HDF5 type `stored`.
+  void begin_column(const std::string& name, hid_t stored, const std::vector<std::int64_t>& shape,
+                    const Chunking& chunking);
+  /// The next `count` samples of the column, their values of type `spelled`. In a chunked column every call but the
+  /// last must bring whole chunks.
+  void write(std::span<const std::byte> values, std::int64_t count, hid_t spelled);
+  void end_column();
+
+  /// Everything is on the disk, under the temporary name.
+  void finish();
+  /// It takes its name, replacing what has it.
+  void publish();
+
+  const std::filesystem::path& output() const noexcept { return output_; }
+
+ private:
+  std::string doing() const { return "writing " + output_.string(); }
+
+  std::filesystem::path output_;
+  std::filesystem::path temporary_;  ///< empty once it has its name
+  hdf5::Handle file_;
+  hdf5::Handle column_;
+  std::int64_t next_ = 0;  ///< the sample of the column that comes next
+};
+
+}  // namespace muster::detail::data

@@ -1,0 +1,61 @@
+// IDX, the format of MNIST: two zero bytes, the type, the number of dimensions, each size as a big-endian uint32, the
+// values big-endian. http://yann.lecun.com/exdb/mnist/
+#include "data/convert/convert.hpp"
+
+#include <array>
+#include <optional>
+#include <utility>
+
+namespace muster {
+namespace {
+
+using detail::data::InputColumn, detail::data::InputFile, detail::data::NumberType;
+
+std::optional<NumberType> type_of_code(std::byte code) {
+  switch (std::to_integer<int>(code)) {
+    case 0x08:
+      return NumberType{'u', 1, true};
+    case 0x09:
+      return NumberType{'i', 1, true};
+    case 0x0B:
+      return NumberType{'i', 2, true};
+    case 0x0C:
+      return NumberType{'i', 4, true};
+    case 0x0D:
+      return NumberType{'f', 4, true};
+    case 0x0E:
+      return NumberType{'f', 8, true};
+    default:
+      return {};
+  }
+}
+
+InputColumn read_idx(const std::filesystem::path& path) {
+  InputFile file(path);
+  std::array<std::byte, 4> magic{};
+  file.read(magic);
+  const auto type = type_of_code(magic[2]);
+  if (magic[0] != std::byte{0} || magic[1] != std::byte{0} || !type)
+    file.fail("it is not an IDX file: its first bytes are not 0, 0 and a type", "Check that it was downloaded whole");
+  std::vector<std::uint64_t> shape;
+  for (int dimensions = std::to_integer<int>(magic[3]); dimensions > 0; --dimensions) {
+    std::array<std::byte, 4> size{};
+    file.read(size);
+    std::uint64_t value = 0;
+    for (const auto byte : size) value = value << 8 | std::to_integer<std::uint64_t>(byte);
+    shape.push_back(value);
+  }
+  return InputColumn(*type, shape, std::move(file));
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,
+                                               const std::filesystem::path& output, const ConvertOptions& options) {
+  detail::data::check_conversion(inputs.size(), output, options);
+  std::vector<InputColumn> columns;
+  for (const auto& input : inputs) columns.push_back(read_idx(input));
+  return detail::data::convert_columns(std::move(columns), output, options);
+}
+
+}  // namespace muster

@@ -1,0 +1,219 @@
+#include "data/passes/cursor.hpp"
+
+#include "base/log.hpp"
+#include "data/passes/cursors.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace muster::detail::data {
+namespace {
+
+std::int64_t times(std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
+}
+
+/// Positions of a local shuffle's windows; 0 without one.
+std::int64_t window_of(const BatchOptions& options, const step::Share& share) {
+  return options.local_shuffle_buffer_size ? times(*options.local_shuffle_buffer_size, share.total) : 0;
+}
+
+[[noreturn]] void refuse_position(const std::string& name, const char* fact) {
+  throw Error(ExitCode::data, "restoring the position in dataset \"" + name + "\"", fact,
+              "Resume from another checkpoint");
+}
+
+}  // namespace
+
+void Cursor::begin_epoch(std::int64_t epoch) {
+  if (epoch == epoch_.number) return;
+  epoch_ = {.number = epoch};
+  last_.consumed = 0;
+  last_.under_way = false;
+}
+
+void Cursor::set_epoch(std::int64_t epoch) {
+  begin_epoch(epoch);
+  epoch_set_ = true;
+  if (const auto all = owner_.lock()) all->set_epoch(epoch);
+}
+
+bool Cursor::unfinished() const noexcept { return options_.split && (last_.under_way || last_.consumed > 0); }
+
+/// Where one dataset is begun again and again inside passes over another, the pass under way is the next of those that
+/// its first begin() began: a program that goes on begins once and gets the one under way.
+std::int64_t Cursor::to_run_again() const noexcept {
+  return last_.under_way && last_.late && epoch_.straddled ? epoch_.finished - 1 : epoch_.finished;
+}
+
+Json Cursor::position() const {
+  if (!options_.split) return nullptr;
+  return {{"epoch", epoch_.number},
+          {"passes", epoch_.passes},
+          {"finished", to_run_again()},
+          {"asides", epoch_.evaluations},
+          {"consumed", last_.consumed},
+          {"window", last_.window},
+          {"global_batch_size", last_.global_batch},
+          {"workers", last_.workers},
+          {"samples", last_.samples},
+          {"seed", options_.seed}};
+}
+
+void Cursor::restore(const Json& position) {
+  if (position.is_null()) return;
+  try {
+    const std::int64_t passes = position.at("passes"), finished = position.value("finished", passes);
+    epoch_ = {.number = position.at("epoch"),
+              .passes = passes,
+              .finished = finished,
+              .to_skip = finished,
+              .evaluations = position.value("asides", std::int64_t{0})};
+    last_.consumed = position.at("consumed");
+    last_.outside = last_.consumed > 0 && !position.value("inside", false);
+    last_.window = position.at("window");
+    last_.samples = position.at("samples");
+    last_.under_way = false;
+    options_.seed = position.at("seed");
+  } catch (const Json::exception& error) {
+    refuse_position(options_.name, error.what());
+  }
+  if (epoch_.finished < 0 || epoch_.finished > epoch_.passes || last_.consumed < 0 || last_.consumed > last_.samples)
+    refuse_position(options_.name, "its numbers do not go together");
+  remember(position);
+}
+
+void Cursor::remember(const Json& position) {
+  if (position.is_null()) return;
+  try {
+    last_.global_batch = position.at("global_batch_size");
+    last_.workers = position.value("workers", 0);
+    restored_ = true;
+  } catch (const Json::exception& error) {
+    refuse_position(options_.name, error.what());
+  }
+}
+
+Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
+  const bool split = options_.split;
+  const auto share = split ? options_.share : step::Share{};
+  const auto per_worker = split || !options.global_batch_size
+                              ? options.batch_size
+                              : (*options.global_batch_size - 1) / options_.share.total + 1;
+  const auto batch = split && options.global_batch_size ? *options.global_batch_size : times(per_worker, share.total);
+  Pass pass{.order = Order(count, {}),
+            .plan = {count, options_.resumable ? batch : 0, options.drop_last},
+            .share = share,
+            .training = split && options.training && at::GradMode::is_enabled()};
+  if (pass.training && epoch_.to_skip > 0) {
+    pass.position = count;
+    return pass;
+  }
+  OrderOptions order{.shuffle = options.shuffle,
+                     .window = window_of(options, share),
+                     .seed = options_.seed,
+                     .window_seed = options.local_shuffle_seed.value_or(options_.seed),
+                     .epoch = epoch_.number,
+                     .pass = split ? -1 - epoch_.evaluations : epoch_.evaluations};
+  if (pass.training) {
+    order.pass = epoch_.passes + (last_.under_way ? 1 : 0);
+    if (!last_.under_way && last_.consumed > 0) {  // goes on
+      order.window = last_.window;
+      pass.position = last_.consumed;
+    }
+  }
+  pass.order = Order(count, order);
+  return pass;
+}
+
+void Cursor::say_if_steps_changed(const Pass& pass, const BatchOptions& options) {
+  if (!std::exchange(restored_, false) || last_.global_batch == 0 || options.global_batch_size) return;
+  if (pass.plan.global_batch == last_.global_batch) return;
+  // An epoch's steps may be as large as the program wants.
+  if (last_.consumed == 0 && last_.workers == options_.share.total) return;
+  log::warn((options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": a step now takes " +
+            std::to_string(pass.plan.global_batch) + " samples over " + std::to_string(options_.share.total) +
+            " workers, it took " + std::to_string(last_.global_batch) +
+            " before the restart; global_batch_size keeps it the same at any number of workers");
+}
+
+Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader) {
+  Pass pass = plan(options, count);
+  if (pass.training) {
+    if (const auto other = trained_by_.lock(); last_.under_way && other && other != loader)
+      throw Error(ExitCode::usage, "iterating over a data loader",
+                  "a pass over another one is under way that is called \"" + options_.name + "\" too",
+                  "Give each a name, DataLoaderOptions{.name = …}; one that does not train has .training = false");
+    trained_by_ = loader;
+  }
+  pass.number = steps_->next_number();
+  if (!pass.training) {
+    ++epoch_.evaluations;
+    evaluated_ = true;
+    return pass;
+  }
+  if (epoch_.to_skip > 0) {
+    --epoch_.to_skip;
+    return pass;
+  }
+  if (last_.under_way) finish();
+  if (last_.consumed > 0 && last_.samples != count)
+    throw Error(ExitCode::data, "continuing in dataset \"" + options_.name + "\"",
+                "it has " + std::to_string(count) + " samples and had " + std::to_string(last_.samples) +
+                    " when the checkpoint was saved",
+                "Resume with the same files, or start a new run");
+  if (options_.resumable) say_if_steps_changed(pass, options);
+  const bool goes_on = last_.consumed > 0;
+  last_ = {.number = pass.number,
+           .under_way = true,
+           .consumed = last_.consumed,
+           .window = goes_on ? last_.window : window_of(options, options_.share),
+           .global_batch = pass.plan.global_batch,
+           .workers = options_.share.total,
+           .samples = count,
+           .others = steps_->begin_pass({.number = pass.number,
+                                         .source = this,
+                                         .name = options_.name,
+                                         .plan = pass.plan,
+                                         .resumable = options_.resumable,
+                                         .position = pass.position}),
+           .outside = goes_on && last_.outside};
+  last_.late = std::any_of(last_.others.begin(), last_.others.end(), [](const auto& other) { return other.batch > 1; });
+  return pass;
+}
+
+void Cursor::begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples) {
+  if (!pass.training) return;
+  if (options_.resumable && batch->completes_step() && last_.under_way && pass.number == last_.number)
+    last_.consumed += batch->global;
+  steps_->begin_batch(pass.number, batch, samples);
+}
+
+void Cursor::end_batch(const Pass& pass) {
+  if (pass.training && options_.resumable && last_.under_way && pass.number == last_.number) steps_->end_batch();
+}
+
+void Cursor::end_pass(const Pass& pass) {
+  if (!pass.training) return;
+  if (last_.under_way && pass.number == last_.number) finish();
+  steps_->end_pass(pass.number);
+}
+
+/// The pass under way is over. A program that goes on begins it again unless it was all inside one batch of another's.
+void Cursor::finish() {
+  last_.under_way = false;
+  last_.consumed = 0;
+  ++epoch_.passes;
+  const bool contained = !last_.outside && std::any_of(last_.others.begin(), last_.others.end(),
+                                                       [&](const auto& other) { return steps_->is_in_hand(other); });
+  if (contained || last_.late) return;
+  ++epoch_.finished;
+  epoch_.straddled = steps_->others_open(last_.number);
+}
+
+}  // namespace muster::detail::data

@@ -1,0 +1,77 @@
+#include "data/passes/cursors.hpp"
+
+#include "muster/error.hpp"
+
+namespace muster::detail::data {
+
+void Cursors::add(const std::shared_ptr<Cursor>& cursor) {
+  const auto& name = cursor->options().name;
+  if (const auto other = cursors_.find(name);
+      other != cursors_.end() && other->second->options().loader != cursor->options().loader)
+    throw Error(ExitCode::usage, "taking the data \"" + name + "\"", "a dataset and a data loader have that name",
+                "Give the loader another one: DataLoaderOptions{.name = …}");
+  cursor->owner_ = weak_from_this();
+  cursor->steps_ = steps;
+  cursor->begin_epoch(steps->epoch);
+  cursors_[name] = cursor;
+  if (const auto saved = early_.extract(name)) restore(name, saved.mapped().position, saved.mapped().complete);
+}
+
+std::shared_ptr<Cursor> Cursors::find_loader(const std::string& name) const {
+  const auto found = cursors_.find(name);
+  return found != cursors_.end() && found->second->options().loader ? found->second : nullptr;
+}
+
+void Cursors::enter_epoch(std::int64_t epoch) {
+  if (epoch != steps->epoch)
+    for (auto& [name, saved] : early_) saved.complete = true;
+  steps->epoch = epoch;
+}
+
+void Cursors::begin_epoch(std::int64_t epoch) {
+  enter_epoch(epoch);
+  for (auto& [name, cursor] : cursors_) cursor->begin_epoch(epoch);
+}
+
+void Cursors::set_epoch(std::int64_t epoch) {
+  enter_epoch(epoch);
+  steps->epoch_set = true;
+  for (auto& [name, cursor] : cursors_)
+    if (!cursor->epoch_set_) cursor->begin_epoch(epoch);
+}
+
+Json Cursors::positions() const {
+  Json all = Json::object();
+  for (const auto& [name, saved] : early_)
+    if (!saved.complete) all[name] = saved.position;
+  for (const auto& [name, cursor] : cursors_)
+    if (cursor->options().split) all[name] = cursor->position();
+  return all;
+}
+
+void Cursors::restore(const std::string& name, const Json& position, bool complete) {
+  const auto cursor = cursors_.find(name);
+  if (cursor == cursors_.end())
+    early_[name] = {position, complete};
+  else
+    complete ? cursor->second->remember(position) : cursor->second->restore(position);
+}
+
+bool Cursors::epoch_complete() const {
+  bool data = false, passed = false, unfinished = false;
+  for (const auto& [name, cursor] : cursors_) {
+    if (!cursor->options().split || cursor->only_evaluated()) continue;
+    data = true;
+    passed = passed || cursor->epoch_.passes > 0;
+    unfinished = unfinished || cursor->unfinished();
+  }
+  for (const auto& [name, saved] : early_) {
+    if (saved.complete || !saved.position.is_object()) continue;
+    data = true;
+    passed = passed || saved.position.value("passes", 0) > 0;
+    unfinished = unfinished || saved.position.value("consumed", 0) > 0;
+  }
+  return !unfinished && (passed || !data);
+}
+
+}  // namespace muster::detail::data

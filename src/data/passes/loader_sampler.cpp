@@ -1,0 +1,183 @@
+// The samplers of data loaders.
+#include "data/passes/cursors.hpp"
+#include "data/passes/samples.hpp"
+#include "muster/data_loader.hpp"
+
+#include <deque>
+#include <limits>
+
+namespace muster::detail::data {
+namespace {
+
+constexpr const char* preparing = "preparing a data loader";
+
+std::int64_t signed_size(std::size_t size) {
+  return size > std::size_t{std::numeric_limits<std::int64_t>::max()} ? std::numeric_limits<std::int64_t>::max()
+                                                                      : static_cast<std::int64_t>(size);
+}
+
+/// What they have in common: passes that are counted with the session's.
+class CountedSampler : public LoaderSampler {
+ public:
+  CountedSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, bool resumable)
+      : worker_(worker),
+        size_(size),
+        options_{.training = options.training, .shuffle = options.shuffle, .drop_last = options.drop_last} {
+    if (options.batch_size == 0 || options.global_batch_size == std::size_t{0})
+      throw Error(ExitCode::usage, preparing, "the batch size is 0", "Give at least 1");
+    options_.batch_size = signed_size(options.batch_size);
+    if (options.global_batch_size) options_.global_batch_size = signed_size(*options.global_batch_size);
+    cursor_ = worker.cursors->find_loader(options.name);
+    if (!cursor_ || cursor_->options().resumable != resumable) {
+      cursor_ = std::make_shared<Cursor>(CursorOptions{.name = options.name,
+                                                       .share = {.total = worker.world, .first = worker.rank},
+                                                       .seed = worker.seed,
+                                                       .loader = true,
+                                                       .resumable = resumable});
+      worker.cursors->add(cursor_);
+    }
+  }
+
+  void set_epoch(std::int64_t epoch) override {
+    options_.training ? cursor_->set_epoch(epoch) : cursor_->begin_epoch(epoch);
+  }
+
+  std::int64_t begin_pass() override {
+    end_pass(pass_.number);
+    pass_ = cursor_->begin_pass(options_, size_, self_);
+    batch_.reset();
+    begin(pass_);
+    return pass_.number;
+  }
+
+  void end_batch() override {
+    if (batch_) cursor_->end_batch(pass_);
+  }
+
+  void end_pass(std::int64_t pass) noexcept override {
+    if (pass != pass_.number || pass == 0) return;
+    cursor_->end_pass(pass_);
+    pass_.number = 0;
+    batch_.reset();
+  }
+
+  const step::BatchWeightPtr& batch() const noexcept override { return batch_; }
+
+ protected:
+  virtual void begin(const Pass& pass) = 0;
+  /// `samples` of the step count over all ranks.
+  void take(const step::BatchWeight& batch, std::int64_t samples) {
+    batch_ = std::make_shared<step::BatchWeight>(batch);
+    cursor_->begin_batch(pass_, batch_, samples);
+  }
+  const Pass& pass() const noexcept { return pass_; }
+  const Worker& worker() const noexcept { return worker_; }
+
+ private:
+  Worker worker_;
+  std::int64_t size_;
+  BatchOptions options_;
+  std::shared_ptr<Cursor> cursor_;
+  Pass pass_{.order = Order(0, {})};
+  step::BatchWeightPtr batch_;
+  std::shared_ptr<const void> self_ = std::make_shared<char>();
+};
+
+class SplitSampler final : public CountedSampler {
+ public:
+  SplitSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options)
+      : CountedSampler(worker, size, options, true) {}
+
+  std::optional<std::vector<std::size_t>> next(std::size_t) override {
+    const auto& plan = pass().plan;
+    if (num_steps(read_, pass().order.size(), plan.global_batch, plan.drop_last) == 0) return {};
+    const auto samples = samples_of(step_from(read_), pass().order);
+    return std::vector<std::size_t>(samples.begin(), samples.end());
+  }
+
+  std::int64_t begin_batch() override {
+    const auto step = step_from(taken_);
+    take({.local = step.mine.count,
+          .global = step.samples,
+          .number = (pass().number << 32) + ++batches_,
+          .total = worker().world},
+         step.samples);
+    return step.mine.count;
+  }
+
+ private:
+  void begin(const Pass& pass) override {
+    read_ = taken_ = pass.position;
+    batches_ = 0;
+  }
+  /// The step at that position, which moves behind it.
+  StepSamples step_from(std::int64_t& position) const {
+    const auto step = step_at(position, pass().order.size(), pass().plan.global_batch, worker().world, worker().rank);
+    position += step.samples;
+    return step;
+  }
+
+  std::int64_t read_ = 0, taken_ = 0;  ///< positions behind the batches read ahead and behind the one in hand
+  std::int64_t batches_ = 0;
+};
+
+class FollowSampler final : public CountedSampler {
+ public:
+  FollowSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, OwnSampler sampler)
+      : CountedSampler(worker, size, options, false), sampler_(std::move(sampler)) {}
+
+  void set_epoch(std::int64_t epoch) override {
+    CountedSampler::set_epoch(epoch);
+    sampler_.set_epoch(epoch);
+  }
+
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
+    if (empty_) return {};
+    auto samples = sampler_.next(batch_size);
+    if (samples) read_.push_back(static_cast<std::int64_t>(samples->size()));
+    return samples;
+  }
+
+  std::int64_t begin_batch() override {
+    const auto samples = read_.front();
+    read_.pop_front();
+    take({.total = worker().world}, samples * worker().world);
+    return samples;
+  }
+
+ private:
+  void begin(const Pass& pass) override {
+    empty_ = pass.position > 0;
+    read_.clear();
+    sampler_.reset();
+  }
+
+  OwnSampler sampler_;
+  bool empty_ = false;             ///< the pass was finished before the run was stopped
+  std::deque<std::int64_t> read_;  ///< samples of each batch that is not in hand yet
+};
+
+}  // namespace
+
+std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size,
+                                             const DataLoaderOptions& options) {
+  return std::make_shared<SplitSampler>(worker, size, options);
+}
+
+std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options,
+                                              OwnSampler sampler) {
+  const auto refuse = [](const char* option, const char* remedy) {
+    throw Error(ExitCode::usage, preparing,
+                std::string(option) + " is set, and with a sampler of your own it is the sampler that decides", remedy);
+  };
+  if (options.global_batch_size) refuse("global_batch_size", "Give batch_size, or no sampler");
+  if (options.shuffle) refuse("shuffle", "Give a sampler that shuffles, or none");
+  return std::make_shared<FollowSampler>(worker, size, options, std::move(sampler));
+}
+
+torch::data::DataLoaderOptions torch_options(const DataLoaderOptions& options, bool own_sampler) {
+  torch::data::DataLoaderOptions given(options.batch_size);
+  return given.workers(options.workers).timeout(options.timeout).drop_last(own_sampler && options.drop_last);
+}
+
+}  // namespace muster::detail::data

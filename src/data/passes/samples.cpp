@@ -1,0 +1,92 @@
+#include "data/passes/samples.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace muster::detail::data {
+namespace {
+
+/// The finaliser of splitmix64 (Steele, Lea, Flood, 2014): every bit of the argument moves every bit of the result.
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return mix(mix(a) ^ b); }
+
+/// A number below `bound` (at most 2^32) from 32 random bits.
+std::uint64_t below(std::uint64_t bound, std::uint64_t bits) noexcept { return ((bits >> 32) * bound) >> 32; }
+
+enum Purpose : std::uint64_t { shuffling = 1, windows = 2 };
+
+std::uint64_t key_of(std::uint64_t seed, const OrderOptions& options, Purpose purpose) noexcept {
+  return mix(mix(mix(seed, purpose), static_cast<std::uint64_t>(options.epoch)),
+             static_cast<std::uint64_t>(options.pass));
+}
+
+}  // namespace
+
+Range share_of(std::int64_t count, int world, int rank) noexcept {
+  const std::int64_t each = count / world, more = count % world;
+  return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
+}
+
+Permutation::Permutation(std::int64_t size, std::uint64_t key) noexcept : size_(static_cast<std::uint64_t>(size)) {
+  // Small sets are drawn from a larger domain: a network over a handful of pairs has too few functions to mix.
+  constexpr std::uint64_t smallest = 8;
+  left_ = std::max(smallest, static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size_))));
+  right_ = std::max(smallest, (size_ + left_ - 1) / left_);
+  for (auto& round_key : keys_) round_key = key = mix(key);
+}
+
+std::int64_t Permutation::operator()(std::int64_t index) const noexcept {
+  auto value = static_cast<std::uint64_t>(index);
+  do {
+    std::uint64_t left = value / right_, right = value % right_;
+    for (int round = 0; round < rounds; round += 2) {
+      left += below(left_, mix(right ^ keys_[round]));
+      if (left >= left_) left -= left_;
+      right += below(right_, mix(left ^ keys_[round + 1]));
+      if (right >= right_) right -= right_;
+    }
+    value = left * right_ + right;
+  } while (value >= size_);
+  return static_cast<std::int64_t>(value);
+}
+
+Order::Order(std::int64_t size, const OrderOptions& options)
+    : size_(size), window_(options.window), window_key_(key_of(options.window_seed, options, windows)) {
+  if (options.shuffle) shuffle_.emplace(size, key_of(options.seed, options, shuffling));
+}
+
+std::int64_t Order::operator()(std::int64_t position) const noexcept {
+  if (window_ > 0) {
+    const std::int64_t number = position / window_, begin = number * window_;
+    const Permutation within(std::min(window_, size_ - begin), mix(window_key_, static_cast<std::uint64_t>(number)));
+    position = begin + within(position - begin);
+  }
+  return shuffle_ ? (*shuffle_)(position) : position;
+}
+
+StepSamples step_at(std::int64_t position, std::int64_t size, std::int64_t global_batch, int world, int rank) noexcept {
+  StepSamples step{position, std::min(global_batch, size - position), {}};
+  step.mine = share_of(step.samples, world, rank);
+  step.mine.first += position;
+  return step;
+}
+
+std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t global_batch, bool drop_last) noexcept {
+  const std::int64_t left = std::max<std::int64_t>(0, size - position);
+  return left / global_batch + (!drop_last && left % global_batch != 0 ? 1 : 0);
+}
+
+std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order) {
+  if (step.mine.count == 0) return {order(step.position)};
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(step.mine.count));
+  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = order(step.mine.first + static_cast<std::int64_t>(i));
+  return samples;
+}
+
+}  // namespace muster::detail::data

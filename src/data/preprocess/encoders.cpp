@@ -1,0 +1,85 @@
+#include "data/preprocess/column_preprocessor.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_unique2.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/tensor.h>
+
+namespace muster {
+namespace detail::data {
+namespace {
+
+/// Learns the values of an integer column: a table of [1, k], ascending.
+class Encoder : public ColumnPreprocessor {
+ public:
+  using ColumnPreprocessor::ColumnPreprocessor;
+
+ private:
+  static at::Tensor distinct(const at::Tensor& values) {
+    return std::get<0>(at::_unique2(values.flatten(), /*sorted=*/true)).unsqueeze(0);
+  }
+
+  std::string objection(at::ScalarType dtype) const override {
+    return c10::isIntegralType(dtype, /*includeBool=*/true)
+               ? ""
+               : std::string("it holds ") + c10::toString(dtype) + " values, and classes are integers";
+  }
+
+  at::Tensor summary(const at::Tensor& values) const override { return distinct(values.to(at::kLong)); }
+
+  at::Tensor join(const at::Tensor& a, const at::Tensor& b) const override { return distinct(at::cat({a, b}, 1)); }
+
+  at::Tensor learn(const at::Tensor& classes, const std::string&) const override { return classes; }
+
+  Json to_json(const at::Tensor& classes) const override {
+    const auto* first = classes.const_data_ptr<std::int64_t>();
+    return {{"classes", std::vector<std::int64_t>(first, first + classes.numel())}};
+  }
+
+  at::Tensor from_json(const Json& json) const override {
+    return at::tensor(json.at("classes").get<std::vector<std::int64_t>>(), at::kLong).unsqueeze(0);
+  }
+};
+
+class LabelEncoder final : public Encoder {
+ public:
+  explicit LabelEncoder(std::string column) : Encoder("label_encoder", {std::move(column)}) {}
+
+ private:
+  at::Tensor apply(const at::Tensor& labels, const at::Tensor& table, const std::string& doing) const override {
+    const auto classes = table[0].to(labels.device()), values = labels.to(at::kLong).contiguous();
+    const auto codes = at::searchsorted(classes, values).clamp_max(classes.numel() - 1);
+    const auto unseen = classes.index_select(0, codes.flatten()).view_as(values) != values;
+    if (unseen.any().item<bool>())
+      throw Error(ExitCode::data, doing,
+                  "the value " + std::to_string(values.masked_select(unseen)[0].item<std::int64_t>()) +
+                      " did not occur in the data that it was fitted on",
+                  "Fit it on data that holds every class");
+    return codes;
+  }
+};
+
+class OneHotEncoder final : public Encoder {
+ public:
+  explicit OneHotEncoder(std::vector<std::string> columns) : Encoder("one_hot_encoder", std::move(columns)) {}
+
+ private:
+  at::Tensor apply(const at::Tensor& labels, const at::Tensor& table, const std::string&) const override {
+    return labels.to(at::kLong).unsqueeze(-1).eq(table[0].to(labels.device())).to(at::kFloat);
+  }
+};
+
+}  // namespace
+}  // namespace detail::data
+
+PreprocessorPtr label_encoder(std::string column) {
+  return std::make_shared<detail::data::LabelEncoder>(std::move(column));
+}
+
+PreprocessorPtr one_hot_encoder(std::vector<std::string> columns) {
+  return std::make_shared<detail::data::OneHotEncoder>(std::move(columns));
+}
+
+}  // namespace muster

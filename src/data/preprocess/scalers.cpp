@@ -1,0 +1,146 @@
+#include "data/preprocess/column_preprocessor.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+
+#include <array>
+#include <limits>
+
+namespace muster {
+namespace detail::data {
+namespace {
+
+/// (x − shift) / scale per feature, from two statistics that are kept as a table of [2, features] in double precision.
+class Scaler : public ColumnPreprocessor {
+ public:
+  Scaler(std::string kind, std::array<const char*, 2> statistics, std::vector<std::string> columns)
+      : ColumnPreprocessor(std::move(kind), std::move(columns)), statistics_(statistics) {}
+
+ protected:
+  /// The row of scales that goes with the statistics.
+  virtual at::Tensor scale(const at::Tensor& statistics) const = 0;
+
+ private:
+  std::string objection(at::ScalarType dtype) const override {
+    return c10::isComplexType(dtype) ? "complex numbers have no order and no scale" : "";
+  }
+
+  at::Tensor apply(const at::Tensor& x, const at::Tensor& statistics, const std::string& doing) const override {
+    const auto features = x.dim() > 1 ? x.size(-1) : 1;
+    if (features != statistics.size(1))
+      throw Error(
+          ExitCode::data, doing,
+          "it was fitted to " + std::to_string(statistics.size(1)) + " features and gets " + std::to_string(features),
+          "Apply it to the data that it was fitted on");
+    const auto type = x.scalar_type();
+    const auto result = x.is_floating_point() ? type : at::kFloat;
+    // Large integers lose their last digits in a float, before the shift makes them small.
+    const auto computed = type == at::kDouble || type == at::kInt || type == at::kLong ? at::kDouble : at::kFloat;
+    const auto row = [&](const at::Tensor& values) { return values.to(x.device(), computed); };
+    return ((x.to(computed) - row(statistics[0])) / row(scale(statistics))).to(result);
+  }
+
+  Json to_json(const at::Tensor& statistics) const override {
+    Json json;
+    for (const int i : {0, 1}) {
+      const auto row = statistics[i].contiguous();
+      json[statistics_[static_cast<std::size_t>(i)]] =
+          std::vector<double>(row.const_data_ptr<double>(), row.const_data_ptr<double>() + row.numel());
+    }
+    return json;
+  }
+
+  at::Tensor from_json(const Json& json) const override {
+    const auto first = json.at(statistics_[0]).get<std::vector<double>>();
+    const auto second = json.at(statistics_[1]).get<std::vector<double>>();
+    if (first.size() != second.size() || first.empty())
+      throw Error(ExitCode::data, "restoring a preprocessor", "the saved statistics are of different length",
+                  "Resume from another checkpoint");
+    return at::stack({at::tensor(first, at::kDouble), at::tensor(second, at::kDouble)});
+  }
+
+  std::array<const char*, 2> statistics_;
+};
+
+void require_finite(const at::Tensor& statistics, const std::string& doing) {
+  if (!at::isfinite(statistics).all().item<bool>())
+    throw Error(ExitCode::data, doing, "it holds NaN or infinite values", "Remove or replace those samples");
+}
+
+class StandardScaler final : public Scaler {
+ public:
+  explicit StandardScaler(std::vector<std::string> columns)
+      : Scaler("standard_scaler", {"mean", "deviation"}, std::move(columns)) {}
+
+ private:
+  /// Rows: count, mean, sum of squared distances from the mean.
+  at::Tensor summary(const at::Tensor& values) const override {
+    const auto x = values.to(at::kDouble);
+    const auto mean = x.mean(0);
+    return at::stack({at::full_like(mean, x.size(0)), mean, (x - mean).square().sum(0)});
+  }
+
+  // Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+  at::Tensor join(const at::Tensor& a, const at::Tensor& b) const override {
+    const auto n = a[0] + b[0], distance = b[1] - a[1];
+    return at::stack({n, a[1] + distance * b[0] / n, a[2] + b[2] + distance.square() * a[0] * b[0] / n});
+  }
+
+  at::Tensor learn(const at::Tensor& moments, const std::string& doing) const override {
+    require_finite(moments, doing);
+    const auto deviation = (moments[2] / moments[0]).sqrt();
+    // A feature that never changes keeps a trace of rounding, by which nothing must be divided.
+    const auto constant = deviation <= 1e-12 * moments[1].abs();
+    return at::stack({moments[1], at::where(constant, at::full_like(deviation, 1), deviation)});
+  }
+
+  at::Tensor scale(const at::Tensor& statistics) const override { return statistics[1]; }
+};
+
+class MinMaxScaler final : public Scaler {
+ public:
+  explicit MinMaxScaler(std::vector<std::string> columns)
+      : Scaler("min_max_scaler", {"min", "max"}, std::move(columns)) {}
+
+ private:
+  at::Tensor summary(const at::Tensor& values) const override {
+    const auto x = values.to(at::kDouble);
+    return at::stack({at::amin(x, 0), at::amax(x, 0)});
+  }
+
+  at::Tensor join(const at::Tensor& a, const at::Tensor& b) const override {
+    return at::stack({at::minimum(a[0], b[0]), at::maximum(a[1], b[1])});
+  }
+
+  at::Tensor learn(const at::Tensor& range, const std::string& doing) const override {
+    require_finite(range, doing);
+    return range;
+  }
+
+  at::Tensor scale(const at::Tensor& range) const override {
+    const auto width = range[1] - range[0];
+    return at::where(width == 0, at::full_like(width, std::numeric_limits<double>::infinity()), width);
+  }
+};
+
+}  // namespace
+}  // namespace detail::data
+
+PreprocessorPtr standard_scaler(std::vector<std::string> columns) {
+  return std::make_shared<detail::data::StandardScaler>(std::move(columns));
+}
+
+PreprocessorPtr min_max_scaler(std::vector<std::string> columns) {
+  return std::make_shared<detail::data::MinMaxScaler>(std::move(columns));
+}
+
+}  // namespace muster

@@ -1,0 +1,103 @@
+#include "data/sources/fingerprint.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/index_select.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace muster::detail::data {
+namespace {
+
+constexpr std::uint64_t block_bytes = 4096;
+
+std::uint32_t add(std::uint32_t checksum, std::span<const std::byte> bytes) {
+  return static_cast<std::uint32_t>(
+      ::crc32_z(checksum, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
+}
+
+/// Calls `look` with the first unit and the number of units of each block: the first, the last, and some between.
+template <class Look>
+void for_blocks(std::uint64_t units, std::uint64_t block, int blocks, Look&& look) {
+  const auto some = static_cast<std::uint64_t>(std::max(2, blocks));
+  if (units <= some * block) return look(std::uint64_t{0}, units);
+  const auto last = units - block;
+  for (std::uint64_t b = 0; b < some; ++b) look(last / (some - 1) * b + last % (some - 1) * b / (some - 1), block);
+}
+
+}  // namespace
+
+Portion look_at(const File& file, int blocks) {
+  Portion portion{.name = file.path().filename().string(), .bytes = file.size()};
+  std::vector<std::byte> bytes;
+  for_blocks(portion.bytes, block_bytes, blocks, [&](std::uint64_t first, std::uint64_t count) {
+    bytes.resize(count);
+    file.read_at(bytes, first);
+    portion.checksum = add(portion.checksum, bytes);
+  });
+  return portion;
+}
+
+Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks) {
+  const at::NoGradGuard no_grad;
+  const auto unit = static_cast<std::uint64_t>(tensor.element_size());
+  Portion portion{.name = column, .bytes = static_cast<std::uint64_t>(tensor.numel()) * unit};
+  if (tensor.numel() == 0 || tensor.is_meta() || tensor.layout() != at::kStrided) return portion;
+  auto values = tensor;
+  if (!values.is_contiguous()) {
+    // Rows of it, so that it need not be copied whole.
+    std::vector<std::int64_t> rows;
+    for_blocks(static_cast<std::uint64_t>(tensor.size(0)), 1, blocks, [&](std::uint64_t first, std::uint64_t count) {
+      for (std::uint64_t row = first; row < first + count; ++row) rows.push_back(static_cast<std::int64_t>(row));
+    });
+    values = tensor.index_select(
+        0, at::from_blob(rows.data(), {static_cast<std::int64_t>(rows.size())}, at::kLong).to(tensor.device()));
+  }
+  const auto flat = values.contiguous().view({-1});
+  for_blocks(static_cast<std::uint64_t>(flat.numel()), std::max<std::uint64_t>(1, block_bytes / unit), blocks,
+             [&](std::uint64_t first, std::uint64_t count) {
+               const auto block =
+                   flat.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count)).cpu();
+               portion.checksum =
+                   add(portion.checksum, {static_cast<const std::byte*>(block.const_data_ptr()), block.nbytes()});
+             });
+  return portion;
+}
+
+Json Fingerprint::to_json() const {
+  Json all = Json::array();
+  for (const auto& portion : portions) all.push_back({portion.name, portion.bytes, portion.checksum});
+  return {count, schema, all};
+}
+
+Fingerprint Fingerprint::from_json(const Json& json) {
+  Fingerprint print{.count = json[0], .schema = json[1]};
+  for (const auto& portion : json[2]) print.portions.push_back({portion[0], portion[1], portion[2]});
+  return print;
+}
+
+std::optional<std::string> difference(const Fingerprint& a, const std::string& here, const Fingerprint& b,
+                                      const std::string& there) {
+  const auto say = [&](const std::string& what, const std::string& of_a, const std::string& of_b) {
+    return what + of_a + " on " + here + " and " + of_b + " on " + there;
+  };
+  const auto number = [](auto value) { return std::to_string(value); };
+  if (a.count != b.count) return say("it has ", number(a.count) + " samples", number(b.count));
+  if (a.schema != b.schema) return say("its columns are ", a.schema, b.schema);
+  if (a.portions.size() != b.portions.size())
+    return say("it is made of ", number(a.portions.size()) + " files", number(b.portions.size()));
+  for (std::size_t p = 0; p < a.portions.size(); ++p) {
+    const auto& mine = a.portions[p];
+    const auto& theirs = b.portions[p];
+    if (mine.bytes != theirs.bytes)
+      return say(mine.name + " has ", number(mine.bytes) + " bytes", number(theirs.bytes));
+    if (mine.checksum != theirs.checksum)
+      return "the values of " + mine.name + " on " + here + " and of " + theirs.name + " on " + there + " differ";
+  }
+  return {};
+}
+
+}  // namespace muster::detail::data

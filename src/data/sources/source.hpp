@@ -1,0 +1,49 @@
+// Where a dataset's samples come from: memory, HDF5 files, another source through a preprocessor.
+#pragma once
+
+#include "data/sources/fingerprint.hpp"
+#include "muster/dataset.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::data {
+
+/// Columns that can be read by the sample. All members may be called by several threads at once; errors are
+/// muster::Error with ExitCode::data.
+class Source {
+ public:
+  virtual ~Source() = default;
+  /// Samples, at least one.
+  virtual std::int64_t count() = 0;
+  virtual const Schema& schema() = 0;
+  /// The samples at those indices (0 ≤ i < count()), in that order, in tensors that own their memory.
+  virtual Batch read(std::span<const std::int64_t> samples) = 0;
+  /// What must be the same on all ranks.
+  virtual Fingerprint fingerprint() = 0;
+  /// What errors call it.
+  virtual std::string shown() const = 0;
+};
+
+/// The tensors themselves, not copies.
+std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns);
+/// The files one after the other; opened and checked at the first call of a member.
+std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
+/// What `preprocessor` makes of each batch of `source`.
+std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
+                                           std::shared_ptr<const Preprocessor> preprocessor);
+
+/// "Float[3]", for errors.
+std::string describe(const Column& column);
+/// "x Float[3], y Long[]".
+std::string described(const Schema& schema);
+/// "x, y", for errors.
+std::string names_of(const Schema& schema);
+/// The column of that name; an Error that lists the columns if there is none.
+const Column& column_of(Source& source, const std::string& name, const std::string& doing);
+
+}  // namespace muster::detail::data

@@ -1,0 +1,131 @@
+#include "step/steps.hpp"
+
+#include "muster/error.hpp"
+
+#include <algorithm>
+
+namespace muster::detail::step {
+namespace {
+
+/// Why the batches in hand of two passes need not weigh the same; empty if they do.
+std::string conflict_of(const OpenPass& a, const OpenPass& b) {
+  const auto shown = [](const OpenPass& pass, bool plan) {
+    std::string text = "\"" + pass.name + "\"";
+    if (!plan) return text;
+    if (pass.plan.global_batch == 0) return text + " (from a sampler of its own)";
+    return text + " (" + std::to_string(pass.plan.samples) + " samples, " + std::to_string(pass.plan.global_batch) +
+           " a step" + (pass.plan.drop_last ? ", the last dropped)" : ")");
+  };
+  if (a.plan.global_batch == 0 && b.plan.global_batch == 0) return {};  // every rank counts the same in both
+  const bool plans = a.plan != b.plan;
+  if (!plans && a.position == b.position && a.batch->micro_batch == b.batch->micro_batch) return {};
+  return "batches of " + shown(a, plans) + " and of " + shown(b, plans) +
+         " are in hand, and they need not weigh the same: " +
+         (plans ? "their steps are not alike" : "they stand at different places of their passes");
+}
+
+auto find(std::vector<OpenPass>& passes, std::int64_t number) {
+  return std::find_if(passes.begin(), passes.end(), [&](const OpenPass& pass) { return pass.number == number; });
+}
+
+}  // namespace
+
+double Steps::weight() const {
+  if (!conflict_.empty())
+    throw Error(ExitCode::usage, "weighing a gradient by its batch's samples", conflict_,
+                "Say which batch counts: auto scope = session.step(batch); around backward() and the optimizer's step");
+  return batch_->relative();
+}
+
+std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {
+  if (const auto other =
+          std::find_if(passes_.begin(), passes_.end(), [&](const OpenPass& o) { return o.source == pass.source; });
+      other != passes_.end()) {
+    replaced_.push_back(std::move(*other));
+    passes_.erase(other);
+  }
+  std::vector<BatchOfPass> others;
+  for (const auto& other : passes_) others.push_back({other.number, other.batches});
+  passes_.push_back(std::move(pass));
+  choose_batch();
+  return others;
+}
+
+void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::int64_t samples) {
+  auto pass = find(passes_, number);
+  if (pass == passes_.end()) {
+    const auto before = find(replaced_, number);
+    pass = passes_.insert(pass, std::move(*before));
+    replaced_.erase(before);
+  }
+  if (batch->micro_batch == 0) pass->position += batch->global;
+  ++pass->batches;
+  pass->taken = ++taken_;
+  pass->batch = batch;
+  choose_batch();
+  if (batch->completes_step()) {
+    ++global_step;
+    samples_since_report += samples;
+  }
+  if (const auto heard = moments.lock()) heard->batch_begun(*pass);
+}
+
+void Steps::end_batch() {
+  if (passes_.size() > 1 || !complete()) return;
+  if (const auto heard = moments.lock()) heard->between_batches();
+}
+
+void Steps::end_pass(std::int64_t number) {
+  std::erase_if(replaced_, [&](const OpenPass& pass) { return pass.number == number; });
+  if (std::erase_if(passes_, [&](const OpenPass& pass) { return pass.number == number; }) > 0) choose_batch();
+}
+
+bool Steps::is_in_hand(const BatchOfPass& batch) const {
+  return std::any_of(passes_.begin(), passes_.end(),
+                     [&](const OpenPass& pass) { return pass.number == batch.pass && pass.batches == batch.batch; });
+}
+
+bool Steps::others_open(std::int64_t number) const {
+  return std::any_of(passes_.begin(), passes_.end(), [&](const OpenPass& pass) { return pass.number != number; });
+}
+
+const OpenPass* Steps::without_position() const {
+  const auto found = std::find_if(passes_.begin(), passes_.end(), [](const OpenPass& pass) { return !pass.resumable; });
+  return found == passes_.end() ? nullptr : &*found;
+}
+
+bool Steps::complete() const {
+  return std::all_of(passes_.begin(), passes_.end(),
+                     [](const OpenPass& pass) { return !pass.batch || pass.batch->completes_step(); });
+}
+
+std::int64_t Steps::enter_scope(BatchWeightPtr batch) {
+  scopes_.emplace_back(next_number(), std::move(batch));
+  const auto scope = scopes_.back().first;
+  choose_batch();
+  return scope;
+}
+
+void Steps::leave_scope(std::int64_t scope) {
+  std::erase_if(scopes_, [&](const auto& known) { return known.first == scope; });
+  choose_batch();
+}
+
+void Steps::choose_batch() {
+  BatchWeightPtr batch;
+  conflict_.clear();
+  if (!scopes_.empty()) {
+    batch = scopes_.back().second;
+  } else {
+    const OpenPass* last = nullptr;
+    for (const auto& pass : passes_)
+      if (pass.batch && (last == nullptr || pass.taken > last->taken)) last = &pass;
+    if (last != nullptr) batch = last->batch;
+    for (const auto& pass : passes_)
+      if (pass.batch && &pass != last && conflict_.empty()) conflict_ = conflict_of(pass, *last);
+  }
+  batch_ = batch ? std::move(batch) : none_;
+  if (const auto heard = moments.lock()) heard->micro_batch_changed(batch_->global > 0 ? batch_->micro_batch : -1);
+}
+
+}  // namespace muster::detail::step

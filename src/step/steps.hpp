@@ -1,0 +1,98 @@
+// The steps of a run: which batch counts now, which training passes are open, and how many steps there have been.
+//
+// Data says which pass begins, which batch it hands out and when it ends. The reducer reads how much the batch that
+// counts weighs, the session reads the numbers.
+#pragma once
+
+#include "step/batch_weight.hpp"
+#include "step/moments.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::step {
+
+using BatchWeightPtr = std::shared_ptr<const BatchWeight>;
+
+/// How a pass is cut into steps: two of the same plan that stand at the same place weigh alike.
+struct Plan {
+  std::int64_t samples = 0;       ///< of the dataset
+  std::int64_t global_batch = 0;  ///< samples of a step; 0 where a sampler of the user's own chooses them
+  bool drop_last = false;
+  bool operator==(const Plan&) const = default;
+};
+
+/// A training pass that has begun and is not over.
+struct OpenPass {
+  std::int64_t number = 0;       ///< different for each pass
+  const void* source = nullptr;  ///< the dataset or loader
+  std::string name = {};         ///< of the source
+  Plan plan = {};
+  bool resumable = true;      ///< its position can be saved
+  std::int64_t position = 0;  ///< where the step ends of which the batch in hand is, in samples
+  std::int64_t batches = 0;   ///< handed out
+  std::int64_t taken = 0;     ///< orders the batches in hand
+  BatchWeightPtr batch = {};  ///< in hand, if there is one
+};
+
+/// The batch that an open pass has in hand, by how many it has handed out.
+struct BatchOfPass {
+  std::int64_t pass = 0, batch = 0;
+};
+
+/// Belongs to the thread that runs the training function.
+class Steps {
+ public:
+  // Where the run stands.
+  std::int64_t epoch = 0;
+  bool epoch_set = false;  ///< by the training function
+  std::int64_t global_step = 0;
+  std::int64_t samples_since_report = 0;
+
+  std::weak_ptr<Moments> moments = {};  ///< called as long as it lives
+
+  /// What counts in a backward(): the batch of the innermost scope, else the one in hand that was taken last. One with
+  /// global = 0 where there is none.
+  const BatchWeight& batch() const noexcept { return *batch_; }
+  /// How much that batch weighs. An Error if there are several in hand that need not weigh the same, alike on all
+  /// ranks.
+  double weight() const;
+
+  // For the passes.
+  std::int64_t next_number() noexcept { return ++number_; }
+  /// In place of one of the same source, which is open again when it hands out another batch. Gives what the others
+  /// have in hand.
+  std::vector<BatchOfPass> begin_pass(OpenPass pass);
+  /// That pass has handed out `batch`; `samples` of its step count over all ranks.
+  void begin_batch(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);
+  /// A batch is done with, and the next one is asked for.
+  void end_batch();
+  void end_pass(std::int64_t pass);
+
+  bool is_in_hand(const BatchOfPass& batch) const;
+  /// Whether a pass other than that one is open.
+  bool others_open(std::int64_t pass) const;
+  /// An open pass whose position cannot be saved; null if there is none.
+  const OpenPass* without_position() const;
+  /// Whether no step is half done.
+  bool complete() const;
+
+  /// Until leave_scope(), `batch` counts; null where all ranks count the same.
+  std::int64_t enter_scope(BatchWeightPtr batch);
+  void leave_scope(std::int64_t scope);
+
+ private:
+  void choose_batch();
+
+  inline static const BatchWeightPtr none_ = std::make_shared<const BatchWeight>();
+  BatchWeightPtr batch_ = none_;
+  std::string conflict_;  ///< why it cannot be said which batch counts
+  std::int64_t number_ = 0, taken_ = 0;
+  std::vector<OpenPass> passes_, replaced_;
+  std::vector<std::pair<std::int64_t, BatchWeightPtr>> scopes_;
+};
+
+}  // namespace muster::detail::step

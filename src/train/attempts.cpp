@@ -1,0 +1,96 @@
+#include "train/attempts.hpp"
+
+#include "base/log.hpp"
+#include "comm/agreement.hpp"
+#include "train/check.hpp"
+#include "train/on_all_ranks.hpp"
+#include "train/session_state.hpp"
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+
+namespace muster::detail::train {
+namespace {
+
+/// Ranks that do not train wait for as long as it takes.
+constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
+
+void train_once(SessionState& session, const TrainLoop& train_loop) {
+  const auto& plan = session.plan;
+  const c10::DeviceGuard own(session.workers.device);  // for the user's at::kCUDA without a number
+  at::set_num_threads(plan.threads);
+  session.workers.seed_generators();
+  session.resume();
+
+  Session view(session);
+  const std::shared_ptr<Backend> backend = plan.backend ? plan.backend->make_backend() : std::make_unique<Backend>();
+  backend->on_start(view);
+  session.backend = backend;
+  backend->on_training_start(view);
+  session.counters.start_clock();
+  train_loop(view, plan.options.train_loop_config);
+  session.end_training();
+  std::exchange(session.backend, nullptr)->on_shutdown(view);
+  session.outputs.sinks.finish({});
+}
+
+/// After the other ranks have been told of the cause.
+void shut_down(SessionState& session, const comm::Outcome& cause) noexcept {
+  session.failed = true;
+  Session view(session);
+  if (const auto backend = std::exchange(session.backend, nullptr)) try {
+      backend->on_shutdown(view);
+    } catch (...) {
+      log::warn("shutting down the backend after a failure: " + comm::caught().text);
+    }
+  session.outputs.sinks.finish(Error(cause.code, cause.text));
+}
+
+/// One attempt on one worker. `workers` is for the training function's own use, `control` the same ranks over another
+/// channel. An exception is told to all ranks at once, and leaves when backend and sinks are shut down; `stopped` says
+/// then whether it was a stop on request. Collective over the workers.
+void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
+             at::Device device, const TrainLoop& train_loop, bool& stopped) {
+  SessionState session(plan, run, workers, control, device);
+  try {
+    train_once(session, train_loop);
+  } catch (...) {
+    // Before the session goes, and with it connections on which the others may be waiting.
+    const auto cause = comm::caught(plan.world());
+    comm::raise_alarm(plan.world(), cause);
+    shut_down(session, cause);
+    stopped = session.stop.stopped;
+    throw;
+  }
+}
+
+}  // namespace
+
+std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, at::Device device,
+                                        const TrainLoop& train_loop) {
+  const auto& world = plan.world();
+  const int max_failures = plan.options.run_config.failure_config.max_failures;
+  for (int failures = 0;; ++failures) {
+    const bool last = max_failures >= 0 && failures >= max_failures;
+    WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
+    if (!plan.works()) limits.done = as_long_as_it_takes;
+    if (last) limits.failed = final_grace;
+    // A failed attempt leaves collectives half done, so each one has channels of its own.
+    const auto workers = world.split(plan.works() ? 0 : 1);
+    const auto control = workers.duplicate();
+    bool stopped = false;
+    const auto error = try_on_all_ranks(world, limits, [&] {
+      if (plan.works()) attempt(plan, run, workers, control, device, train_loop, stopped);
+    });
+    if (!error) return {};
+    if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
+    if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) return error;
+    // A stop at which nothing could be saved; ranks that only wait do not know of it.
+    if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{stopped}, ReduceOp::max) != 0) return error;
+    if (world.rank() == 0)
+      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
+                std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+  }
+}
+
+}  // namespace muster::detail::train

@@ -1,0 +1,216 @@
+// Every option that is data, as JSON: the fields of each struct, and how each kind of field is written and read.
+#include "train/options.hpp"
+
+#include "muster/convert.hpp"
+#include "muster/data_loader.hpp"
+#include "muster/process_group.hpp"
+#include "muster/trainer.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+
+namespace muster {
+namespace detail::train {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What is not data is left out.
+template <class T>
+constexpr bool is_data = true;
+template <class Result, class... Arguments>
+constexpr bool is_data<std::function<Result(Arguments...)>> = false;
+template <class T>
+constexpr bool is_data<std::shared_ptr<T>> = false;
+template <class T>
+constexpr bool is_data<std::vector<std::shared_ptr<T>>> = false;
+template <>
+constexpr bool is_data<std::map<std::string, Dataset>> = false;
+template <>
+constexpr bool is_data<std::optional<Checkpoint>> = false;
+
+// By the values of the enumerators.
+constexpr auto names_of(ScoreOrder) { return std::array{"max", "min"}; }
+constexpr auto names_of(Parallel) { return std::array{"data", "none"}; }
+constexpr auto names_of(Fuse) { return std::array{"automatic", "always", "never"}; }
+
+template <class T>
+Json to(const T& value) {
+  if constexpr (std::is_same_v<T, at::ScalarType>)
+    return std::string(c10::getDtypeNames(value).first);
+  else if constexpr (std::is_same_v<T, at::Device>)
+    return value.str();
+  else if constexpr (std::is_enum_v<T>)
+    return names_of(value).at(static_cast<std::size_t>(value));
+  else if constexpr (std::is_same_v<T, std::filesystem::path>)
+    return value.string();
+  else if constexpr (std::is_same_v<T, milliseconds>)
+    return value.count();
+  else
+    return value;
+}
+template <class T>
+Json to(const std::optional<T>& value) {
+  return value ? to(*value) : Json();
+}
+template <class T>
+Json to(const std::map<std::string, T>& values) {
+  Json json = Json::object();
+  for (const auto& [key, value] : values) json[key] = to(value);
+  return json;
+}
+
+void require(bool holds, const std::string& fact) {
+  if (!holds) throw InvalidOption("", fact);
+}
+
+template <class T>
+void from(const Json& json, T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    require(json.is_boolean(), "is neither true nor false");
+  } else if constexpr (std::is_integral_v<T>) {
+    require(json.is_number_integer(), "is not a whole number");
+    require(json.is_number_unsigned() ? std::in_range<T>(json.get<std::uint64_t>())
+                                      : std::in_range<T>(json.get<std::int64_t>()),
+            "is out of range");
+  } else if constexpr (std::is_floating_point_v<T>) {
+    require(json.is_number(), "is not a number");
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    require(json.is_string(), "is not a text");
+  }
+  json.get_to(value);
+}
+template <class T>
+requires std::is_enum_v<T>
+void from(const Json& json, T& value) {
+  std::string all;
+  const auto names = names_of(T{});
+  for (const std::string name : names) all += (all.empty() ? "" : ", ") + name;
+  const auto name = std::find(names.begin(), names.end(), json);
+  require(name != names.end(), "is none of " + all);
+  value = static_cast<T>(name - names.begin());
+}
+void from(const Json& json, std::filesystem::path& path) {
+  require(json.is_string(), "is not a path");
+  path = json.get<std::string>();
+}
+void from(const Json& json, milliseconds& duration) {
+  milliseconds::rep count = 0;
+  from(json, count);
+  duration = milliseconds(count);
+}
+void from(const Json& json, at::ScalarType& type) {
+  const auto& types = c10::getStringToDtypeMap();
+  const auto found = types.find(json.is_string() ? json.get<std::string>() : "");
+  require(found != types.end(), "is not a type of tensors, as float32");
+  type = found->second;
+}
+void from(const Json& json, std::optional<at::Device>& device) {
+  device.reset();
+  if (json.is_null()) return;
+  try {
+    if (json.is_string()) device = at::Device(json.get<std::string>());
+  } catch (const std::exception&) {  // torch's, or of a number that is too large
+  }
+  require(device && device->str() == json.get<std::string>(), "is not a device, as cuda:0");  // torch wraps 300 around
+}
+template <class T>
+void from(const Json& json, std::optional<T>& value) {
+  if (json.is_null()) return value.reset();
+  from(json, value.emplace(T{}));
+}
+template <class T>
+void from(const Json& json, std::map<std::string, T>& values) {
+  require(json.is_object(), "is not an object");
+  values.clear();
+  for (const auto& [key, value] : json.items())
+    under(key, [&, &key = key, &value = value] { from(value, values[key]); });
+}
+void from(const Json& json, std::vector<std::string>& names) {
+  require(json.is_array() && std::ranges::all_of(json, [](const Json& name) { return name.is_string(); }),
+          "is not a list of names");
+  json.get_to(names);
+}
+void from(const Json& json, std::vector<std::pair<std::string, double>>& shares) {
+  const auto is_share = [](const Json& pair) {
+    return pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_number();
+  };
+  require(json.is_array() && std::ranges::all_of(json, is_share), "is not a list of shares, as [[\"train\", 0.9]]");
+  json.get_to(shares);
+}
+
+/// The key of a field that is called as the first of `names`, "a, b, c", of which the others are left.
+template <class T>
+std::string take_key(std::string_view& names) {
+  std::string key(names.substr(0, names.find(',')));
+  names.remove_prefix(std::min(names.size(), key.size() + 2));
+  return std::is_same_v<T, milliseconds> || std::is_same_v<T, std::optional<milliseconds>> ? key + "_ms" : key;
+}
+
+template <class... Fields>
+void write(Json& json, std::string_view names, const Fields&... fields) {
+  json = Json::object();
+  const auto put = [&]<class T>(const T& field) {
+    const auto key = take_key<T>(names);
+    if constexpr (is_data<T>) json[key] = to(field);
+  };
+  (put(fields), ...);
+}
+
+template <class... Fields>
+void read(const Json& json, std::string_view names, Fields&... fields) {
+  require(json.is_object(), "is not an object");
+  std::vector<std::string> known;
+  const auto take = [&]<class T>(T& field) {
+    const auto key = take_key<T>(names);
+    if constexpr (is_data<T>) {
+      known.push_back(key);
+      if (const auto found = json.find(key); found != json.end()) under(key, [&] { from(*found, field); });
+    }
+  };
+  (take(fields), ...);
+  for (const auto& [key, value] : json.items())
+    under(key, [&, &key = key] { require(std::ranges::find(known, key) != known.end(), "is no option"); });
+}
+
+}  // namespace
+}  // namespace detail::train
+
+// All fields of a struct, in their order: the compiler refuses a list that lacks one.
+#define MUSTER_OPTIONS(Type, ...)                          \
+  void to_json(Json& json, const Type& options) {          \
+    const auto& [__VA_ARGS__] = options;                   \
+    detail::train::write(json, #__VA_ARGS__, __VA_ARGS__); \
+  }                                                        \
+  void from_json(const Json& json, Type& options) {        \
+    auto& [__VA_ARGS__] = options;                         \
+    detail::train::read(json, #__VA_ARGS__, __VA_ARGS__);  \
+  }
+
+MUSTER_OPTIONS(ScalingConfig, num_workers, use_gpu, threads_per_worker, virtual_workers)
+MUSTER_OPTIONS(CheckpointConfig, num_to_keep, checkpoint_score_attribute, checkpoint_score_order)
+MUSTER_OPTIONS(FailureConfig, max_failures)
+MUSTER_OPTIONS(RunConfig, name, storage_path, checkpoint_config, failure_config, callbacks)
+MUSTER_OPTIONS(TorchConfig, backend, timeout)
+MUSTER_OPTIONS(DataConfig, datasets_to_split, split_all)
+MUSTER_OPTIONS(TrainerOptions, train_loop_config, backend_config, torch_config, scaling_config, dataset_config,
+               run_config, datasets, preprocessor, metadata, resume_from_checkpoint)
+MUSTER_OPTIONS(DatasetOptions, columns, cache_bytes)
+MUSTER_OPTIONS(BatchOptions, batch_size, global_batch_size, training, shuffle, drop_last, prefetch_batches,
+               local_shuffle_buffer_size, local_shuffle_seed, dtypes, device)
+MUSTER_OPTIONS(DataLoaderOptions, name, batch_size, global_batch_size, shuffle, drop_last, training, workers, timeout)
+MUSTER_OPTIONS(ConvertOptions, columns, chunk, compress, split, shuffle, per_class, progress)
+MUSTER_OPTIONS(ModelOptions, parallel, bucket_bytes, first_bucket_bytes, comm_hook, progress_thread)
+MUSTER_OPTIONS(JoinOptions, divide_by_initial_world_size)
+MUSTER_OPTIONS(PowerSgdOptions, rank, start_iteration, min_compression_rate, error_feedback, seed)
+MUSTER_OPTIONS(OptimizerOptions, max_grad_norm, fuse)
+MUSTER_OPTIONS(AutocastOptions, dtype, enabled)
+MUSTER_OPTIONS(GradScalerOptions, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+MUSTER_OPTIONS(ProcessGroupOptions, backend, timeout, chunk)
+MUSTER_OPTIONS(ReportOptions, reduce)
+
+#undef MUSTER_OPTIONS
+
+}  // namespace muster

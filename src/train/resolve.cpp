@@ -1,0 +1,61 @@
+#include "train/resolve.hpp"
+
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "launch/settings.hpp"
+
+namespace muster::detail::train {
+namespace {
+
+int count_workers(const Launch& launch, const ScalingConfig& scaling) {
+  const int workers = launch.flags().workers.value_or(scaling.num_workers.value_or(launch.size()));
+  if (workers < 1)
+    throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
+                "Ask for 1 or more");
+  if (workers > launch.size())
+    throw Error(ExitCode::usage, "choosing the workers",
+                std::to_string(workers) + " workers were asked for and the launch has " +
+                    std::to_string(launch.size()) + (launch.size() == 1 ? " rank" : " ranks"),
+                "Start it with mpirun -n " + std::to_string(workers) + ", or ask for fewer with --workers");
+  return workers;
+}
+
+std::chrono::milliseconds choose_wait_limit(const Launch& launch, const BackendConfig* backend) {
+  const auto own = backend == nullptr ? std::nullopt : backend->timeout();
+  if (own && own->count() <= 0)
+    throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
+                std::to_string(own->count()) + " ms is no time",
+                "Give TorchConfig::timeout more than 0, or leave it out");
+  return launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator())));
+}
+
+}  // namespace
+
+step::Share Plan::share(int worker) const {
+  const auto& virtual_workers = options.scaling_config.virtual_workers;
+  if (!virtual_workers) return {.total = workers, .first = worker, .count = 1};
+  if (*virtual_workers < 1 || *virtual_workers % workers != 0)
+    throw Error(
+        ExitCode::usage, "choosing the workers",
+        std::to_string(*virtual_workers) + " virtual workers cannot be divided evenly among " + std::to_string(workers),
+        "Start as many workers as divide them; 12 goes with 1, 2, 3, 4, 6 and 12");
+  const int count = *virtual_workers / workers;
+  return {.total = *virtual_workers, .first = worker * count, .count = count, .fixed = true};
+}
+
+Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_ptr<const BackendConfig> backend) {
+  const auto& flags = launch.flags();
+  const auto& scaling = options.scaling_config;
+  Plan plan{.launch = launch,
+            .options = options,
+            .backend = std::move(backend),
+            .workers = count_workers(launch, scaling),
+            .threads = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank()))};
+  static_cast<void>(plan.share(0));
+  plan.options.train_loop_config = Json::parse(comm::on_root(
+      plan.world(), [&] { return launch::resolve(options.train_loop_config, flags.config_file, flags.set).dump(); }));
+  plan.wait_limit = choose_wait_limit(launch, plan.backend.get());
+  return plan;
+}
+
+}  // namespace muster::detail::train

@@ -1,0 +1,152 @@
+// What a session goes on from, and how it gets there: the inverse of save.cpp.
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/inspect.hpp"
+#include "checkpoint/state/collect.hpp"
+#include "checkpoint/tier.hpp"
+#include "comm/on_ranks.hpp"
+#include "muster/error.hpp"
+#include "train/session_state.hpp"
+
+namespace muster::detail::train {
+namespace {
+
+/// The checkpoint that --resume PATH names: PATH itself, or the newest whole one of the run at PATH.
+Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& control) {
+  return Checkpoint::from_directory(comm::on_root(control, [&] {
+    if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
+    const auto newest = checkpoint::newest_whole(path);
+    if (!newest)
+      throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
+                  "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
+    return newest->string();
+  }));
+}
+
+/// The index of the checkpoint of this very run that `path` names, by whatever name the folder is reached; empty if it
+/// names anything else. Collective.
+std::string own_checkpoint(const std::filesystem::path& path, const RunFolder& run, const Communicator& control) {
+  return comm::on_root(control, [&] {
+    std::error_code ignored;  // of a path that is not there
+    if (path.parent_path() != run.path() && !std::filesystem::equivalent(path.parent_path(), run.path(), ignored))
+      return std::string();
+    const auto index = checkpoint::Tier::index_of(path.filename());
+    if (!index)
+      throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
+                  "Name a checkpoint; `muster checkpoint ls` shows those that are there");
+    return std::to_string(*index);
+  });
+}
+
+/// The run's own newest checkpoint, else --resume PATH, else resume_from_checkpoint.
+std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& run, const Communicator& control,
+                                            checkpoint::Store& store) {
+  const auto& flags = plan.launch.flags();
+  const bool named = flags.resume == Resume::path;
+  const auto path = named ? whole_path(flags.resume_path) : std::filesystem::path();
+  // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
+  if (named)
+    if (const auto own = own_checkpoint(path, run, control); !own.empty()) store.roll_back(std::stoi(own));
+  if (auto newest = store.newest()) return newest;
+  if (named) return checkpoint_at(path, control);
+  const auto& given = plan.options.resume_from_checkpoint;
+  if (flags.resume == Resume::must && !given)
+    throw Error(ExitCode::data, "resuming the run " + run.path().string(), "it has no checkpoint",
+                "Use --resume auto to start afresh");
+  const auto all = control.all_reduce(std::int64_t{given.has_value()});
+  if (all != 0 && all != control.size())
+    throw Error(ExitCode::usage, "starting the run " + run.path().string(),
+                "some ranks give resume_from_checkpoint and others do not", "Give it on every rank");
+  return given;
+}
+
+/// Loads what a checkpoint that no run has made holds for these entries; whether there was anything.
+bool restore_what_is_there(const StateEntries& entries, const checkpoint::Restored& content,
+                           const std::filesystem::path& path, const Workers& workers) {
+  StateEntries there;
+  StateDict saved;
+  std::string missing;
+  for (const auto& [name, entry] : entries) {
+    if (!content.state.values.contains(name)) {
+      missing += (missing.empty() ? "" : ", ") + name;
+      continue;
+    }
+    there.emplace_back(name, entry);
+    auto part = checkpoint::only(content.state, name);
+    saved.tensors.merge(part.tensors);
+    saved.values.update(part.values);
+  }
+  checkpoint::restore(there, saved, {workers.rank(), workers.size()});
+  if (!missing.empty() && workers.is_first())
+    log::warn(path.string() + " holds nothing for " + missing + ": left as it is" +
+              (content.state.values.empty() ? "; files of your own are reached by get_checkpoint()" : ""));
+  return !there.empty();
+}
+
+}  // namespace
+
+void SessionState::resume() {
+  start.from = choose_checkpoint(plan, run, workers.control, outputs.store);
+  outputs.newest = start.from;
+  observe::Start moment;
+  Json preprocessor;
+  if (start.from) {
+    start.content = outputs.store.read(*start.from);
+    const auto& progress = start.content->trainer;
+    const auto& path = start.from->path();
+    counters.training_iteration = progress.training_iteration;
+    counters.seconds_before = progress.time_total_s;
+    preprocessor = progress.preprocessor;
+    auto row = start.content->metrics;
+    outputs.score_reported = row.contains(outputs.config.checkpoint_score_attribute);
+    // What another run has reported is not this run's history.
+    if (path.parent_path() == run.path()) {
+      row["checkpoint_dir_name"] = path.filename().string();
+      moment = {progress.training_iteration, std::move(row)};
+    }
+  }
+  outputs.sinks.start(workers.control, moment);
+  if (start.from && workers.is_first()) {
+    const auto& progress = start.content->trainer;
+    const auto path = start.from->path().string();
+    if (progress.of_a_run)
+      log::info("resuming from " + path + " (report " + std::to_string(counters.training_iteration) + ", epoch " +
+                std::to_string(progress.epoch + 1) + (progress.epoch_complete ? " done)" : " in progress)"));
+    else
+      log::info("starting from " + path);
+  }
+  data.preprocess(preprocessor, workers.control);
+}
+
+bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
+  start.loss_reported = true;
+  stop.last_state = entries;
+  if (!start.from) return false;
+  const auto& saved = *start.content;
+  const auto& progress = saved.trainer;
+  if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
+  checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});
+  counters.steps->global_step = progress.global_step;
+  counters.steps->samples_since_report = progress.samples_since_report;
+  const bool complete = progress.epoch_complete;
+  data.cursors->begin_epoch(progress.epoch + (complete ? 1 : 0));
+  for (const auto& [name, position] : progress.positions) data.cursors->restore(name, position, complete);
+  workers.restore_random_state(saved, counters.training_iteration);
+  return true;
+}
+
+void SessionState::warn_of_what_begins_again(bool reports_state) {
+  if (!start.from || start.loss_reported || !(start.handed_out || reports_state)) return;
+  start.loss_reported = true;
+  if (!workers.is_first()) return;
+  const auto name = start.from->path().filename().string();
+  if (!start.handed_out)
+    log::warn("the run goes on from " + name +
+              ", but the training function has restored nothing from it; call state.restore() before the first epoch");
+  else if (counters.training_iteration > 0)
+    log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
+              std::to_string(counters.training_iteration) + ", but " + (counters.steps->epoch_set ? "" : "epoch, ") +
+              "global_step, the position in the data and the random state begin again; state.restore() takes up all");
+}
+
+}  // namespace muster::detail::train

@@ -1,0 +1,194 @@
+#include "train/run_folder.hpp"
+
+#include "base/json.hpp"
+#include "base/log.hpp"
+#include "comm/on_ranks.hpp"
+#include "muster/error.hpp"
+#include "train/params.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <random>
+#include <thread>
+
+namespace muster::detail::train {
+namespace {
+
+std::string default_name(const std::string& program, const std::filesystem::path& storage) {
+  if (const char* job = std::getenv("SLURM_JOB_ID")) return program + "_" + job;
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  char text[32];
+  std::strftime(text, sizeof text, "_%Y-%m-%d_%H-%M-%S", &local);
+  auto name = program + text;
+  for (int i = 2; std::filesystem::exists(storage / name); ++i) name = program + text + "_" + std::to_string(i);
+  return name;
+}
+
+void check_storage(const std::filesystem::path& storage) {
+  const auto text = storage.string();
+  if (text.find("://") != std::string::npos)
+    throw Error(ExitCode::usage, "opening the storage " + text, "it is a URL",
+                "Name a folder on a file system that all nodes share");
+}
+
+}  // namespace
+
+void check_run_name(const std::string& name) {
+  const bool plain =
+      !name.empty() && name.size() <= 200 && name.front() != '.' &&
+      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
+  if (!plain)
+    throw Error(ExitCode::usage, "reading the run's name \"" + name + "\"",
+                "it is not the name of a folder: no '/', no leading '.', no control characters, 1 to 200 bytes",
+                "Choose another --name; --storage says where the run lies");
+}
+
+std::filesystem::path whole_path(const std::filesystem::path& path) {
+  const auto whole = std::filesystem::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config)
+    : root_(world.rank() == 0) {
+  const auto& flags = launch.flags();
+  const auto chosen = comm::on_root(world, [&] {
+    auto storage = flags.storage.value_or(config.storage_path);
+    if (storage.empty()) storage = "runs";
+    check_storage(storage);
+    name_ = flags.name.value_or(config.name);
+    if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
+    check_run_name(name_);
+    path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
+    make_directories(path_);
+    require_own_directory(path_);
+    make_directories(path_ / "logs");
+    require_own_directory(path_ / "logs");
+    lock();
+    if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
+      params_ = read_json(file);
+      options_in(params_, file);
+    }
+    return Json{path_.string(), name_, params_}.dump();
+  });
+  const auto decided = Json::parse(chosen);
+  path_ = decided[0].get<std::string>();
+  name_ = decided[1];
+  params_ = decided[2];
+  check_shared(world);
+
+  char file[32];
+  std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
+  log::write_to(path_ / "logs" / file);
+  // Here the others hear of a rank that could not open its log.
+  comm::on_root(world, [&] { return remove_unfinished(), std::string(); });
+}
+
+void RunFolder::lock() {
+  const auto exists = [&] {  // a link counts, whether there is something behind it or not
+    return std::filesystem::exists(std::filesystem::symlink_status(path_ / ".lock"));
+  };
+  if (!exists()) {
+    try {
+      File(path_ / ".lock", File::Mode::create).close();
+    } catch (const Error&) {
+      if (!exists()) throw;  // else another job was quicker, and the lock decides
+    }
+  }
+  lock_.emplace(path_ / ".lock", File::Mode::write);
+  // A lock of the open file: it ends with this process, however that ends, and holds over NFS and Lustre.
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  if (::fcntl(lock_->descriptor(), F_OFD_SETLK, &whole) == 0) {
+    char host[256] = "";
+    ::gethostname(host, sizeof host - 1);
+    const auto holder = std::string(host) + ", process " + std::to_string(::getpid());
+    lock_->truncate(0);
+    lock_->write_at(std::as_bytes(std::span(holder)), 0);
+    return;
+  }
+  if (errno != EAGAIN && errno != EACCES) {
+    log::warn("the file system under " + path_.string() +
+              " keeps no locks: nothing stops a second job from using this run");
+    return;
+  }
+  throw Error(ExitCode::usage, "opening the run " + path_.string(),
+              "another job is using it (" + read_file(path_ / ".lock") + ")", "Wait for it, or choose another --name");
+}
+
+void RunFolder::check_shared(const Communicator& world) const {
+  if (world.topology().num_nodes == 1) return;
+  const auto file = path_ / ".token";
+  const auto token = comm::on_root(world, [&] {
+    const auto value = std::to_string(std::random_device{}()) + std::to_string(::getpid());
+    write_file(file, value);
+    return value;
+  });
+  std::string seen = token;
+  if (world.topology().local_rank == 0) {
+    try {
+      seen = read_file(file);
+    } catch (const Error&) {
+      seen.clear();
+    }
+  }
+  const auto all = world.all_gather(seen);
+  if (root_) std::filesystem::remove(file);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (all[r] != token)
+      throw Error(
+          ExitCode::usage, "opening the run " + path_.string(),
+          "the host " + world.topology().hosts[r] + " does not see the same folder as " + world.topology().hosts[0],
+          "Choose a --storage on a file system that all nodes share");
+}
+
+void RunFolder::write_params(Json params) {
+  params_ = std::move(params);
+  write_file(path_ / "params.json", params_.dump(2) + "\n");
+}
+
+void RunFolder::mark_finished() noexcept {
+  std::error_code ignored;
+  std::filesystem::remove(path_ / "error.txt", ignored);
+  try {
+    params_["finished"] = true;
+    write_params(params_);
+  } catch (const std::exception& error) {
+    log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
+              error.what());
+  }
+}
+
+void RunFolder::remove_unfinished() const {
+  for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
+                           ".owner", "logs/.owner"})
+    muster::detail::remove_unfinished(path_ / name);
+}
+
+void RunFolder::write_error(const std::string& text) const noexcept {
+  try {
+    write_file(path_ / "error.txt", text + "\n");
+  } catch (const std::exception& error) {
+    log::warn(std::string("the cause of the failure is not kept: ") + error.what());
+  }
+}
+
+void RunFolder::write_error(const Communicator& world, const comm::Lost& lost) const noexcept {
+  int lowest = 0;
+  while (std::find(lost.ranks().begin(), lost.ranks().end(), lowest) != lost.ranks().end()) ++lowest;
+  // That one writes and ends the job meanwhile, unless it still waits.
+  if (world.rank() != lowest) std::this_thread::sleep_for(std::chrono::seconds(2));
+  write_error("rank " + std::to_string(world.rank()) + " (" +
+              world.topology().hosts[static_cast<std::size_t>(world.rank())] + "): " + lost.what());
+}
+
+}  // namespace muster::detail::train

@@ -1,0 +1,57 @@
+// The folder of a run: its name, the lock of the job that has it, params.json and error.txt.
+#pragma once
+
+#include "base/file.hpp"
+#include "comm/agreement.hpp"
+#include "muster/communicator.hpp"
+#include "muster/config.hpp"
+#include "muster/launch.hpp"
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace muster::detail::train {
+
+/// Throws an Error (ExitCode::usage) unless `name` is one plain folder name.
+void check_run_name(const std::string& name);
+
+/// The path from the root on, without a slash at its end, which would hide its last name.
+std::filesystem::path whole_path(const std::filesystem::path& path);
+
+/// STORAGE/NAME, locked by this job while this lives. The same on every rank; rank 0 writes.
+class RunFolder {
+ public:
+  /// Chooses the name (flag, then RunConfig, then program and Slurm job or time), makes the folder, locks it (an
+  /// Error if another job has it), and makes sure that every node sees the same storage. Collective over the world.
+  RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config);
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  const std::string& name() const noexcept { return name_; }
+
+  /// What params.json says, on every rank as it was before this job; null for a new run.
+  const Json& params() const noexcept { return params_; }
+  /// Replaces params.json. By one rank.
+  void write_params(Json params);
+  /// Says in it that training is done, which it is whether that can be written or not. By the same rank.
+  void mark_finished() noexcept;
+  /// Removes what an interrupted job has left of files that it was writing. By one rank.
+  void remove_unfinished() const;
+  /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
+  /// with a file takes the place of the cause.
+  void write_error(const std::string& text) const noexcept;
+  /// On every rank that sees that some do not answer, before it ends the job: the lowest of them writes.
+  void write_error(const Communicator& world, const comm::Lost& lost) const noexcept;
+
+ private:
+  void lock();
+  void check_shared(const Communicator& world) const;
+
+  bool root_ = false;
+  std::filesystem::path path_;
+  std::string name_;
+  Json params_;
+  std::optional<File> lock_;
+};
+
+}  // namespace muster::detail::train

@@ -1,0 +1,50 @@
+// What a checkpoint of a session holds: the inverse is in resume.cpp.
+#include "base/log.hpp"
+#include "checkpoint/state/collect.hpp"
+#include "checkpoint/state/merge.hpp"
+#include "train/session_state.hpp"
+
+namespace muster::detail::train {
+
+void SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
+                        const Json& row) {
+  const auto& steps = *counters.steps;
+  const checkpoint::TrainerState progress{
+      .of_a_run = true,
+      .training_iteration = counters.training_iteration,
+      .epoch = steps.epoch,
+      .epoch_complete = data.cursors->epoch_complete(),
+      .global_step = steps.global_step,
+      .samples_since_report = row.empty() ? steps.samples_since_report : 0,  // a report has counted them
+      .time_total_s = counters.total_seconds(),
+      .seed = workers.seed,
+      .positions = data.cursors->positions().get<std::map<std::string, Json>>(),
+      .preprocessor = data.preprocessor ? data.preprocessor->state() : Json(nullptr)};
+  checkpoint::Contents contents{.state = {},
+                                .random_state = workers.random_state(),
+                                .directory = {},
+                                .progress = to_json(progress),
+                                .metrics = row,
+                                .metadata = plan.options.metadata};
+  if (entries != nullptr) {
+    contents.state = checkpoint::collect(*entries);
+    contents.replication = checkpoint::replication_of(*entries);
+  }
+  if (files) contents.directory = files->path();
+  if (any_files) {
+    // What a checkpoint made by from_dict holds becomes part of this one.
+    for (auto given = checkpoint::merge_entries(workers.control, files);
+         const auto& [name, value] : given.values.items()) {
+      if (contents.state.values.contains(name)) {
+        if (workers.is_first())
+          log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");
+        continue;
+      }
+      contents.state.values[name] = value;
+      contents.state.tensors.merge(checkpoint::only(given, name).tensors);
+    }
+  }
+  outputs.commit(contents);
+}
+
+}  // namespace muster::detail::train

@@ -1,0 +1,48 @@
+#include "train/session_data.hpp"
+
+#include "muster/error.hpp"
+
+#include <algorithm>
+
+namespace muster::detail::train {
+
+std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, const Workers& workers) {
+  if (const auto found = shards.find(name); found != shards.end()) return found->second;
+  const auto dataset = datasets.find(name);
+  if (dataset == datasets.end()) {
+    std::string names;
+    for (const auto& [known, unused] : datasets) names += (names.empty() ? "" : ", ") + known;
+    throw Error(ExitCode::user_error, "taking the shard of the dataset \"" + name + "\"",
+                "the trainer was given no such dataset",
+                names.empty() ? "Give it one in the option datasets" : "It has " + names);
+  }
+  const auto& split = config.datasets_to_split;
+  const bool is_split = config.split_all || std::find(split.begin(), split.end(), name) != split.end();
+  auto state = std::make_shared<data::ShardState>(
+      data::CursorOptions{.name = name, .share = workers.share, .split = is_split, .seed = workers.seed},
+      dataset->second, workers.device);
+  cursors->add(state);
+  return shards.emplace(name, state).first->second;
+}
+
+void SessionData::preprocess(const Json& saved, const Communicator& control) {
+  if (!preprocessor) return;
+  if (!saved.is_null()) {
+    try {
+      preprocessor->load_state(saved);
+    } catch (const Json::exception& error) {
+      throw Error(ExitCode::data, "restoring the preprocessor", error.what(),
+                  "Build the same preprocessor as the run that was saved");
+    }
+  } else if (control.all_reduce(std::int64_t{!preprocessor->fitted()}) == 0) {
+    // As its owner has fitted it, or an attempt before this one.
+  } else if (const auto train = datasets.find("train"); train != datasets.end()) {
+    preprocessor->fit(train->second, control);
+  } else {
+    throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"",
+                "Give the trainer one, or a preprocessor that is fitted already");
+  }
+  for (auto& [name, dataset] : datasets) dataset = dataset.transform(preprocessor);
+}
+
+}  // namespace muster::detail::train

@@ -1,0 +1,71 @@
+#include "train/start.hpp"
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/tier.hpp"
+#include "comm/on_ranks.hpp"
+#include "muster/version.hpp"
+#include "train/params.hpp"
+
+#include <set>
+
+namespace muster::detail::train {
+namespace {
+
+Json describe(const Plan& plan, const RunFolder& run) {
+  auto options = plan.options;
+  options.run_config.name = run.name();
+  options.run_config.storage_path = run.path().parent_path();
+  Json datasets = Json::object();
+  if (plan.works())
+    for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
+  auto params = params_of(options);
+  params.update({
+      {"muster_version", MUSTER_VERSION},
+      {"program", plan.launch.program()},
+      {"name", run.name()},
+      {"hosts", plan.world().topology().hosts},
+      {"num_ranks", plan.launch.size()},
+      {"world_size", plan.workers},
+      {"seed", plan.launch.flags().seed},
+      {"threads_per_worker", plan.threads},
+      {"datasets", datasets},
+  });
+  return params;
+}
+
+std::string counted(std::size_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+}  // namespace
+
+bool start(const Plan& plan, RunFolder& run) {
+  const auto& world = plan.world();
+  const auto resume = plan.launch.flags().resume;
+  comm::on_root(world, [&] {
+    if (resume == Resume::never && !list_checkpoints(run.path()).empty())
+      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
+                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
+    return std::string();
+  });
+
+  const Json params = describe(plan, run);
+  const auto& previous = run.params();
+  if (resume == Resume::automatic && previous.is_object() && previous.value("finished", false) &&
+      previous.value("train_loop_config", Json()) == params.at("train_loop_config")) {
+    log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
+    comm::on_root(world, [&] { return checkpoint::Tier(run.path()).remove_unfinished(), std::string(); });
+    return false;
+  }
+  comm::on_root(world, [&] { return run.write_params(params), std::string(); });
+
+  const auto& nodes = world.topology().node_of_rank;
+  const auto used_nodes = std::set<int>(nodes.begin(), nodes.begin() + plan.workers).size();
+  if (world.rank() == 0)
+    log::info("run " + run.path().string() + ": " + counted(static_cast<std::size_t>(plan.workers), "worker") + " on " +
+              counted(used_nodes, "node") + ", " + counted(static_cast<std::size_t>(plan.threads), "thread") + " each");
+  return true;
+}
+
+}  // namespace muster::detail::train
