@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
+#include "muster/error.hpp"
 
 #include <algorithm>
 #include <array>
