@@ -2,8 +2,6 @@
 
 #include "hdf5/types.hpp"
 
-#include "hdf5/types.hpp"
-
 #include <sys/stat.h>
 #include <zlib.h>
 
