@@ -167,7 +167,7 @@ class BatchRange {
     using difference_type = std::ptrdiff_t;
     using iterator_category = std::input_iterator_tag;
     Batch& operator*() const;
-    Batch* operator->() const;
+    Batch* operator->() const { return &**this; }
     iterator& operator++();
     void operator++(int) { ++*this; }
     friend bool operator==(const iterator& a, std::default_sentinel_t) noexcept { return a.at_end(); }

@@ -7,21 +7,6 @@
 #include <algorithm>
 
 namespace muster {
-namespace {
-
-template <class Items>
-auto find(Items& items, std::string_view name) {
-  return std::find_if(items.begin(), items.end(), [&](const auto& item) { return item.first == name; });
-}
-
-[[noreturn]] void refuse_name(const std::vector<Batch::Item>& items, std::string_view name) {
-  std::string names;
-  for (const auto& item : items) names += (names.empty() ? "" : ", ") + item.first;
-  throw Error(ExitCode::data, "looking into a batch", "it has no column \"" + std::string(name) + "\"",
-              "Its columns are " + names);
-}
-
-}  // namespace
 
 Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::optional<std::int64_t> global_samples,
              std::shared_ptr<const detail::step::BatchWeight> step)
@@ -39,27 +24,26 @@ Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::
 
 double Batch::weight() const { return step_ ? step_->relative() : 1.0; }
 
-at::Tensor& Batch::operator[](std::string_view name) {
-  const auto found = find(items_, name);
-  if (found == items_.end()) refuse_name(items_, name);
-  return found->second;
-}
+at::Tensor& Batch::operator[](std::string_view name) { return const_cast<at::Tensor&>(std::as_const(*this)[name]); }
 
 const at::Tensor& Batch::operator[](std::string_view name) const {
-  const auto found = find(items_, name);
-  if (found == items_.end()) refuse_name(items_, name);
+  const auto found = std::ranges::find(items_, name, &Item::first);
+  if (found == items_.end())
+    throw Error(ExitCode::data, "looking into a batch", "it has no column \"" + std::string(name) + "\"",
+                "Its columns are " + detail::data::joined(items_, &Item::first));
   return found->second;
 }
 
 void Batch::set(std::string name, at::Tensor value) {
-  const auto found = find(items_, name);
-  if (found == items_.end())
-    items_.emplace_back(std::move(name), std::move(value));
-  else
+  if (const auto found = std::ranges::find(items_, name, &Item::first); found != items_.end())
     found->second = std::move(value);
+  else
+    items_.emplace_back(std::move(name), std::move(value));
 }
 
-bool Batch::contains(std::string_view name) const noexcept { return find(items_, name) != items_.end(); }
+bool Batch::contains(std::string_view name) const noexcept {
+  return std::ranges::find(items_, name, &Item::first) != items_.end();
+}
 
 Dataset::Dataset(const char* path) : Dataset(std::string(path)) {}
 Dataset::Dataset(const std::string& path) : Dataset(detail::data::hdf5_source({path}, {})) {}

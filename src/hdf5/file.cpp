@@ -32,6 +32,17 @@ herr_t close_written(hid_t file) {
 
 }  // namespace
 
+Place::Place(const std::string& text) : path(text), group("/") {
+  if (const auto colon = text.rfind(":/"); colon != std::string::npos) {
+    path = text.substr(0, colon);
+    group = text.substr(colon + 1);
+  }
+}
+
+std::string Place::shown(const std::string& name) const {
+  return path + ":" + group + (group.ends_with('/') ? "" : "/") + name;
+}
+
 Handle open_file(const std::filesystem::path& path) {
   const Lock lock;
   const std::string doing = "opening " + path.string();
@@ -96,7 +107,7 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   if (H5Iget_type(id) != H5I_DATASET)
     throw Error(ExitCode::data, doing, "\"" + name + "\" is not a dataset",
                 "`muster inspect` lists what the file holds");
-  const Handle creation(check(H5Dget_create_plist(id), doing), H5Pclose);
+  const auto creation = part_of(id, H5Dget_create_plist, doing);
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL)
@@ -122,13 +133,36 @@ std::vector<std::string> list(hid_t group) {
 std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown) {
   const Lock lock;
   const std::string doing = "reading the shape of " + (shown.empty() ? "a dataset" : shown);
-  const Handle space(check(H5Dget_space(dataset), doing), H5Sclose);
+  const auto space = part_of(dataset, H5Dget_space, doing);
   const auto rank = check(H5Sget_simple_extent_ndims(space.get()), doing);
   std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
   check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), doing);
   std::vector<std::int64_t> shape;
   for (const auto size : sizes) shape.push_back(checked<std::int64_t>(size, doing, "a dimension"));
   return shape;
+}
+
+void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_t count, std::string_view doing,
+                 ExitCode code) {
+  std::vector<hsize_t> sizes(static_cast<std::size_t>(check(H5Sget_simple_extent_ndims(space), doing, code)));
+  check(H5Sget_simple_extent_dims(space, sizes.data(), nullptr), doing, code);
+  std::vector<hsize_t> start(sizes.size(), 0);
+  start.front() = static_cast<hsize_t>(first);
+  sizes.front() = static_cast<hsize_t>(count);
+  check(H5Sselect_hyperslab(space, how, start.data(), nullptr, sizes.data(), nullptr), doing, code);
+}
+
+std::vector<Filter> filters(hid_t creation, std::string_view doing) {
+  std::vector<Filter> all;
+  for (int i = 0, count = static_cast<int>(check(H5Pget_nfilters(creation), doing)); i < count; ++i) {
+    unsigned flags = 0, level = 0;
+    std::size_t values = 1;
+    char name[64] = "";
+    const auto id =
+        H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &values, &level, sizeof name, name, nullptr);
+    all.push_back({id, name, level});
+  }
+  return all;
 }
 
 }  // namespace muster::detail::hdf5

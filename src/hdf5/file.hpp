@@ -12,6 +12,15 @@
 
 namespace muster::detail::hdf5 {
 
+/// What "FILE.h5" or "FILE.h5:/group" names.
+struct Place {
+  explicit Place(const std::string& text);
+  /// "FILE.h5:/group/NAME".
+  std::string shown(const std::string& name) const;
+
+  std::string path, group;
+};
+
 /// Opens for reading, with plain POSIX I/O and no file lock. Tells a missing file, one that is not HDF5 and a truncated
 /// one apart.
 Handle open_file(const std::filesystem::path& path);
@@ -30,5 +39,19 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
 std::vector<std::string> list(hid_t group);
 /// Dimensions of a dataset; empty for a scalar. An Error for one that no int64 holds. `shown` names it in errors.
 std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown = {});
+
+/// A dataset's space, with rows first, first + 1, … `count` of them selected beside those that were (H5S_SELECT_OR) or
+/// in their place (H5S_SELECT_SET).
+void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_t count, std::string_view doing,
+                 ExitCode code = ExitCode::data);
+
+/// One stage of the pipeline that chunks go through.
+struct Filter {
+  H5Z_filter_t id;
+  std::string name;  ///< may be empty
+  unsigned level;    ///< of deflate
+};
+/// Those in a dataset's creation properties.
+std::vector<Filter> filters(hid_t creation, std::string_view doing);
 
 }  // namespace muster::detail::hdf5

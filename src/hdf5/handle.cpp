@@ -1,32 +1,20 @@
 #include "hdf5/handle.hpp"
 
 namespace muster::detail::hdf5 {
-namespace {
 
-std::recursive_mutex& mutex() {
-  static std::recursive_mutex instance;
-  return instance;
-}
-
-void prepare_library() {
+Lock::Lock() {
+  static std::recursive_mutex mutex;
+  lock_ = std::unique_lock(mutex);
+  static bool prepared = false;
+  if (std::exchange(prepared, true)) return;
   H5open();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   H5Lunregister(H5L_TYPE_EXTERNAL);
   H5PLset_loading_state(0);
 }
 
-}  // namespace
-
-Lock::Lock() : lock_(mutex()) {
-  static const bool prepared = (prepare_library(), true);
-  static_cast<void>(prepared);
-}
-
-Handle::Handle(Handle&& other) noexcept
-    : id_(std::exchange(other.id_, H5I_INVALID_HID)), close_(std::exchange(other.close_, nullptr)) {}
-
 Handle::~Handle() {
-  if (id_ < 0 || close_ == nullptr) return;
+  if (id_ < 0) return;
   const Lock lock;
   close_(id_);
 }
@@ -34,7 +22,7 @@ Handle::~Handle() {
 void Handle::close(std::string_view doing) {
   const Lock lock;
   const hid_t id = std::exchange(id_, H5I_INVALID_HID);
-  if (id >= 0 && close_ != nullptr) check(close_(id), doing, ExitCode::retry);
+  if (id >= 0) check(close_(id), doing, ExitCode::retry);
 }
 
 std::string last_error() {
@@ -60,6 +48,10 @@ std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code) {
   if (status < 0)
     throw Error(code, doing, last_error(), code == ExitCode::retry ? "Check the space and the permissions there" : "");
   return status;
+}
+
+Handle part_of(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code) {
+  return {check(get(dataset), doing, code), H5Idec_ref};
 }
 
 Handle make_properties(hid_t kind, std::string_view doing, ExitCode code) {

@@ -34,7 +34,7 @@ class Handle {
   using Close = herr_t (*)(hid_t);
   Handle() noexcept = default;
   Handle(hid_t id, Close close) noexcept : id_(id), close_(close) {}
-  Handle(Handle&& other) noexcept;
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, H5I_INVALID_HID)), close_(other.close_) {}
   Handle& operator=(Handle other) noexcept {
     std::swap(id_, other.id_);
     std::swap(close_, other.close_);
@@ -60,6 +60,8 @@ std::string last_error();
 /// Throws Error(code, doing, last_error()) if `status` (an herr_t, hid_t, htri_t, …) is negative; returns it otherwise.
 std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = ExitCode::data);
 
+/// What `get` (H5Dget_type, H5Dget_space or H5Dget_create_plist) gives of a dataset.
+Handle part_of(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code = ExitCode::data);
 /// A new list of properties of that kind, H5P_DATASET_CREATE and so on.
 Handle make_properties(hid_t kind, std::string_view doing, ExitCode code = ExitCode::data);
 /// The space of values in that shape; a single value's where it is empty.

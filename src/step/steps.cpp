@@ -24,10 +24,6 @@ std::string conflict_of(const OpenPass& a, const OpenPass& b) {
          (plans ? "their steps are not alike" : "they stand at different places of their passes");
 }
 
-auto find(std::vector<OpenPass>& passes, std::int64_t number) {
-  return std::find_if(passes.begin(), passes.end(), [&](const OpenPass& pass) { return pass.number == number; });
-}
-
 }  // namespace
 
 double Steps::weight() const {
@@ -38,9 +34,7 @@ double Steps::weight() const {
 }
 
 std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {
-  if (const auto other =
-          std::find_if(passes_.begin(), passes_.end(), [&](const OpenPass& o) { return o.source == pass.source; });
-      other != passes_.end()) {
+  if (const auto other = std::ranges::find(passes_, pass.source, &OpenPass::source); other != passes_.end()) {
     replaced_.push_back(std::move(*other));
     passes_.erase(other);
   }
@@ -52,9 +46,9 @@ std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {
 }
 
 void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::int64_t samples) {
-  auto pass = find(passes_, number);
+  auto pass = std::ranges::find(passes_, number, &OpenPass::number);
   if (pass == passes_.end()) {
-    const auto before = find(replaced_, number);
+    const auto before = std::ranges::find(replaced_, number, &OpenPass::number);
     pass = passes_.insert(pass, std::move(*before));
     replaced_.erase(before);
   }
@@ -76,32 +70,32 @@ void Steps::end_batch() {
 }
 
 void Steps::end_pass(std::int64_t number) {
-  std::erase_if(replaced_, [&](const OpenPass& pass) { return pass.number == number; });
-  if (std::erase_if(passes_, [&](const OpenPass& pass) { return pass.number == number; }) > 0) choose_batch();
+  const auto is_it = [&](const OpenPass& pass) { return pass.number == number; };
+  std::erase_if(replaced_, is_it);
+  if (std::erase_if(passes_, is_it) > 0) choose_batch();
 }
 
 bool Steps::is_in_hand(const BatchOfPass& batch) const {
-  return std::any_of(passes_.begin(), passes_.end(),
-                     [&](const OpenPass& pass) { return pass.number == batch.pass && pass.batches == batch.batch; });
+  return std::ranges::any_of(
+      passes_, [&](const OpenPass& pass) { return pass.number == batch.pass && pass.batches == batch.batch; });
 }
 
 bool Steps::others_open(std::int64_t number) const {
-  return std::any_of(passes_.begin(), passes_.end(), [&](const OpenPass& pass) { return pass.number != number; });
+  return std::ranges::any_of(passes_, [&](const OpenPass& pass) { return pass.number != number; });
 }
 
 const OpenPass* Steps::without_position() const {
-  const auto found = std::find_if(passes_.begin(), passes_.end(), [](const OpenPass& pass) { return !pass.resumable; });
+  const auto found = std::ranges::find(passes_, false, &OpenPass::resumable);
   return found == passes_.end() ? nullptr : &*found;
 }
 
 bool Steps::complete() const {
-  return std::all_of(passes_.begin(), passes_.end(),
-                     [](const OpenPass& pass) { return !pass.batch || pass.batch->completes_step(); });
+  return std::ranges::all_of(passes_, [](const auto& pass) { return !pass.batch || pass.batch->completes_step(); });
 }
 
 std::int64_t Steps::enter_scope(BatchWeightPtr batch) {
-  scopes_.emplace_back(next_number(), std::move(batch));
-  const auto scope = scopes_.back().first;
+  const auto scope = next_number();
+  scopes_.emplace_back(scope, std::move(batch));
   choose_batch();
   return scope;
 }

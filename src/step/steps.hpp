@@ -5,7 +5,6 @@
 #pragma once
 
 #include "step/batch_weight.hpp"
-#include "step/moments.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -41,6 +40,19 @@ struct OpenPass {
 /// The batch that an open pass has in hand, by how many it has handed out.
 struct BatchOfPass {
   std::int64_t pass = 0, batch = 0;
+};
+
+/// The moments of a step at which more has to happen than counting; called on the thread that runs the training
+/// function.
+class Moments {
+ public:
+  virtual ~Moments() = default;
+  /// From now on it is that micro-batch of the rank's that counts; −1: none does, or no batch that is weighed.
+  virtual void micro_batch_changed(int micro_batch) = 0;
+  /// `pass` has handed out a batch, and it is counted.
+  virtual void batch_begun(const OpenPass& pass) = 0;
+  /// A batch is done with and the next one is asked for; no step is half done, and no other pass is open. May throw.
+  virtual void between_batches() = 0;
 };
 
 /// Belongs to the thread that runs the training function.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <numeric>
 #include <random>
 #include <set>
@@ -24,10 +25,6 @@ constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< 
   throw Error(ExitCode::usage, doing, fact, remedy);
 }
 
-bool is_hdf5_name(const std::filesystem::path& path) {
-  return path.extension() == ".h5" || path.extension() == ".hdf5";
-}
-
 std::string counted(std::size_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
@@ -43,60 +40,85 @@ void check_names(const std::vector<std::string>& names, const std::string& doing
 
 void check_output(const std::filesystem::path& output) {
   const std::string doing = "writing " + output.string();
-  if (!is_hdf5_name(output)) refuse(doing, "the output must end in .h5 or .hdf5", "Name it last, after the inputs");
+  if (output.extension() != ".h5" && output.extension() != ".hdf5")
+    refuse(doing, "the output must end in .h5 or .hdf5", "Name it last, after the inputs");
   const auto folder = output.has_parent_path() ? output.parent_path() : std::filesystem::path(".");
   if (!std::filesystem::is_directory(folder)) refuse(doing, "there is no folder " + folder.string(), "Make it first");
   if (::access(folder.c_str(), W_OK) != 0)
     throw Error(ExitCode::retry, doing, std::strerror(errno), "Check the permissions of " + folder.string());
 }
 
-std::filesystem::path split_path(const std::filesystem::path& output, const std::string& split) {
-  return output.parent_path() / (output.stem().string() + "." + split + output.extension().string());
+/// A stretch of the samples in their order, and the file it goes to.
+struct Split {
+  std::filesystem::path output;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// Split k ends at round(samples × the sum of shares 0 … k), so splits are disjoint and shares that sum to 1 leave
+/// nothing out.
+std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& output, const ConvertOptions& options) {
+  if (options.split.empty()) return {{output, 0, samples}};
+  std::vector<Split> splits;
+  double sum = 0;
+  std::int64_t begin = 0;
+  for (const auto& [name, share] : options.split) {
+    sum += share;
+    const auto end = std::min<std::int64_t>(samples, std::llround(static_cast<double>(samples) * sum));
+    const auto file = output.stem().string() + "." + name + output.extension().string();
+    splits.push_back({output.parent_path() / file, begin, end});
+    begin = end;
+  }
+  return splits;
 }
 
-Chunking chunking_of(const InputColumn& column, std::int64_t samples, const ConvertOptions& options) {
+/// The samples that are kept, in the order in which they are written. Loads `last` if its values matter.
+std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& options) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));
+  std::iota(order.begin(), order.end(), 0);
+  if (options.shuffle) {
+    // Fisher–Yates by hand: std::shuffle gives another order with another standard library.
+    std::mt19937_64 random(*options.shuffle);
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+  }
+  if (options.per_class) {
+    last.load();
+    std::unordered_map<std::string, std::int64_t> kept;
+    std::erase_if(order, [&](std::int64_t sample) { return kept[last.sample(sample)]++ >= *options.per_class; });
+  }
+  return order;
+}
+
+/// Samples per chunk, for a column of which a file gets so many samples; none if it is to be contiguous.
+std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t samples, const ConvertOptions& options) {
   if (!options.chunk && !options.compress) return {};
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
   const auto chunk = std::min(options.chunk.value_or(std::max<std::int64_t>(1, default_chunk_bytes / bytes)), samples);
   if (chunk > largest_chunk_bytes / bytes)
     refuse("laying out " + column.shown(), "a chunk of " + std::to_string(chunk) + " samples is larger than 4 GB",
            "Give a smaller --chunk");
-  return {.chunk = chunk, .compress = options.compress};
+  return chunk;
 }
 
-/// Calls options.progress with what has been written so far.
-class Progress {
- public:
-  Progress(const ConvertOptions& options, std::uint64_t total) : options_(options), total_(total) {}
-  void add(std::uint64_t bytes) {
-    done_ += bytes;
-    if (options_.progress) options_.progress(done_, total_);
-  }
-
- private:
-  const ConvertOptions& options_;
-  std::uint64_t total_;
-  std::uint64_t done_ = 0;
-};
-
-/// `order` is that of the samples in this file.
+/// `order` is that of the samples in this file; `wrote` hears of the bytes.
 void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column,
-                  std::span<const std::int64_t> order, const Chunking& chunking, Progress& progress) {
+                  std::span<const std::int64_t> order, const ConvertOptions& options,
+                  const std::function<void(std::uint64_t)>& wrote) {
   const auto samples = static_cast<std::int64_t>(order.size());
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
-  const auto chunk = chunking.chunk.value_or(1);
-  const auto step = std::max<std::int64_t>(1, write_bytes / bytes / chunk) * chunk;
+  const auto chunk = chunk_of(column, samples, options);
+  const auto step = std::max<std::int64_t>(1, write_bytes / bytes / chunk.value_or(1)) * chunk.value_or(1);
   const auto spelled = column.type().spelled();
   auto shape = column.shape();
   shape.front() = samples;
   std::vector<std::byte> values(static_cast<std::size_t>(std::min(step, samples) * bytes));
-  writer.begin_column(name, column.type().native().get(), shape, chunking);
+  writer.begin_column(name, column.type().native().get(), shape, chunk, options.compress);
   for (std::int64_t begin = 0; begin < samples; begin += step) {
     const auto count = std::min(step, samples - begin);
     const auto block = std::span(values).first(static_cast<std::size_t>(count * bytes));
     column.take(order.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), block);
     writer.write(block, count, spelled.get());
-    progress.add(block.size());
+    wrote(block.size());
   }
   writer.end_column();
 }
@@ -131,49 +153,20 @@ void check_conversion(std::size_t columns, const std::filesystem::path& output, 
       refuse("writing " + split.output.string(), "a folder has this name", "Choose another");
 }
 
-std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& output, const ConvertOptions& options) {
-  if (options.split.empty()) return {{output, 0, samples}};
-  std::vector<Split> splits;
-  double sum = 0;
-  std::int64_t begin = 0;
-  for (const auto& [name, share] : options.split) {
-    sum += share;
-    const auto end = std::min<std::int64_t>(samples, std::llround(static_cast<double>(samples) * sum));
-    splits.push_back({split_path(output, name), begin, end});
-    begin = end;
-  }
-  return splits;
-}
-
-std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& options) {
-  std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));
-  std::iota(order.begin(), order.end(), 0);
-  if (options.shuffle) {
-    // Fisher–Yates by hand: std::shuffle gives another order with another standard library.
-    std::mt19937_64 random(*options.shuffle);
-    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
-  }
-  if (options.per_class) {
-    last.load();
-    std::unordered_map<std::string, std::int64_t> kept;
-    std::erase_if(order, [&](std::int64_t sample) { return kept[last.sample(sample)]++ >= *options.per_class; });
-  }
-  return order;
-}
-
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::filesystem::path& output, const ConvertOptions& options) {
+  const auto& first = columns.front();
   for (const auto& column : columns)
-    if (column.samples() != columns.front().samples())
+    if (column.samples() != first.samples())
       throw Error(ExitCode::data, "converting to " + output.string(),
-                  columns.front().shown() + " has " + std::to_string(columns.front().samples()) + " samples, " +
-                      column.shown() + " has " + std::to_string(column.samples()),
+                  first.shown() + " has " + std::to_string(first.samples()) + " samples, " + column.shown() + " has " +
+                      std::to_string(column.samples()),
                   "Give files that belong together");
 
   const auto order = choose(columns.back(), options);
   const auto splits = divide(static_cast<std::int64_t>(order.size()), output, options);
   std::uint64_t total = 0;
-  std::vector<DatasetWriter> writers;
+  std::deque<DatasetWriter> writers;  // which stay where they are
   for (const auto& split : splits) {
     if (split.begin == split.end)
       refuse("splitting", split.output.string() + " would get none of the " + std::to_string(order.size()) + " samples",
@@ -183,15 +176,18 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
     writers.emplace_back(split.output, !options.compress);
   }
 
-  Progress progress(options, total);
+  std::uint64_t done = 0;
+  const std::function<void(std::uint64_t)> wrote = [&](std::uint64_t bytes) {
+    done += bytes;
+    if (options.progress) options.progress(done, total);
+  };
   for (std::size_t c = 0; c < columns.size(); ++c) {
     auto column = std::move(columns[c]);  // so that its memory goes before the next one's comes
     if (options.shuffle) column.load();
     for (std::size_t s = 0; s < splits.size(); ++s) {
       const auto samples = std::span(order).subspan(static_cast<std::size_t>(splits[s].begin),
                                                     static_cast<std::size_t>(splits[s].end - splits[s].begin));
-      write_column(writers[s], options.columns[c], column, samples,
-                   chunking_of(column, splits[s].end - splits[s].begin, options), progress);
+      write_column(writers[s], options.columns[c], column, samples, options, wrote);
     }
     column.finish();
   }

@@ -41,8 +41,10 @@ class Lines {
     if (number_++ == 0 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
     return true;
   }
-  /// Of the line that came last, from 1.
-  std::int64_t number() const noexcept { return number_; }
+  /// An Error that names the line that came last.
+  [[noreturn]] void fail(const std::string& fact, const std::string& remedy = {}) const {
+    throw Error(ExitCode::data, "reading " + file_.shown() + ", line " + std::to_string(number_), fact, remedy);
+  }
 
  private:
   InputFile& file_;
@@ -114,40 +116,32 @@ class Table {
     for (bool first = true; lines.next(line);) {
       if (trimmed(line).empty()) continue;
       split(line, fields);
-      check_width(fields.size(), file, lines.number());
+      if (fields.size() < 2) lines.fail("it has one field", "Separate features and target by commas");
+      if (width_ == 0) width_ = fields.size();
+      if (fields.size() != width_)
+        lines.fail("it has " + std::to_string(fields.size()) + " fields, those before it have " +
+                   std::to_string(width_));
       const bool header = first && !is_missing(fields.back()) && !number(fields.back());
-      if (!header) add(fields, file, lines.number());
+      if (!header) add(fields, lines);
       first = false;
     }
   }
 
-  InputColumn features() {
-    return {NumberType{'f', 4, native_is_big}, {samples_, width_ - 1}, shown_, std::move(features_)};
-  }
-  InputColumn target() {
-    if (integers_) return {NumberType{'i', 8, native_is_big}, {samples_}, shown_, std::move(integer_targets_)};
-    return {NumberType{'f', 4, native_is_big}, {samples_}, shown_, std::move(targets_)};
+  std::vector<InputColumn> columns() {
+    constexpr bool big = std::endian::native == std::endian::big;
+    const NumberType real{'f', 4, big}, integer{'i', 8, big};
+    std::vector<InputColumn> both;
+    both.emplace_back(real, std::vector{samples_, width_ - 1}, shown_, std::move(features_));
+    both.emplace_back(integers_ ? integer : real, std::vector{samples_}, shown_,
+                      std::move(integers_ ? integer_targets_ : targets_));
+    return both;
   }
 
  private:
-  static constexpr bool native_is_big = std::endian::native == std::endian::big;
-
-  [[noreturn]] static void fail(const InputFile& file, std::int64_t line, const std::string& fact,
-                                const std::string& remedy = {}) {
-    throw Error(ExitCode::data, "reading " + file.shown() + ", line " + std::to_string(line), fact, remedy);
-  }
-
-  void check_width(std::size_t fields, const InputFile& file, std::int64_t line) {
-    if (fields < 2) fail(file, line, "it has one field", "Separate features and target by commas");
-    if (width_ == 0) width_ = fields;
-    if (fields != width_)
-      fail(file, line, "it has " + std::to_string(fields) + " fields, those before it have " + std::to_string(width_));
-  }
-
-  void add(const std::vector<std::string_view>& fields, const InputFile& file, std::int64_t line) {
+  void add(const std::vector<std::string_view>& fields, const Lines& lines) {
     for (std::size_t i = 0; i < fields.size(); ++i) {
       const auto value = number(fields[i]);
-      if (!value || std::isnan(*value)) refuse(fields[i], i + 1, file, line);
+      if (!value || std::isnan(*value)) refuse(fields[i], i + 1, lines);
       append(i + 1 < fields.size() ? features_ : targets_, *value);
     }
     std::int64_t integer = 0;
@@ -156,22 +150,19 @@ class Table {
     ++samples_;
   }
 
-  [[noreturn]] static void refuse(std::string_view field, std::size_t column, const InputFile& file,
-                                  std::int64_t line) {
+  [[noreturn]] static void refuse(std::string_view field, std::size_t column, const Lines& lines) {
     const std::string where = "field " + std::to_string(column);
     if (is_missing(field) || number(field))  // the only number that is refused is NaN
-      fail(file, line, where + " is missing", "Fill it in, or leave the line out");
-    fail(file, line, where + ", \"" + std::string(field.substr(0, 40)) + "\", is not a number that float32 holds",
-         "Turn names into numbers first");
+      lines.fail(where + " is missing", "Fill it in, or leave the line out");
+    lines.fail(where + ", \"" + std::string(field.substr(0, 40)) + "\", is not a number that float32 holds",
+               "Turn names into numbers first");
   }
 
   std::string shown_;
   std::uint64_t samples_ = 0;
   std::uint64_t width_ = 0;  ///< fields of a line; 0 before the first
   bool integers_ = true;     ///< all targets so far
-  std::vector<std::byte> features_;
-  std::vector<std::byte> targets_;
-  std::vector<std::byte> integer_targets_;
+  std::vector<std::byte> features_, targets_, integer_targets_;
 };
 
 }  // namespace
@@ -182,10 +173,7 @@ std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem
   if (inputs.empty()) throw Error(ExitCode::usage, "converting to " + output.string(), "there is no input");
   Table table;
   for (const auto& input : inputs) table.read(input);
-  std::vector<InputColumn> columns;
-  columns.push_back(table.features());
-  columns.push_back(table.target());
-  return detail::data::convert_columns(std::move(columns), output, options);
+  return detail::data::convert_columns(table.columns(), output, options);
 }
 
 }  // namespace muster

@@ -13,12 +13,6 @@
 
 namespace muster::detail::data {
 
-/// How a column is stored: contiguous unless `chunk` is given.
-struct Chunking {
-  std::optional<std::int64_t> chunk = {};  ///< samples
-  std::optional<int> compress = {};        ///< level of deflate; needs `chunk`
-};
-
 /// Columns one after the other, each sample by sample; then finish() and publish(). Destroyed before that, it removes
 /// what it wrote. Several files that belong together are all finished before the first is published. Errors are
 /// ExitCode::retry: HDF5 may close a file without complaint after a write has failed, so each write counts.
@@ -26,14 +20,14 @@ class DatasetWriter {
  public:
   /// Begins under a temporary name beside `output`. `aligned`: columns start at pages, for reading without HDF5.
   DatasetWriter(std::filesystem::path output, bool aligned);
-  DatasetWriter(DatasetWriter&&) noexcept;
   DatasetWriter(const DatasetWriter&) = delete;
   DatasetWriter& operator=(const DatasetWriter&) = delete;
   ~DatasetWriter();
 
-  /// A new column of that shape, samples first, of the HDF5 type `stored`.
+  /// A new column of that shape, samples first, of the HDF5 type `stored`: contiguous, or `chunk` samples in each
+  /// chunk, maybe with that level of deflate.
   void begin_column(const std::string& name, hid_t stored, const std::vector<std::int64_t>& shape,
-                    const Chunking& chunking);
+                    std::optional<std::int64_t> chunk, std::optional<int> compress);
   /// The next `count` samples of the column, their values of type `spelled`. In a chunked column every call but the
   /// last must bring whole chunks.
   void write(std::span<const std::byte> values, std::int64_t count, hid_t spelled);
@@ -48,6 +42,7 @@ class DatasetWriter {
 
  private:
   std::string doing() const { return "writing " + output_.string(); }
+  std::int64_t check(std::int64_t status) const { return hdf5::check(status, doing(), ExitCode::retry); }
 
   std::filesystem::path output_;
   std::filesystem::path temporary_;  ///< empty once it has its name

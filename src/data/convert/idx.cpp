@@ -12,22 +12,12 @@ namespace {
 using detail::data::InputColumn, detail::data::InputFile, detail::data::NumberType;
 
 std::optional<NumberType> type_of_code(std::byte code) {
-  switch (std::to_integer<int>(code)) {
-    case 0x08:
-      return NumberType{'u', 1, true};
-    case 0x09:
-      return NumberType{'i', 1, true};
-    case 0x0B:
-      return NumberType{'i', 2, true};
-    case 0x0C:
-      return NumberType{'i', 4, true};
-    case 0x0D:
-      return NumberType{'f', 4, true};
-    case 0x0E:
-      return NumberType{'f', 8, true};
-    default:
-      return {};
-  }
+  constexpr std::pair<int, NumberType> types[] = {{0x08, {'u', 1, true}}, {0x09, {'i', 1, true}},
+                                                  {0x0B, {'i', 2, true}}, {0x0C, {'i', 4, true}},
+                                                  {0x0D, {'f', 4, true}}, {0x0E, {'f', 8, true}}};
+  for (const auto& [known, type] : types)
+    if (known == std::to_integer<int>(code)) return type;
+  return {};
 }
 
 InputColumn read_idx(const std::filesystem::path& path) {

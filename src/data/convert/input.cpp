@@ -1,5 +1,4 @@
-#include "data/convert/input.hpp"
-
+#include "data/convert/convert.hpp"
 #include "hdf5/types.hpp"
 
 #include <sys/stat.h>
@@ -15,16 +14,14 @@ namespace muster::detail::data {
 namespace {
 
 constexpr std::uint64_t largest_column = std::numeric_limits<std::int64_t>::max();
-constexpr std::size_t most_dimensions = H5S_MAX_RANK;
 
 /// Bytes of one sample, with every product checked.
 std::size_t bytes_per_sample(const NumberType& type, const std::vector<std::uint64_t>& shape,
                              const std::string& shown) {
   const auto refuse = [&](const std::string& fact) { throw Error(ExitCode::data, "reading " + shown, fact); };
   if (shape.empty()) refuse("it holds one number, not samples");
-  if (shape.size() > most_dimensions)
-    refuse("it has " + std::to_string(shape.size()) + " dimensions; " + std::to_string(most_dimensions) +
-           " are the most");
+  if (shape.size() > H5S_MAX_RANK)
+    refuse("it has " + std::to_string(shape.size()) + " dimensions; " + std::to_string(H5S_MAX_RANK) + " are the most");
   if (shape.front() == 0) refuse("it holds no sample");
   std::uint64_t all = type.size;
   for (const auto size : shape) {
@@ -100,26 +97,12 @@ void InputFile::fail(const std::string& fact, const std::string& remedy) const {
 
 hdf5::Handle NumberType::native() const {
   const hdf5::Lock lock;
-  const auto copy = [](hid_t id) { return hdf5::Handle(hdf5::check(H5Tcopy(id), "making a type"), H5Tclose); };
-  const int bits = static_cast<int>(size) * 8;
-  switch (kind) {
-    case 'b':
-      return hdf5::type_of(at::kBool);
-    case 'i':
-      return copy(bits == 8    ? H5T_NATIVE_INT8
-                  : bits == 16 ? H5T_NATIVE_INT16
-                  : bits == 32 ? H5T_NATIVE_INT32
-                               : H5T_NATIVE_INT64);
-    case 'u':
-      return copy(bits == 8    ? H5T_NATIVE_UINT8
-                  : bits == 16 ? H5T_NATIVE_UINT16
-                  : bits == 32 ? H5T_NATIVE_UINT32
-                               : H5T_NATIVE_UINT64);
-    case 'f':
-      return hdf5::type_of(bits == 16 ? at::kHalf : bits == 32 ? at::kFloat : at::kDouble);
-    default:
-      return hdf5::type_of(bits == 64 ? at::kComplexFloat : at::kComplexDouble);
-  }
+  if (kind == 'b') return hdf5::type_of(at::kBool);
+  if (kind == 'f') return hdf5::type_of(size == 2 ? at::kHalf : size == 4 ? at::kFloat : at::kDouble);
+  if (kind == 'c') return hdf5::type_of(size == 8 ? at::kComplexFloat : at::kComplexDouble);
+  auto type = hdf5::type_of(size == 1 ? at::kChar : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong);
+  if (kind == 'u') hdf5::check(H5Tset_sign(type.get(), H5T_SGN_NONE), "making a type");
+  return type;
 }
 
 hdf5::Handle NumberType::spelled() const {
@@ -148,8 +131,8 @@ void InputColumn::load() {
   if (!file_) return;
   values_.resize(sample_bytes_ * static_cast<std::size_t>(samples()));
   file_->read(values_);
-  file_->expect_end();
-  file_.reset();
+  next_ = samples();
+  finish();
 }
 
 void InputColumn::take(std::span<const std::int64_t> samples, std::span<std::byte> into) {

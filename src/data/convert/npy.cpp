@@ -32,11 +32,11 @@ class HeaderParser {
   Header parse() {
     Header header;
     std::set<std::string> keys;
-    expect('{');
-    while (!accept('}')) {
+    expect("{");
+    while (!accept("}")) {
       const auto key = string();
       if (!keys.insert(key).second) fail();
-      expect(':');
+      expect(":");
       if (key == "descr")
         header.descr = descr();
       else if (key == "fortran_order")
@@ -45,8 +45,8 @@ class HeaderParser {
         header.shape = tuple();
       else
         fail();
-      if (!accept(',')) {
-        expect('}');
+      if (!accept(",")) {
+        expect("}");
         break;
       }
     }
@@ -61,24 +61,18 @@ class HeaderParser {
   void skip_space() {
     while (!text_.empty() && (text_.front() == ' ' || text_.front() == '\n')) text_.remove_prefix(1);
   }
-  bool accept(char c) {
-    skip_space();
-    if (text_.empty() || text_.front() != c) return false;
-    text_.remove_prefix(1);
-    return true;
+  void expect(std::string_view word) {
+    if (!accept(word)) fail();
   }
-  void expect(char c) {
-    if (!accept(c)) fail();
-  }
-  bool accept_word(std::string_view word) {
+  bool accept(std::string_view word) {
     skip_space();
     if (!text_.starts_with(word)) return false;
     text_.remove_prefix(word.size());
     return true;
   }
   std::string string() {
-    const char quote = accept('"') ? '"' : '\'';
-    if (quote == '\'') expect('\'');
+    const char quote = accept("\"") ? '"' : '\'';
+    if (quote == '\'') expect("'");
     const auto end = text_.find(quote);
     if (end == std::string_view::npos) fail();
     const std::string value(text_.substr(0, end));
@@ -86,28 +80,28 @@ class HeaderParser {
     return value;
   }
   std::string descr() {
-    if (accept('[')) file_.fail("it holds records with named fields", "Save each field as a file of its own");
+    if (accept("[")) file_.fail("it holds records with named fields", "Save each field as a file of its own");
     return string();
   }
   bool boolean() {
-    if (accept_word("True")) return true;
-    if (!accept_word("False")) fail();
+    if (accept("True")) return true;
+    expect("False");
     return false;
   }
   std::vector<std::uint64_t> tuple() {
     std::vector<std::uint64_t> values;
-    expect('(');
-    while (!accept(')')) {
+    expect("(");
+    while (!accept(")")) {
       skip_space();
       std::uint64_t value = 0;
       const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), value);
       if (error != std::errc{}) fail();
       text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
       values.push_back(value);
-      if (!accept(',')) {
+      if (!accept(",")) {
         // One number in parentheses is a tuple only with its comma.
         if (values.size() == 1) fail();
-        expect(')');
+        expect(")");
         break;
       }
     }

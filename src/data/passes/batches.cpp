@@ -12,62 +12,64 @@ namespace detail::data {
 namespace {
 
 /// Reads the rank's micro-batches of the steps of a pass, one per call.
-class StepReader {
- public:
-  StepReader(std::shared_ptr<Source> source, Pass pass, bool split, const BatchOptions& options)
-      : source_(std::move(source)),
-        pass_(std::move(pass)),
-        split_(split),
-        dtypes_(options.dtypes),
-        device_(options.device),
-        left_(pass_.num_steps()) {}
+struct StepReader {
+  std::shared_ptr<Source> source;
+  Pass pass;
+  bool split;
+  BatchOptions options;
+  std::int64_t left = pass.num_steps();
+  int micro_batch = 0;
+  std::int64_t given = 0;  ///< batches
 
   std::optional<Batch> operator()() {
-    if (left_ == 0) return {};
-    const auto& share = pass_.share;
+    if (left == 0) return {};
+    const auto& share = pass.share;
     const auto step =
-        step_at(pass_.position, pass_.order.size(), pass_.plan.global_batch, share.total, share.first + micro_batch_);
+        step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
-    const Batch read = source_->read(samples_of(step, pass_.order));
+    const Batch read = source->read(samples_of(step, pass.order));
     std::vector<Batch::Item> items;
-    for (const auto& [name, tensor] : read) items.emplace_back(name, converted(name, tensor));
+    for (const auto& [name, tensor] : read) {
+      const auto dtype = options.dtypes.find(name);
+      items.emplace_back(name, tensor.to(options.device.value_or(tensor.device()),
+                                         dtype == options.dtypes.end() ? tensor.scalar_type() : dtype->second));
+    }
     step::BatchWeightPtr weight;
-    if (split_)
+    if (split)
       weight = std::make_shared<step::BatchWeight>(step::BatchWeight{.local = step.mine.count,
                                                                      .global = step.samples,
-                                                                     .micro_batch = micro_batch_,
+                                                                     .micro_batch = micro_batch,
                                                                      .micro_batches = share.count,
-                                                                     .number = (pass_.number << 32) + ++given_,
+                                                                     .number = (pass.number << 32) + ++given,
                                                                      .total = share.total});
-    if (++micro_batch_ == share.count) {
-      micro_batch_ = 0;
-      pass_.position += step.samples;
-      --left_;
+    if (++micro_batch == share.count) {
+      micro_batch = 0;
+      pass.position += step.samples;
+      --left;
     }
     return Batch(std::move(items), step.mine.count, step.samples, std::move(weight));
   }
-
- private:
-  at::Tensor converted(const std::string& name, const at::Tensor& tensor) const {
-    const auto dtype = dtypes_.find(name);
-    return tensor.to(device_.value_or(tensor.device()), dtype == dtypes_.end() ? tensor.scalar_type() : dtype->second);
-  }
-
-  std::shared_ptr<Source> source_;
-  Pass pass_;
-  bool split_;
-  std::map<std::string, at::ScalarType> dtypes_;
-  std::optional<at::Device> device_;
-  std::int64_t left_;  ///< steps
-  int micro_batch_ = 0;
-  std::int64_t given_ = 0;  ///< batches
 };
+
+/// Refuses what no pass can do.
+void check(const std::string& doing, const BatchOptions& options) {
+  const auto require = [&](bool holds, const std::string& option, const std::string& least) {
+    if (!holds) throw Error(ExitCode::usage, doing, option + " is less than " + least, "Give at least " + least);
+  };
+  require(options.batch_size >= 1, "batch_size", "1");
+  require(options.global_batch_size.value_or(1) >= 1, "global_batch_size", "1");
+  require(options.local_shuffle_buffer_size.value_or(1) >= 1, "local_shuffle_buffer_size", "1");
+  require(options.prefetch_batches >= 0, "prefetch_batches", "0");
+  if (options.local_shuffle_seed && !options.local_shuffle_buffer_size)
+    throw Error(ExitCode::usage, doing, "local_shuffle_seed is given and there is no local shuffle",
+                "Give local_shuffle_buffer_size too");
+}
 
 }  // namespace
 
 BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options)
     : shard_(std::move(shard)), options_(options), count_(shard_->dataset.count()) {
-  check(shard_->options().name, options);
+  check(doing(), options);
   for (const auto& dtype : options.dtypes)
     column_of(*shard_->dataset.source(), dtype.first, "converting dataset \"" + shard_->options().name + "\"");
 }
@@ -76,10 +78,10 @@ BatchStream::~BatchStream() { end(); }
 
 void BatchStream::start() {
   if (pass_ || at_end_)
-    throw Error(ExitCode::usage, "iterating over dataset \"" + shard_->options().name + "\"",
-                "begin() was called twice on one range", "Ask the shard for a new range for each pass");
+    throw Error(ExitCode::usage, doing(), "begin() was called twice on one range",
+                "Ask the shard for a new range for each pass");
   pass_ = shard_->begin_pass(options_, count_);
-  batches_.emplace(StepReader(shard_->dataset.source(), *pass_, shard_->options().split, options_),
+  batches_.emplace(StepReader{shard_->dataset.source(), *pass_, shard_->options().split, options_},
                    options_.prefetch_batches);
   advance();
 }
@@ -108,8 +110,6 @@ std::int64_t BatchStream::num_batches() const noexcept {
 }  // namespace detail::data
 
 Batch& BatchRange::iterator::operator*() const { return stream_->current(); }
-
-Batch* BatchRange::iterator::operator->() const { return &stream_->current(); }
 
 BatchRange::iterator& BatchRange::iterator::operator++() {
   stream_->advance();

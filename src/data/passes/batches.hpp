@@ -1,18 +1,50 @@
 // The batches of one pass, read ahead.
 #pragma once
 
-#include "data/passes/prefetch.hpp"
 #include "data/passes/shard.hpp"
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 namespace muster::detail::data {
 
-/// Refuses what no pass can do. `name`: of the dataset.
-void check(const std::string& name, const BatchOptions& options);
+/// Calls `produce` until it gives none, up to `ahead` batches before they are asked for, on a thread of its own; with 0
+/// when they are asked for, on the caller's.
+class Prefetch {
+ public:
+  using Produce = std::function<std::optional<Batch>()>;
+
+  Prefetch(Produce produce, int ahead);
+  /// Waits for the call under way, drops what nobody asked for.
+  ~Prefetch();
+  Prefetch(const Prefetch&) = delete;
+  Prefetch& operator=(const Prefetch&) = delete;
+
+  /// The next batch, none at the end. Throws what `produce` has thrown, after the batches made before; nothing comes
+  /// after that.
+  std::optional<Batch> next();
+
+ private:
+  void run();
+
+  const Produce produce_;
+  const std::size_t ahead_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Batch> ready_;
+  std::exception_ptr error_;
+  bool finished_ = false;  ///< nothing more will be produced
+  bool leaving_ = false;
+  std::thread thread_;
+};
 
 /// What a BatchRange iterates over. Reads on the prefetching thread; everything that touches the shard's state, on the
 /// thread that iterates.
@@ -35,6 +67,7 @@ class BatchStream {
   std::int64_t num_batches() const noexcept;
 
  private:
+  std::string doing() const { return "iterating over dataset \"" + shard_->options().name + "\""; }
   void end();
 
   std::shared_ptr<ShardState> shard_;

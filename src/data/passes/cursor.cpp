@@ -1,5 +1,3 @@
-#include "data/passes/cursor.hpp"
-
 #include "base/log.hpp"
 #include "data/passes/cursors.hpp"
 #include "muster/error.hpp"
@@ -65,32 +63,25 @@ Json Cursor::position() const {
           {"seed", options_.seed}};
 }
 
-void Cursor::restore(const Json& position) {
+void Cursor::restore(const Json& position, bool complete) {
   if (position.is_null()) return;
   try {
-    const std::int64_t passes = position.at("passes"), finished = position.value("finished", passes);
-    epoch_ = {.number = position.at("epoch"),
-              .passes = passes,
-              .finished = finished,
-              .to_skip = finished,
-              .evaluations = position.value("asides", std::int64_t{0})};
-    last_.consumed = position.at("consumed");
-    last_.outside = last_.consumed > 0 && !position.value("inside", false);
-    last_.window = position.at("window");
-    last_.samples = position.at("samples");
-    last_.under_way = false;
-    options_.seed = position.at("seed");
-  } catch (const Json::exception& error) {
-    refuse_position(options_.name, error.what());
-  }
-  if (epoch_.finished < 0 || epoch_.finished > epoch_.passes || last_.consumed < 0 || last_.consumed > last_.samples)
-    refuse_position(options_.name, "its numbers do not go together");
-  remember(position);
-}
-
-void Cursor::remember(const Json& position) {
-  if (position.is_null()) return;
-  try {
+    if (!complete) {
+      const std::int64_t passes = position.at("passes"), finished = position.value("finished", passes);
+      epoch_ = {.number = position.at("epoch"),
+                .passes = passes,
+                .finished = finished,
+                .to_skip = finished,
+                .evaluations = position.value("asides", std::int64_t{0})};
+      last_.consumed = position.at("consumed");
+      last_.outside = last_.consumed > 0 && !position.value("inside", false);
+      last_.window = position.at("window");
+      last_.samples = position.at("samples");
+      last_.under_way = false;
+      options_.seed = position.at("seed");
+      if (finished < 0 || finished > passes || last_.consumed < 0 || last_.consumed > last_.samples)
+        refuse_position(options_.name, "its numbers do not go together");
+    }
     last_.global_batch = position.at("global_batch_size");
     last_.workers = position.value("workers", 0);
     restored_ = true;
@@ -144,19 +135,18 @@ void Cursor::say_if_steps_changed(const Pass& pass, const BatchOptions& options)
 
 Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader) {
   Pass pass = plan(options, count);
-  if (pass.training) {
-    if (const auto other = trained_by_.lock(); last_.under_way && other && other != loader)
-      throw Error(ExitCode::usage, "iterating over a data loader",
-                  "a pass over another one is under way that is called \"" + options_.name + "\" too",
-                  "Give each a name, DataLoaderOptions{.name = …}; one that does not train has .training = false");
-    trained_by_ = loader;
-  }
-  pass.number = steps_->next_number();
   if (!pass.training) {
+    pass.number = steps_->next_number();
     ++epoch_.evaluations;
     evaluated_ = true;
     return pass;
   }
+  if (const auto other = trained_by_.lock(); last_.under_way && other && other != loader)
+    throw Error(ExitCode::usage, "iterating over a data loader",
+                "a pass over another one is under way that is called \"" + options_.name + "\" too",
+                "Give each a name, DataLoaderOptions{.name = …}; one that does not train has .training = false");
+  trained_by_ = loader;
+  pass.number = steps_->next_number();
   if (epoch_.to_skip > 0) {
     --epoch_.to_skip;
     return pass;
@@ -183,7 +173,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
                                          .resumable = options_.resumable,
                                          .position = pass.position}),
            .outside = goes_on && last_.outside};
-  last_.late = std::any_of(last_.others.begin(), last_.others.end(), [](const auto& other) { return other.batch > 1; });
+  last_.late = std::ranges::any_of(last_.others, [](const auto& other) { return other.batch > 1; });
   return pass;
 }
 
@@ -209,8 +199,8 @@ void Cursor::finish() {
   last_.under_way = false;
   last_.consumed = 0;
   ++epoch_.passes;
-  const bool contained = !last_.outside && std::any_of(last_.others.begin(), last_.others.end(),
-                                                       [&](const auto& other) { return steps_->is_in_hand(other); });
+  const bool contained =
+      !last_.outside && std::ranges::any_of(last_.others, [&](const auto& o) { return steps_->is_in_hand(o); });
   if (contained || last_.late) return;
   ++epoch_.finished;
   epoch_.straddled = steps_->others_open(last_.number);

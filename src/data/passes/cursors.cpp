@@ -54,7 +54,7 @@ void Cursors::restore(const std::string& name, const Json& position, bool comple
   if (cursor == cursors_.end())
     early_[name] = {position, complete};
   else
-    complete ? cursor->second->remember(position) : cursor->second->restore(position);
+    cursor->second->restore(position, complete);
 }
 
 bool Cursors::epoch_complete() const {

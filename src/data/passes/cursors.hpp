@@ -1,7 +1,8 @@
-// The cursors of a session, by the names of its datasets and data loaders.
+// Where a session stands in its datasets and data loaders.
 #pragma once
 
-#include "data/passes/cursor.hpp"
+#include "data/passes/samples.hpp"
+#include "muster/dataset.hpp"
 #include "muster/json.hpp"
 #include "step/steps.hpp"
 
@@ -10,9 +11,121 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::data {
 
+class Cursors;
+
+/// What one pass takes, fixed when it begins.
+struct Pass {
+  Order order;
+  std::int64_t position = 0;  ///< where it begins, not 0 after a resume
+  step::Plan plan = {};
+  step::Share share = {};
+  bool training = false;    ///< counted: it has a position, and its batches weigh gradients
+  std::int64_t number = 0;  ///< which pass of the session it is; 0 until it has begun
+
+  std::int64_t num_steps() const noexcept {
+    return data::num_steps(position, order.size(), plan.global_batch, plan.drop_last);
+  }
+};
+
+/// What a cursor stands in.
+struct CursorOptions {
+  std::string name;
+  step::Share share = {};
+  bool split = true;  ///< else every rank sees all of it, and it has no position
+  std::uint64_t seed = 0;
+  bool loader = false;    ///< a data loader, not a dataset
+  bool resumable = true;  ///< false where a sampler of the user's own chooses the samples
+};
+
+/// One per dataset or loader and session, shared by all that iterate over it; belongs to the thread that runs the
+/// training function. Used once Cursors::add has it.
+///
+/// An epoch is a sequence of passes; what follows is of the training ones. The last one begun is under way until it
+/// gives no more batches or its range dies, or until the next one begins. The position is the number of passes that the
+/// epoch had, and the samples that the one under way has taken. Restored, the program runs its epoch again from the
+/// start: the passes that were finished come back empty, and the next one goes on after those samples. A pass inside
+/// another's batch (validation, every so many steps) is not run again by a program that goes on after that batch, so
+/// it does not come back.
+class Cursor {
+ public:
+  explicit Cursor(CursorOptions options) : options_(std::move(options)) {}
+
+  const CursorOptions& options() const noexcept { return options_; }
+
+  /// Makes `epoch` the epoch; a position in another one is forgotten.
+  void begin_epoch(std::int64_t epoch);
+  /// The training function does that: the session is in it then, and every cursor of which it has set
+  /// none.
+  void set_epoch(std::int64_t epoch);
+  /// Whether a pass is under way, or was when the position was saved that has been restored.
+  bool unfinished() const noexcept;
+  /// The position as JSON, for a checkpoint; the batch in hand counts as taken. Null if the dataset is not split.
+  Json position() const;
+  /// The next passes go on there, at any number of workers and in the order of the seed that the run began with.
+  /// `complete`: its epoch is over, and what counts is only how large its steps were, to say if that has changed.
+  void restore(const Json& position, bool complete = false);
+
+  /// The pass that would begin now, over `count` samples.
+  Pass plan(const BatchOptions& options, std::int64_t count) const;
+  /// `loader`: the one that begins it, if it is one; an Error if a training pass over another is under way.
+  Pass begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader = {});
+  /// A batch of the pass is in hand; `samples` of its step count over all ranks.
+  void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
+  /// That batch is done with, and the next one is asked for.
+  void end_batch(const Pass& pass);
+  void end_pass(const Pass& pass);
+
+ private:
+  friend class Cursors;
+
+  /// The epoch, and its passes.
+  struct Epoch {
+    std::int64_t number = 0;
+    std::int64_t passes = 0;       ///< training passes that were
+    std::int64_t finished = 0;     ///< of those, the ones that a program which goes on begins again
+    std::int64_t to_skip = 0;      ///< of those, the ones that have yet to come back empty
+    std::int64_t evaluations = 0;  ///< passes that do not train
+    bool straddled = false;        ///< the last pass counted in `finished` ended while another was open
+  };
+  /// The training pass begun last, here or before the restart.
+  struct LastPass {
+    std::int64_t number = 0;  ///< 0: none was begun here
+    bool under_way = false;
+    std::int64_t consumed = 0;      ///< samples that it has taken, or that a restored one had
+    std::int64_t window = 0;        ///< of its local shuffle: depends on the number of workers when it began
+    std::int64_t global_batch = 0;  ///< of its steps
+    int workers = 0;                ///< among which they were divided; 0: not known
+    std::int64_t samples = 0;       ///< of the dataset, as it began
+    // Where it stands among the others.
+    std::vector<step::BatchOfPass> others = {};  ///< the batches in hand when it began
+    bool late = false;                           ///< one of them was not the first of its pass
+    bool outside = false;  ///< it is known to be inside no batch of another's: it was not when it was saved
+  };
+
+  /// Whether all its passes were evaluations.
+  bool only_evaluated() const noexcept {
+    return evaluated_ && last_.number == 0 && epoch_.passes == 0 && last_.consumed == 0;
+  }
+  void finish();
+  std::int64_t to_run_again() const noexcept;
+  void say_if_steps_changed(const Pass& pass, const BatchOptions& options);
+
+  CursorOptions options_;
+  std::weak_ptr<Cursors> owner_;
+  std::shared_ptr<step::Steps> steps_;
+  std::weak_ptr<const void> trained_by_;  ///< the loader that began the last training pass
+  Epoch epoch_;
+  LastPass last_;
+  bool epoch_set_ = false;  ///< by the training function
+  bool evaluated_ = false;  ///< there was a pass that does not train, in any epoch
+  bool restored_ = false;   ///< and no pass has begun since
+};
+
+/// The cursors of a session, by the names of its datasets and data loaders.
 /// Belongs to the thread that runs the training function.
 class Cursors : public std::enable_shared_from_this<Cursors> {
  public:

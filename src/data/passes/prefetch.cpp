@@ -1,8 +1,9 @@
-#include "data/passes/prefetch.hpp"
+#include "data/passes/batches.hpp"
 
 #include <utility>
 
 namespace muster::detail::data {
+
 Prefetch::Prefetch(Produce produce, int ahead) : produce_(std::move(produce)), ahead_(static_cast<std::size_t>(ahead)) {
   if (ahead_ > 0) thread_ = std::thread([this] { run(); });
 }
@@ -24,15 +25,13 @@ void Prefetch::run() {
     if (leaving_) return;
     lock.unlock();
     std::optional<Batch> batch;
-    std::exception_ptr error;
     try {
       batch = produce_();
     } catch (...) {
-      error = std::current_exception();
+      error_ = std::current_exception();  // nobody looks before it is finished
     }
     lock.lock();
     finished_ = !batch;
-    error_ = error;
     if (batch) ready_.push_back(std::move(*batch));
     changed_.notify_all();
   }

@@ -1,7 +1,7 @@
 // A worker's view of one dataset, and where it stands in it.
 #pragma once
 
-#include "data/passes/cursor.hpp"
+#include "data/passes/cursors.hpp"
 
 #include <c10/core/Device.h>
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <numeric>
 #include <span>
 
@@ -16,15 +15,14 @@ namespace muster {
 namespace detail::data {
 namespace {
 
-/// Calls `each` with the batches of this rank's share, in order.
-void for_each_batch(Source& source, const Range& share, const std::function<void(const Batch&)>& each) {
-  constexpr std::int64_t rows = 256;
-  std::vector<std::int64_t> samples;
-  for (std::int64_t first = share.first; first < share.first + share.count; first += rows) {
-    samples.resize(static_cast<std::size_t>(std::min(rows, share.first + share.count - first)));
-    std::iota(samples.begin(), samples.end(), first);
-    each(source.read(samples));
-  }
+constexpr const char* build_the_same = "Build the same preprocessor as the run that was saved";
+
+/// An Error if the state is that of another kind of preprocessor.
+void require_kind(const Json& state, const std::string& kind) {
+  const auto saved = state.is_object() ? state.value("kind", std::string("nothing")) : "nothing";
+  if (saved != kind)
+    throw Error(ExitCode::data, "restoring a preprocessor", "a " + kind + " was asked for and " + saved + " was saved",
+                build_the_same);
 }
 
 struct Header {
@@ -61,24 +59,29 @@ ColumnPreprocessor::ColumnPreprocessor(std::string kind, std::vector<std::string
 }
 
 void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communicator) {
+  constexpr std::int64_t rows = 256;
   auto& source = *dataset.source();
-  std::map<std::string, std::int64_t> features;
-  for (const auto& name : columns_) {
-    const auto doing = "fitting " + kind_ + " on column \"" + name + "\"";
-    const auto& column = column_of(source, name, doing);
-    if (const auto why = objection(column.dtype); !why.empty())
-      throw Error(ExitCode::data, doing, why, "Choose another column or convert it");
-    features[name] = column.shape.empty() ? 1 : column.shape.back();
-  }
+  const auto doing = [this](const std::string& name) { return "fitting " + kind_ + " on column \"" + name + "\""; };
+  for (const auto& name : columns_)
+    if (const auto why = objection(column_of(source, name, doing(name)).dtype); !why.empty())
+      throw Error(ExitCode::data, doing(name), why, "Choose another column or convert it");
+
   std::map<std::string, at::Tensor> mine, learned;
   const auto add = [this](at::Tensor& sum, const at::Tensor& table) { sum = sum.defined() ? join(sum, table) : table; };
-  for_each_batch(source, share_of(source.count(), communicator.size(), communicator.rank()), [&](const Batch& batch) {
-    for (const auto& name : columns_) add(mine[name], summary(batch[name].reshape({-1, features[name]})));
-  });
+  const auto share = share_of(source.count(), communicator.size(), communicator.rank());
+  for (auto first = share.first, end = first + share.count; first < end; first += rows) {
+    std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(rows, end - first)));
+    std::iota(samples.begin(), samples.end(), first);
+    const Batch batch = source.read(samples);
+    for (const auto& name : columns_) {
+      const auto& values = batch[name];
+      add(mine[name], summary(values.reshape({-1, values.dim() > 1 ? values.size(-1) : 1})));
+    }
+  }
   for (const auto& name : columns_) {
     at::Tensor all;
     for (const auto& table : gather(communicator, mine[name])) add(all, table);
-    learned[name] = learn(all, "fitting " + kind_ + " on column \"" + name + "\"");
+    learned[name] = learn(all, doing(name));
   }
   learned_ = std::move(learned);
 }
@@ -105,18 +108,10 @@ void ColumnPreprocessor::load_state(const Json& state) {
     try {
       learned[name] = from_json(state.at("columns").at(name));
     } catch (const Json::exception& error) {
-      throw Error(ExitCode::data, "restoring " + kind_ + " of column \"" + name + "\"", error.what(),
-                  "Build the same preprocessor as the run that was saved");
+      throw Error(ExitCode::data, "restoring " + kind_ + " of column \"" + name + "\"", error.what(), build_the_same);
     }
   }
   learned_ = std::move(learned);
-}
-
-void require_kind(const Json& state, const std::string& kind) {
-  const auto saved = state.is_object() ? state.value("kind", std::string("nothing")) : "nothing";
-  if (saved != kind)
-    throw Error(ExitCode::data, "restoring a preprocessor", "a " + kind + " was asked for and " + saved + " was saved",
-                "Build the same preprocessor as the run that was saved");
 }
 
 }  // namespace detail::data
@@ -133,7 +128,7 @@ class Chain final : public Preprocessor {
     for (const auto& step : steps_) ranks.push_back(step->fitted());
     communicator.all_reduce(std::span(ranks));
     const auto everywhere = [&](std::int64_t count) { return count == communicator.size(); };
-    const bool again = std::all_of(ranks.begin(), ranks.end(), everywhere);
+    const bool again = std::ranges::all_of(ranks, everywhere);
     auto seen = dataset;
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       if (again || !everywhere(ranks[i])) steps_[i]->fit(seen, communicator);
@@ -141,9 +136,7 @@ class Chain final : public Preprocessor {
     }
   }
 
-  bool fitted() const override {
-    return std::all_of(steps_.begin(), steps_.end(), [](const PreprocessorPtr& step) { return step->fitted(); });
-  }
+  bool fitted() const override { return std::ranges::all_of(steps_, &Preprocessor::fitted); }
 
   void transform(Batch& batch) const override {
     for (const auto& step : steps_) step->transform(batch);
@@ -161,7 +154,7 @@ class Chain final : public Preprocessor {
     if (steps.size() != steps_.size())
       throw Error(ExitCode::data, "restoring a chain of preprocessors",
                   "it has " + std::to_string(steps_.size()) + " steps, " + std::to_string(steps.size()) + " were saved",
-                  "Build the same preprocessor as the run that was saved");
+                  detail::data::build_the_same);
     for (std::size_t i = 0; i < steps_.size(); ++i) steps_[i]->load_state(steps[i]);
   }
 

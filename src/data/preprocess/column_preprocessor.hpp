@@ -43,7 +43,4 @@ class ColumnPreprocessor : public Preprocessor {
   std::map<std::string, at::Tensor> learned_;
 };
 
-/// An Error if the state is that of another kind of preprocessor.
-void require_kind(const Json& state, const std::string& kind);
-
 }  // namespace muster::detail::data

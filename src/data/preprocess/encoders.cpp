@@ -8,8 +8,9 @@
 #include <ATen/ops/tensor.h>
 
 namespace muster {
-namespace detail::data {
 namespace {
+
+using detail::data::ColumnPreprocessor;
 
 /// Learns the values of an integer column: a table of [1, k], ascending.
 class Encoder : public ColumnPreprocessor {
@@ -72,14 +73,11 @@ class OneHotEncoder final : public Encoder {
 };
 
 }  // namespace
-}  // namespace detail::data
 
-PreprocessorPtr label_encoder(std::string column) {
-  return std::make_shared<detail::data::LabelEncoder>(std::move(column));
-}
+PreprocessorPtr label_encoder(std::string column) { return std::make_shared<LabelEncoder>(std::move(column)); }
 
 PreprocessorPtr one_hot_encoder(std::vector<std::string> columns) {
-  return std::make_shared<detail::data::OneHotEncoder>(std::move(columns));
+  return std::make_shared<OneHotEncoder>(std::move(columns));
 }
 
 }  // namespace muster

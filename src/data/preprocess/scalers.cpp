@@ -16,8 +16,9 @@
 #include <limits>
 
 namespace muster {
-namespace detail::data {
 namespace {
+
+using detail::data::ColumnPreprocessor;
 
 /// (x − shift) / scale per feature, from two statistics that are kept as a table of [2, features] in double precision.
 class Scaler : public ColumnPreprocessor {
@@ -133,14 +134,13 @@ class MinMaxScaler final : public Scaler {
 };
 
 }  // namespace
-}  // namespace detail::data
 
 PreprocessorPtr standard_scaler(std::vector<std::string> columns) {
-  return std::make_shared<detail::data::StandardScaler>(std::move(columns));
+  return std::make_shared<StandardScaler>(std::move(columns));
 }
 
 PreprocessorPtr min_max_scaler(std::vector<std::string> columns) {
-  return std::make_shared<detail::data::MinMaxScaler>(std::move(columns));
+  return std::make_shared<MinMaxScaler>(std::move(columns));
 }
 
 }  // namespace muster

@@ -4,7 +4,6 @@
 #include "hdf5/file.hpp"
 #include "hdf5/types.hpp"
 
-#include <c10/core/ScalarType.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -41,60 +40,42 @@ void read_pieces(const File& file, std::vector<iovec>& pieces, std::int64_t offs
   }
 }
 
-/// The first row after `begin` that does not follow on the one before.
-std::size_t end_of_run(std::span<const Wanted> wanted, std::size_t begin) {
-  std::size_t end = begin + 1;
-  while (end < wanted.size() && wanted[end].row == wanted[end - 1].row + 1) ++end;
-  return end;
-}
-
 }  // namespace
 
 Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, std::string shown)
-    : shown_(std::move(shown)) {
+    : column_{name, at::kFloat, {}}, shown_(std::move(shown)) {
   const hdf5::Lock lock;
   const std::string doing = "reading " + shown_;
   dataset_ = hdf5::open_dataset(file, name, shown_);
-  shape_ = hdf5::shape(dataset_.get(), shown_);
-  if (shape_.empty())
+  auto& shape = column_.shape;
+  shape = hdf5::shape(dataset_.get(), shown_);
+  if (shape.empty())
     throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
-  rows_ = shape_.front();
-  shape_.erase(shape_.begin());
+  rows_ = shape.front();
+  shape.erase(shape.begin());
 
-  const hdf5::Handle stored(hdf5::check(H5Dget_type(dataset_.get()), doing), H5Tclose);
-  dtype_ = hdf5::scalar_type(stored.get(), shown_);
-  memory_type_ = hdf5::type_of(dtype_);
-  row_bytes_ = static_cast<std::int64_t>(c10::elementSize(dtype_));
-  for (const auto size : shape_) row_bytes_ = checked_product(row_bytes_, size, doing, "its shape");
+  const auto stored = hdf5::part_of(dataset_.get(), H5Dget_type, doing);
+  column_.dtype = hdf5::scalar_type(stored.get(), shown_);
+  memory_type_ = hdf5::type_of(column_.dtype);
+  row_bytes_ = static_cast<std::int64_t>(c10::elementSize(column_.dtype));
+  for (const auto size : shape) row_bytes_ = checked_product(row_bytes_, size, doing, "its shape");
   static_cast<void>(checked_product(row_bytes_, rows_, doing, "its shape"));
   if (row_bytes_ == 0)
     throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
-  require_filters();
-  locate(stored.get(), bytes);
-}
 
-void Hdf5Column::require_filters() const {
-  const std::string doing = "reading " + shown_;
-  const hdf5::Handle creation(hdf5::check(H5Dget_create_plist(dataset_.get()), doing), H5Pclose);
-  const auto filters = hdf5::check(H5Pget_nfilters(creation.get()), doing);
-  for (unsigned i = 0; i < static_cast<unsigned>(filters); ++i) {
-    char name[64] = "";
-    std::size_t values = 0;
-    unsigned flags = 0;
-    const auto filter = H5Pget_filter2(creation.get(), i, &flags, &values, nullptr, sizeof name, name, nullptr);
-    if (H5Zfilter_avail(filter) > 0) continue;
+  const auto creation = hdf5::part_of(dataset_.get(), H5Dget_create_plist, doing);
+  for (const auto& filter : hdf5::filters(creation.get(), doing)) {
+    if (H5Zfilter_avail(filter.id) > 0) continue;
     hdf5::last_error();
     throw Error(ExitCode::data, doing,
-                std::string("it is compressed by a filter that is not built into HDF5 here (") +
-                    (name[0] != '\0' ? name : std::to_string(filter).c_str()) + ")",
+                "it is compressed by a filter that is not built into HDF5 here (" +
+                    (filter.name.empty() ? std::to_string(filter.id) : filter.name) + ")",
                 "Store it uncompressed or with deflate, h5repack does that");
   }
+  if (H5Pget_layout(creation.get()) == H5D_CONTIGUOUS && H5Tequal(stored.get(), memory_type_.get()) > 0) locate(bytes);
 }
 
-void Hdf5Column::locate(hid_t stored_type, const File& bytes) {
-  const std::string doing = "reading " + shown_;
-  const hdf5::Handle creation(hdf5::check(H5Dget_create_plist(dataset_.get()), doing), H5Pclose);
-  if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS || H5Tequal(stored_type, memory_type_.get()) <= 0) return;
+void Hdf5Column::locate(const File& bytes) {
   const haddr_t offset = H5Dget_offset(dataset_.get());
   if (offset == HADDR_UNDEF) {  // never written: HDF5 gives the fill value
     hdf5::last_error();
@@ -102,7 +83,7 @@ void Hdf5Column::locate(hid_t stored_type, const File& bytes) {
   }
   const auto size = bytes.size();
   if (offset > size || static_cast<std::uint64_t>(rows_ * row_bytes_) > size - offset)
-    throw Error(ExitCode::data, doing, "the file is truncated: its values end beyond the end of the file",
+    throw Error(ExitCode::data, "reading " + shown_, "the file is truncated: its values end beyond the end of the file",
                 "Make or copy it anew");
   offset_ = static_cast<std::int64_t>(offset);
   dataset_ = {};
@@ -118,24 +99,25 @@ void Hdf5Column::read(const File& bytes, std::span<const Wanted> wanted) {
   } else {
     read_selected(wanted);
   }
-  if (dtype_ == at::kBool)  // a file may hold any byte, a bool only two
+  if (column_.dtype == at::kBool)  // a file may hold any byte, a bool only two
     for (const auto& [row, into] : wanted)
       std::transform(into, into + row_bytes_, into, [](std::byte b) { return std::byte{b != std::byte{0}}; });
 }
 
 void Hdf5Column::read_direct(const File& bytes, std::span<const Wanted> wanted) const {
   const auto length = static_cast<std::size_t>(row_bytes_);
+  const auto most_rows = static_cast<std::int64_t>(std::max<std::size_t>(1, most_bytes / length));
   std::vector<iovec> pieces;
-  for (std::size_t begin = 0, end = 0; begin < wanted.size(); begin = end) {
-    end = std::min(end_of_run(wanted, begin), begin + std::max<std::size_t>(1, most_bytes / length));
+  for (auto next = wanted.begin(); next != wanted.end();) {
+    const auto first = next->row;
     pieces.clear();
-    for (const auto& [row, into] : wanted.subspan(begin, end - begin)) {
-      if (!pieces.empty() && static_cast<std::byte*>(pieces.back().iov_base) + pieces.back().iov_len == into)
+    for (auto row = first; next != wanted.end() && next->row == row && row < first + most_rows; ++next, ++row) {
+      if (!pieces.empty() && static_cast<std::byte*>(pieces.back().iov_base) + pieces.back().iov_len == next->into)
         pieces.back().iov_len += length;
       else
-        pieces.push_back({into, length});
+        pieces.push_back({next->into, length});
     }
-    read_pieces(bytes, pieces, offset_ + wanted[begin].row * row_bytes_, shown_);
+    read_pieces(bytes, pieces, offset_ + first * row_bytes_, shown_);
   }
 }
 
@@ -143,26 +125,21 @@ void Hdf5Column::read_selected(std::span<const Wanted> wanted) const {
   const std::string doing = "reading " + shown_;
   constexpr std::size_t most_runs = 256;  // a union of many more costs HDF5 more than it saves
   const hdf5::Lock lock;
-  std::vector<hsize_t> start(1 + shape_.size()), count(1 + shape_.size());
-  std::copy(shape_.begin(), shape_.end(), count.begin() + 1);
+  auto shape = column_.shape;
+  shape.insert(shape.begin(), 0);
   for (std::size_t begin = 0; begin < wanted.size();) {
-    const hdf5::Handle file_space(hdf5::check(H5Dget_space(dataset_.get()), doing), H5Sclose);
+    const auto file_space = hdf5::part_of(dataset_.get(), H5Dget_space, doing);
     std::size_t end = begin, runs = 0;
     std::int64_t rows = 0, last = -1;
     for (; end < wanted.size() && runs < most_runs; ++runs) {
       // A row that is asked for again is read once.
       const std::int64_t first = wanted[end].row;
       for (last = first; end < wanted.size() && wanted[end].row <= last + 1; ++end) last = wanted[end].row;
-      start[0] = static_cast<hsize_t>(first);
-      count[0] = static_cast<hsize_t>(last - first + 1);
-      hdf5::check(H5Sselect_hyperslab(file_space.get(), runs == 0 ? H5S_SELECT_SET : H5S_SELECT_OR, start.data(),
-                                      nullptr, count.data(), nullptr),
-                  doing);
+      hdf5::select_rows(file_space.get(), runs == 0 ? H5S_SELECT_SET : H5S_SELECT_OR, first, last - first + 1, doing);
       rows += last - first + 1;
     }
-    count[0] = static_cast<hsize_t>(rows);
-    const hdf5::Handle memory_space(
-        hdf5::check(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr), doing), H5Sclose);
+    shape.front() = rows;
+    const auto memory_space = hdf5::make_space(shape, doing);
     std::vector<std::byte> values(static_cast<std::size_t>(rows * row_bytes_));
     hdf5::check(
         H5Dread(dataset_.get(), memory_type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, values.data()),

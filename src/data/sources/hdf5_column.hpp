@@ -3,8 +3,7 @@
 
 #include "base/file.hpp"
 #include "hdf5/handle.hpp"
-
-#include <ATen/core/Tensor.h>
+#include "muster/dataset.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -29,14 +28,11 @@ class Hdf5Column {
   /// values that lie outside the file, beyond its end, or behind a filter that this HDF5 does not have.
   Hdf5Column(hid_t file, const File& bytes, const std::string& name, std::string shown);
 
+  const Column& column() const noexcept { return column_; }
   std::int64_t rows() const noexcept { return rows_; }
-  at::ScalarType dtype() const noexcept { return dtype_; }
-  /// Shape of a row.
-  const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
   std::int64_t row_bytes() const noexcept { return row_bytes_; }
   /// Whether HDF5 is left out.
   bool direct() const noexcept { return offset_ >= 0; }
-  const std::string& shown() const noexcept { return shown_; }
   /// From now on it is kept in memory, read whole when it is first asked for. Not for a direct one.
   void cache() noexcept { cached_ = true; }
 
@@ -44,17 +40,15 @@ class Hdf5Column {
   void read(const File& bytes, std::span<const Wanted> wanted);
 
  private:
-  void locate(hid_t stored_type, const File& bytes);
-  void require_filters() const;
+  void locate(const File& bytes);
   void read_direct(const File& bytes, std::span<const Wanted> wanted) const;
   void read_selected(std::span<const Wanted> wanted) const;
   void read_whole();
 
+  Column column_;
   std::string shown_;
   hdf5::Handle dataset_, memory_type_;
-  std::vector<std::int64_t> shape_;
   std::int64_t rows_ = 0, row_bytes_ = 0;
-  at::ScalarType dtype_ = at::kFloat;
   std::int64_t offset_ = -1;  ///< of the first value in the file; −1: HDF5 reads
   bool cached_ = false;
   std::vector<std::byte> whole_;  ///< the cached values, filled under HDF5's lock

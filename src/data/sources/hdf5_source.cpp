@@ -1,6 +1,5 @@
 #include "data/sources/hdf5_column.hpp"
 #include "data/sources/source.hpp"
-#include "data/sources/tensor_pool.hpp"
 #include "hdf5/file.hpp"
 
 #include <algorithm>
@@ -11,17 +10,10 @@ namespace muster::detail::data {
 namespace {
 
 /// One file of the dataset.
-struct SourceFile {
-  SourceFile(const std::string& where) {
-    const auto colon = where.rfind(":/");
-    path = where.substr(0, colon);
-    group = colon == std::string::npos ? "/" : where.substr(colon + 1);
-  }
-  std::string shown(const std::string& column) const {
-    return path + ":" + group + (group.ends_with('/') ? "" : "/") + column;
-  }
+struct SourceFile : hdf5::Place {
+  using Place::Place;
+  std::int64_t rows() const noexcept { return columns.front().rows(); }
 
-  std::string path, group;
   std::int64_t first = 0;  ///< its first sample in the dataset
   std::optional<File> bytes;
   hdf5::Handle handle;
@@ -41,40 +33,33 @@ bool is_column(hid_t group, const std::string& name, const std::string& shown) {
     throw Error(ExitCode::data, doing, "it is a link that leads nowhere: " + hdf5::last_error(),
                 "Remove it, or choose other columns");
   if (object.type != H5O_TYPE_DATASET) return false;
-  const auto dataset = hdf5::open_dataset(group, name, shown);
-  return !hdf5::shape(dataset.get(), shown).empty();
-}
-
-std::vector<std::string> all_columns(const SourceFile& file) {
-  const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
-  std::vector<std::string> names;
-  for (const auto& name : hdf5::list(group.get()))
-    if (is_column(group.get(), name, file.shown(name))) names.push_back(name);
-  if (names.empty())
-    throw Error(ExitCode::data, "opening " + file.path, "group \"" + file.group + "\" holds no datasets",
-                "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
-  return names;
+  return !hdf5::shape(hdf5::open_dataset(group, name, shown).get(), shown).empty();
 }
 
 void open(SourceFile& file, std::vector<std::string> names) {
+  const auto doing = "opening " + file.path;
   file.handle = hdf5::open_file(file.path);
   file.bytes.emplace(file.path, File::Mode::read);
-  if (names.empty()) names = all_columns(file);
   const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
-  for (const auto& name : names) file.columns.emplace_back(group.get(), *file.bytes, name, file.shown(name));
-  const auto rows = file.columns.front().rows();
-  if (std::any_of(file.columns.begin(), file.columns.end(),
-                  [&](const auto& column) { return column.rows() != rows; })) {
-    std::string lengths;
-    for (std::size_t i = 0; i < names.size(); ++i)
-      lengths += (i == 0 ? "" : ", ") + names[i] + ": " + std::to_string(file.columns[i].rows());
-    throw Error(ExitCode::data, "opening " + file.path, "its columns are of different length (" + lengths + ")",
-                "Choose columns of the same length");
+  if (names.empty()) {
+    names = hdf5::list(group.get());
+    std::erase_if(names, [&](const auto& name) { return !is_column(group.get(), name, file.shown(name)); });
+    if (names.empty())
+      throw Error(ExitCode::data, doing, "group \"" + file.group + "\" holds no datasets",
+                  "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
   }
-  if (rows == 0) throw Error(ExitCode::data, "opening " + file.path, "it has no samples", "Name a file that has some");
+  for (const auto& name : names) file.columns.emplace_back(group.get(), *file.bytes, name, file.shown(name));
+  if (std::ranges::any_of(file.columns, [&](const auto& column) { return column.rows() != file.rows(); }))
+    throw Error(
+        ExitCode::data, doing,
+        "its columns are of different length (" +
+            joined(file.columns,
+                   [](const Hdf5Column& each) { return each.column().name + ": " + std::to_string(each.rows()); }) +
+            ")",
+        "Choose columns of the same length");
+  if (file.rows() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Name a file that has some");
   // HDF5 is not needed where it does not read.
-  if (std::all_of(file.columns.begin(), file.columns.end(), [](const auto& column) { return column.direct(); }))
-    file.handle = {};
+  if (std::ranges::all_of(file.columns, &Hdf5Column::direct)) file.handle = {};
 }
 
 class Hdf5Source final : public Source {
@@ -82,8 +67,8 @@ class Hdf5Source final : public Source {
   Hdf5Source(std::vector<std::string> paths, DatasetOptions options) : options_(std::move(options)) {
     if (paths.empty()) throw Error(ExitCode::data, "making a dataset", "there are no files", "Name at least one");
     auto sorted = options_.columns;
-    std::sort(sorted.begin(), sorted.end());
-    if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
+    std::ranges::sort(sorted);
+    if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
       throw Error(ExitCode::data, "making a dataset", "column \"" + *twice + "\" is chosen twice", "Choose it once");
     for (const auto& path : paths) files_.emplace_back(path);
   }
@@ -99,7 +84,39 @@ class Hdf5Source final : public Source {
   std::string shown() const override {
     return files_.front().path + (files_.size() > 1 ? " and " + std::to_string(files_.size() - 1) + " more" : "");
   }
-  Batch read(std::span<const std::int64_t> samples) override;
+
+  Batch read(std::span<const std::int64_t> samples) override {
+    open();
+    std::vector<Batch::Item> items;
+    for (const auto& column : schema_) {
+      auto shape = column.shape;
+      shape.insert(shape.begin(), static_cast<std::int64_t>(samples.size()));
+      items.emplace_back(column.name, pool_.take(shape, column.dtype));
+    }
+    // In the order in which they lie in the files, whatever the order in which they are wanted.
+    std::vector<std::size_t> slots(samples.size());
+    std::iota(slots.begin(), slots.end(), std::size_t{0});
+    std::ranges::sort(slots, {}, [&](std::size_t slot) { return samples[slot]; });
+
+    std::vector<Wanted> wanted;
+    auto file = files_.begin();
+    for (auto next = slots.begin(); next != slots.end();) {
+      while (samples[*next] >= file->first + file->rows()) ++file;
+      const auto beyond = file->first + file->rows();
+      const auto end = std::find_if(next, slots.end(), [&](std::size_t slot) { return samples[slot] >= beyond; });
+      for (std::size_t c = 0; c < items.size(); ++c) {
+        auto* const base = static_cast<std::byte*>(items[c].second.mutable_data_ptr());
+        wanted.clear();
+        for (auto slot = next; slot != end; ++slot)
+          wanted.push_back(
+              {samples[*slot] - file->first, base + static_cast<std::int64_t>(*slot) * file->columns[c].row_bytes()});
+        file->columns[c].read(*file->bytes, wanted);
+      }
+      next = end;
+    }
+    return Batch(std::move(items));
+  }
+
   Fingerprint fingerprint() override {
     open();
     Fingerprint print{.count = count_, .schema = described(schema_)};
@@ -112,9 +129,45 @@ class Hdf5Source final : public Source {
   void open() {
     std::call_once(opened_, [this] { open_all(); });
   }
-  void open_all();
-  Schema schema_of(const SourceFile& file) const;
-  void require_same(const Schema& schema, const SourceFile& file) const;
+
+  void open_all() {
+    const hdf5::Lock lock;
+    auto budget = options_.cache_bytes;
+    count_ = 0;
+    for (auto& file : files_) {
+      file = SourceFile(file.path + ":" + file.group);  // what an attempt that failed has left is forgotten
+      data::open(file, options_.columns);
+      Schema schema;
+      for (const auto& column : file.columns) schema.push_back(column.column());
+      if (&file == &files_.front()) schema_ = schema;
+      require_same(schema, file);
+      file.first = count_;
+      if (__builtin_add_overflow(count_, file.rows(), &count_))
+        throw Error(ExitCode::data, "opening " + file.path, "its files have more samples than can be counted",
+                    "Make them anew");
+      for (auto& column : file.columns) {
+        const auto bytes = column.rows() * column.row_bytes();
+        if (column.direct() || bytes > budget) continue;
+        column.cache();
+        budget -= bytes;
+      }
+    }
+  }
+
+  void require_same(const Schema& schema, const SourceFile& file) const {
+    const std::string doing = "opening " + file.path, other = files_.front().path;
+    if (!std::ranges::equal(schema, schema_, {}, &Column::name, &Column::name))
+      throw Error(ExitCode::data, doing,
+                  "its columns are " + joined(schema, &Column::name) + ", those of " + other + " are " +
+                      joined(schema_, &Column::name),
+                  "Choose columns that all files have");
+    for (std::size_t i = 0; i < schema.size(); ++i)
+      if (schema[i] != schema_[i])
+        throw Error(ExitCode::data, doing,
+                    "column \"" + schema[i].name + "\" is " + describe(schema[i]) + " there and " +
+                        describe(schema_[i]) + " in " + other,
+                    "Files of one dataset must agree; convert one of them");
+  }
 
   DatasetOptions options_;
   std::once_flag opened_;
@@ -123,85 +176,6 @@ class Hdf5Source final : public Source {
   Schema schema_;
   TensorPool pool_;
 };
-
-void Hdf5Source::open_all() {
-  const hdf5::Lock lock;
-  auto budget = options_.cache_bytes;
-  count_ = 0;
-  for (auto& file : files_) {
-    file = SourceFile(file.path + ":" + file.group);  // what an attempt that failed has left is forgotten
-    data::open(file, options_.columns);
-    const auto schema = schema_of(file);
-    if (&file == &files_.front()) schema_ = schema;
-    require_same(schema, file);
-    file.first = count_;
-    if (__builtin_add_overflow(count_, file.columns.front().rows(), &count_))
-      throw Error(ExitCode::data, "opening " + file.path, "its files have more samples than can be counted",
-                  "Make them anew");
-    for (auto& column : file.columns) {
-      const auto bytes = column.rows() * column.row_bytes();
-      if (column.direct() || bytes > budget) continue;
-      column.cache();
-      budget -= bytes;
-    }
-  }
-}
-
-Schema Hdf5Source::schema_of(const SourceFile& file) const {
-  const auto prefix = file.shown("").size();
-  Schema schema;
-  for (const auto& column : file.columns)
-    schema.push_back({column.shown().substr(prefix), column.dtype(), column.shape()});
-  return schema;
-}
-
-void Hdf5Source::require_same(const Schema& schema, const SourceFile& file) const {
-  const std::string doing = "opening " + file.path, other = files_.front().path;
-  const auto same_name = [](const Column& a, const Column& b) { return a.name == b.name; };
-  if (!std::equal(schema.begin(), schema.end(), schema_.begin(), schema_.end(), same_name))
-    throw Error(ExitCode::data, doing,
-                "its columns are " + names_of(schema) + ", those of " + other + " are " + names_of(schema_),
-                "Choose columns that all files have");
-  for (std::size_t i = 0; i < schema.size(); ++i)
-    if (schema[i] != schema_[i])
-      throw Error(ExitCode::data, doing,
-                  "column \"" + schema[i].name + "\" is " + describe(schema[i]) + " there and " + describe(schema_[i]) +
-                      " in " + other,
-                  "Files of one dataset must agree; convert one of them");
-}
-
-Batch Hdf5Source::read(std::span<const std::int64_t> samples) {
-  open();
-  const auto n = static_cast<std::int64_t>(samples.size());
-  std::vector<Batch::Item> items;
-  for (const auto& column : schema_) {
-    std::vector<std::int64_t> shape{n};
-    shape.insert(shape.end(), column.shape.begin(), column.shape.end());
-    items.emplace_back(column.name, pool_.take(shape, column.dtype));
-  }
-  // In the order in which they lie in the files, whatever the order in which they are wanted.
-  std::vector<std::size_t> slots(samples.size());
-  std::iota(slots.begin(), slots.end(), std::size_t{0});
-  std::sort(slots.begin(), slots.end(), [&](std::size_t a, std::size_t b) { return samples[a] < samples[b]; });
-
-  std::vector<Wanted> wanted;
-  auto file = files_.begin();
-  for (auto next = slots.begin(); next != slots.end();) {
-    while (samples[*next] >= file->first + file->columns.front().rows()) ++file;
-    const auto beyond = file->first + file->columns.front().rows();
-    const auto end = std::find_if(next, slots.end(), [&](std::size_t slot) { return samples[slot] >= beyond; });
-    for (std::size_t c = 0; c < items.size(); ++c) {
-      auto* const base = static_cast<std::byte*>(items[c].second.mutable_data_ptr());
-      wanted.clear();
-      for (auto slot = next; slot != end; ++slot)
-        wanted.push_back(
-            {samples[*slot] - file->first, base + static_cast<std::int64_t>(*slot) * file->columns[c].row_bytes()});
-      file->columns[c].read(*file->bytes, wanted);
-    }
-    next = end;
-  }
-  return Batch(std::move(items));
-}
 
 }  // namespace
 

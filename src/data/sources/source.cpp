@@ -1,9 +1,9 @@
 #include "data/sources/source.hpp"
 
-#include "data/sources/tensor_pool.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 
@@ -28,7 +28,7 @@ class MemorySource final : public Source {
                     "column \"" + columns_.front().first + "\" has " + std::to_string(columns_.front().second.size(0)) +
                         " samples, \"" + name + "\" has " + std::to_string(tensor.size(0)),
                     "Give columns of the same length");
-      if (std::any_of(schema_.begin(), schema_.end(), [&](const Column& column) { return column.name == name; }))
+      if (std::ranges::find(schema_, name, &Column::name) != schema_.end())
         throw Error(ExitCode::data, doing, "two columns are called \"" + name + "\"", "Name each once");
       tensor = tensor.detach();
       schema_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
@@ -114,30 +114,40 @@ std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
   return std::make_shared<TransformedSource>(std::move(source), std::move(preprocessor));
 }
 
+at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {
+  constexpr std::size_t large = 128 << 10;  // from here on malloc takes fresh pages
+  constexpr std::size_t most = 16;          // a few columns times the batches in hand and read ahead
+  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(shape)) * c10::elementSize(dtype);
+  if (bytes < large) return at::empty(shape, dtype);
+
+  const std::lock_guard lock(mutex_);
+  const auto is_free = [](const c10::Storage& storage) { return storage.use_count() == 1; };
+  const auto fits = [&](const c10::Storage& storage) { return is_free(storage) && storage.nbytes() == bytes; };
+  if (const auto found = std::ranges::find_if(storages_, fits); found != storages_.end())
+    return at::empty({0}, dtype).set_(*found, 0, shape);
+  auto tensor = at::empty(shape, dtype);
+  if (storages_.size() < most)
+    storages_.push_back(tensor.storage());
+  else if (const auto other = std::ranges::find_if(storages_, is_free); other != storages_.end())
+    *other = tensor.storage();
+  return tensor;
+}
+
 std::string describe(const Column& column) {
-  std::string text = std::string(c10::toString(column.dtype)) + "[";
-  for (std::size_t i = 0; i < column.shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(column.shape[i]);
-  return text + "]";
+  const auto sizes = joined(column.shape, [](std::int64_t size) { return std::to_string(size); });
+  return std::string(c10::toString(column.dtype)) + "[" + sizes + "]";
 }
 
 std::string described(const Schema& schema) {
-  std::string all;
-  for (const auto& column : schema) all += (all.empty() ? "" : ", ") + column.name + " " + describe(column);
-  return all;
-}
-
-std::string names_of(const Schema& schema) {
-  std::string names;
-  for (const auto& column : schema) names += (names.empty() ? "" : ", ") + column.name;
-  return names;
+  return joined(schema, [](const Column& column) { return column.name + " " + describe(column); });
 }
 
 const Column& column_of(Source& source, const std::string& name, const std::string& doing) {
   const auto& schema = source.schema();
-  const auto found = std::find_if(schema.begin(), schema.end(), [&](const Column& c) { return c.name == name; });
+  const auto found = std::ranges::find(schema, name, &Column::name);
   if (found == schema.end())
     throw Error(ExitCode::data, doing, source.shown() + " has no column \"" + name + "\"",
-                "Its columns are " + names_of(schema));
+                "Its columns are " + joined(schema, &Column::name));
   return *found;
 }
 

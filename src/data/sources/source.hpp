@@ -5,7 +5,9 @@
 #include "muster/dataset.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -37,12 +39,29 @@ std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptio
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor);
 
+/// Gives uninitialised tensors on the CPU. Large ones come from memory that was given before and that no tensor holds
+/// any more, views and what autograd has saved included: fresh pages cost the kernel more than reading into them.
+/// Thread-safe.
+class TensorPool {
+ public:
+  at::Tensor take(at::IntArrayRef shape, at::ScalarType dtype);
+
+ private:
+  std::mutex mutex_;
+  std::vector<c10::Storage> storages_;
+};
+
 /// "Float[3]", for errors.
 std::string describe(const Column& column);
 /// "x Float[3], y Long[]".
 std::string described(const Schema& schema);
-/// "x, y", for errors.
-std::string names_of(const Schema& schema);
+/// "x, y": what `text` says of each.
+template <class Items, class Text = std::identity>
+std::string joined(const Items& items, const Text& text = {}) {
+  std::string all;
+  for (const auto& item : items) all += (all.empty() ? "" : ", ") + std::invoke(text, item);
+  return all;
+}
 /// The column of that name; an Error that lists the columns if there is none.
 const Column& column_of(Source& source, const std::string& name, const std::string& doing);
 
