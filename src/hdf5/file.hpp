@@ -21,8 +21,7 @@ struct Place {
   std::string path, group;
 };
 
-/// Opens for reading, with plain POSIX I/O and no file lock. Tells a missing file, one that is not HDF5 and a truncated
-/// one apart.
+/// Opens for reading, with POSIX I/O and no lock. Tells a missing file, one that is not HDF5 and a truncated one apart.
 Handle open_file(const std::filesystem::path& path);
 /// Makes a new file in the latest format, early allocation and data aligned to `alignment` bytes; it must not exist.
 Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
@@ -40,8 +39,7 @@ std::vector<std::string> list(hid_t group);
 /// Dimensions of a dataset; empty for a scalar. An Error for one that no int64 holds. `shown` names it in errors.
 std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown = {});
 
-/// A dataset's space, with rows first, first + 1, … `count` of them selected beside those that were (H5S_SELECT_OR) or
-/// in their place (H5S_SELECT_SET).
+/// Selects `count` rows of a dataset's space: beside those that were (H5S_SELECT_OR), or in their place (…_SET).
 void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_t count, std::string_view doing,
                  ExitCode code = ExitCode::data);
 

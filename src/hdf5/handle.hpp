@@ -1,8 +1,6 @@
-// HDF5 as muster calls it: handles that close themselves and calls that are checked.
-//
-// HDF5 is not thread-safe here, so there is one lock for every call in the process: take hdf5::Lock around any use of
-// this room, and never hold it while waiting for anything else. Errors are muster::Error with ExitCode::data when
-// reading, ExitCode::retry when writing.
+// HDF5 as muster calls it: handles that close themselves and calls that are checked. HDF5 is not thread-safe here: take
+// hdf5::Lock around any use of this room, and never hold it while waiting for anything else. Errors are muster::Error
+// with ExitCode::data when reading, ExitCode::retry when writing.
 #pragma once
 
 #include "muster/error.hpp"
@@ -53,8 +51,7 @@ class Handle {
   Close close_ = nullptr;
 };
 
-/// The innermost message of HDF5's error stack (the system's word where a system call failed), or "HDF5 gives no
-/// reason"; clears the stack.
+/// HDF5's innermost message (the system's word where a call failed), or "HDF5 gives no reason"; clears the stack.
 std::string last_error();
 
 /// Throws Error(code, doing, last_error()) if `status` (an herr_t, hid_t, htri_t, …) is negative; returns it otherwise.

@@ -1,8 +1,7 @@
 // Where HDF5 puts the bytes of a new file: a driver of its file layer that outlives failures.
 //
-// When a write fails while HDF5 closes a file, HDF5 1.10 frees the file, keeps its identifier and crashes at the end of
-// the process. So a medium fails once, which whoever is writing hears of, and from then on keeps in memory whatever is
-// still given to it: the file closes, and is not whole.
+// After a write that fails in closing a file, HDF5 1.10 crashes at the end of the process. So a medium fails once, for
+// the writer to hear of, and keeps in memory what is given to it from then on: the file closes, and is not whole.
 #pragma once
 
 #include "base/file.hpp"

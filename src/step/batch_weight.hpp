@@ -22,8 +22,7 @@ struct BatchWeight {
   std::int64_t number = 0;  ///< one more from batch to batch of a pass, different in each pass
   int total = 1;            ///< micro-batches of the step, over all ranks
 
-  /// The batch's share of the samples in units of an even one: exactly 1 where all micro-batches have as many, 0 for
-  /// one that is padding.
+  /// Its share of the samples in units of an even one: exactly 1 where all micro-batches have as many, 0 for padding.
   double relative() const noexcept {
     return global > 0 ? static_cast<double>(local) * total / static_cast<double>(global) : 1.0;
   }

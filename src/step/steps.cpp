@@ -110,13 +110,10 @@ void Steps::choose_batch() {
   conflict_.clear();
   if (!scopes_.empty()) {
     batch = scopes_.back().second;
-  } else {
-    const OpenPass* last = nullptr;
+  } else if (const auto last = std::ranges::max_element(passes_, {}, &OpenPass::taken); last != passes_.end()) {
+    batch = last->batch;  // none has been taken where it has none
     for (const auto& pass : passes_)
-      if (pass.batch && (last == nullptr || pass.taken > last->taken)) last = &pass;
-    if (last != nullptr) batch = last->batch;
-    for (const auto& pass : passes_)
-      if (pass.batch && &pass != last && conflict_.empty()) conflict_ = conflict_of(pass, *last);
+      if (pass.batch && &pass != &*last && conflict_.empty()) conflict_ = conflict_of(pass, *last);
   }
   batch_ = batch ? std::move(batch) : none_;
   if (const auto heard = moments.lock()) heard->micro_batch_changed(batch_->global > 0 ? batch_->micro_batch : -1);

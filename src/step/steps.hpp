@@ -1,7 +1,5 @@
-// The steps of a run: which batch counts now, which training passes are open, and how many steps there have been.
-//
-// Data says which pass begins, which batch it hands out and when it ends. The reducer reads how much the batch that
-// counts weighs, the session reads the numbers.
+// The steps of a run: which batch counts now, which training passes are open, and how many steps there have been. Data
+// tells of passes and batches; the reducer reads how much the batch that counts weighs, the session the numbers.
 #pragma once
 
 #include "step/batch_weight.hpp"
@@ -42,8 +40,7 @@ struct BatchOfPass {
   std::int64_t pass = 0, batch = 0;
 };
 
-/// The moments of a step at which more has to happen than counting; called on the thread that runs the training
-/// function.
+/// The moments of a step at which more than counting has to happen, on the thread that runs the training function.
 class Moments {
  public:
   virtual ~Moments() = default;
@@ -66,17 +63,14 @@ class Steps {
 
   std::weak_ptr<Moments> moments = {};  ///< called as long as it lives
 
-  /// What counts in a backward(): the batch of the innermost scope, else the one in hand that was taken last. One with
-  /// global = 0 where there is none.
+  /// What counts in a backward(): the innermost scope's batch, else the one in hand taken last, else one of global = 0.
   const BatchWeight& batch() const noexcept { return *batch_; }
-  /// How much that batch weighs. An Error if there are several in hand that need not weigh the same, alike on all
-  /// ranks.
+  /// How much that weighs. An Error, alike on all ranks, if several are in hand that need not weigh the same.
   double weight() const;
 
   // For the passes.
   std::int64_t next_number() noexcept { return ++number_; }
-  /// In place of one of the same source, which is open again when it hands out another batch. Gives what the others
-  /// have in hand.
+  /// In place of one of the same source, which is open again with its next batch. Gives what the others have in hand.
   std::vector<BatchOfPass> begin_pass(OpenPass pass);
   /// That pass has handed out `batch`; `samples` of its step count over all ranks.
   void begin_batch(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);

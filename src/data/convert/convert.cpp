@@ -55,8 +55,7 @@ struct Split {
   std::int64_t end = 0;
 };
 
-/// Split k ends at round(samples × the sum of shares 0 … k), so splits are disjoint and shares that sum to 1 leave
-/// nothing out.
+/// Split k ends at round(samples × the sum of shares 0 … k): disjoint, and with shares that sum to 1 nothing is left.
 std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& output, const ConvertOptions& options) {
   if (options.split.empty()) return {{output, 0, samples}};
   std::vector<Split> splits;

@@ -1,5 +1,4 @@
-// What all conversions share: files that are read from their first byte to their last, columns of numbers in them, and
-// the way from columns to datasets.
+// What all conversions share: files as they are read, columns of numbers in them, the way from columns to datasets.
 #pragma once
 
 #include "hdf5/handle.hpp"
@@ -88,8 +87,7 @@ class InputColumn {
   std::vector<std::byte> values_;
 };
 
-/// Refuses what is wrong with the options whatever the input is, before anything is read. `columns`: how many there
-/// will be.
+/// Refuses what is wrong with the options before anything is read. `columns`: how many there will be.
 void check_conversion(std::size_t columns, const std::filesystem::path& output, const ConvertOptions& options);
 /// Writes the columns under the names in the options.
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,

@@ -42,8 +42,7 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
   const hid_t id = creation.get();
   check(H5Pset_fill_time(id, H5D_FILL_TIME_NEVER));
   check(H5Pset_obj_track_times(id, false));  // the same input makes the same file
-  // Chunks too get their place at once if their size is known: without, HDF5 1.10 forgets where a lone chunk went that
-  // did not fit into its cache.
+  // Chunks of known size too: without, HDF5 1.10 forgets where a lone chunk went that did not fit into its cache.
   if (!compress) check(H5Pset_alloc_time(id, H5D_ALLOC_TIME_EARLY));
   if (chunk) {
     std::vector<hsize_t> sizes(shape.begin(), shape.end());

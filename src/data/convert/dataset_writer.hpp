@@ -24,12 +24,10 @@ class DatasetWriter {
   DatasetWriter& operator=(const DatasetWriter&) = delete;
   ~DatasetWriter();
 
-  /// A new column of that shape, samples first, of the HDF5 type `stored`: contiguous, or `chunk` samples in each
-  /// chunk, maybe with that level of deflate.
+  /// A new column of that shape, samples first, and HDF5 type: contiguous, or in chunks of so many samples, deflated.
   void begin_column(const std::string& name, hid_t stored, const std::vector<std::int64_t>& shape,
                     std::optional<std::int64_t> chunk, std::optional<int> compress);
-  /// The next `count` samples of the column, their values of type `spelled`. In a chunked column every call but the
-  /// last must bring whole chunks.
+  /// The next `count` samples, their values of type `spelled`; in a chunked column whole chunks, but for the last call.
   void write(std::span<const std::byte> values, std::int64_t count, hid_t spelled);
   void end_column();
 

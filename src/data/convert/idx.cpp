@@ -1,5 +1,4 @@
-// IDX, the format of MNIST: two zero bytes, the type, the number of dimensions, each size as a big-endian uint32, the
-// values big-endian. http://yann.lecun.com/exdb/mnist/
+// IDX (http://yann.lecun.com/exdb/mnist/): 0, 0, type, number of dimensions; each size as a uint32, values; big-endian.
 #include "data/convert/convert.hpp"
 
 #include <array>

@@ -16,8 +16,7 @@
 
 namespace muster::detail::data {
 
-/// Calls `produce` until it gives none, up to `ahead` batches before they are asked for, on a thread of its own; with 0
-/// when they are asked for, on the caller's.
+/// Calls `produce` until it gives none, on a thread of its own up to `ahead` batches ahead; with 0 on the caller's.
 class Prefetch {
  public:
   using Produce = std::function<std::optional<Batch>()>;
@@ -28,8 +27,7 @@ class Prefetch {
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// The next batch, none at the end. Throws what `produce` has thrown, after the batches made before; nothing comes
-  /// after that.
+  /// The next batch, none at the end. Throws what `produce` has thrown, after the batches made before; then none come.
   std::optional<Batch> next();
 
  private:
@@ -46,8 +44,7 @@ class Prefetch {
   std::thread thread_;
 };
 
-/// What a BatchRange iterates over. Reads on the prefetching thread; everything that touches the shard's state, on the
-/// thread that iterates.
+/// What a BatchRange iterates over. Only reading is on the prefetching thread; the shard belongs to who iterates.
 class BatchStream {
  public:
   /// `options.device`: none leaves the batches where they are.

@@ -44,12 +44,11 @@ struct CursorOptions {
 /// One per dataset or loader and session, shared by all that iterate over it; belongs to the thread that runs the
 /// training function. Used once Cursors::add has it.
 ///
-/// An epoch is a sequence of passes; what follows is of the training ones. The last one begun is under way until it
-/// gives no more batches or its range dies, or until the next one begins. The position is the number of passes that the
-/// epoch had, and the samples that the one under way has taken. Restored, the program runs its epoch again from the
-/// start: the passes that were finished come back empty, and the next one goes on after those samples. A pass inside
-/// another's batch (validation, every so many steps) is not run again by a program that goes on after that batch, so
-/// it does not come back.
+/// An epoch is a sequence of passes; what follows is of the training ones. The last one begun is under way until it is
+/// at its end, its range dies, or the next one begins. The position: the passes that the epoch had, and the samples
+/// that the one under way has taken. Restored, the program runs its epoch again from the start: passes that were
+/// finished come back empty, and the next one goes on after those samples. A pass inside another's batch (validation,
+/// every so many steps) does not come back: a program that goes on after that batch does not run it again.
 class Cursor {
  public:
   explicit Cursor(CursorOptions options) : options_(std::move(options)) {}
@@ -58,8 +57,7 @@ class Cursor {
 
   /// Makes `epoch` the epoch; a position in another one is forgotten.
   void begin_epoch(std::int64_t epoch);
-  /// The training function does that: the session is in it then, and every cursor of which it has set
-  /// none.
+  /// The training function does that: the session is in it then, and every cursor of which it has set none.
   void set_epoch(std::int64_t epoch);
   /// Whether a pass is under way, or was when the position was saved that has been restored.
   bool unfinished() const noexcept;
@@ -125,8 +123,7 @@ class Cursor {
   bool restored_ = false;   ///< and no pass has begun since
 };
 
-/// The cursors of a session, by the names of its datasets and data loaders.
-/// Belongs to the thread that runs the training function.
+/// The cursors of a session, by the names of its data. Belongs to the thread that runs the training function.
 class Cursors : public std::enable_shared_from_this<Cursors> {
  public:
   explicit Cursors(std::shared_ptr<step::Steps> of = std::make_shared<step::Steps>()) : steps(std::move(of)) {}
@@ -137,12 +134,10 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void add(const std::shared_ptr<Cursor>& cursor);
   /// Null if no loader has that name.
   std::shared_ptr<Cursor> find_loader(const std::string& name) const;
-  /// Of all of them.
   void begin_epoch(std::int64_t epoch);
   /// The training function has set the epoch of one of them.
   void set_epoch(std::int64_t epoch);
-  /// Positions by name, of this epoch, as JSON; and back, before or after a name is added. `complete`: of an epoch that
-  /// is over.
+  /// Positions by name, of this epoch, as JSON; and back, before or after a name is added.
   Json positions() const;
   void restore(const std::string& name, const Json& position, bool complete);
   /// Whether every training pass that was begun in this epoch is over, and there was one if there is data.

@@ -1,8 +1,8 @@
 // The samplers of data loaders.
 #include "data/passes/cursors.hpp"
-#include "data/passes/samples.hpp"
 #include "muster/data_loader.hpp"
 
+#include <algorithm>
 #include <deque>
 #include <limits>
 
@@ -12,8 +12,7 @@ namespace {
 constexpr const char* preparing = "preparing a data loader";
 
 std::int64_t signed_size(std::size_t size) {
-  return size > std::size_t{std::numeric_limits<std::int64_t>::max()} ? std::numeric_limits<std::int64_t>::max()
-                                                                      : static_cast<std::int64_t>(size);
+  return static_cast<std::int64_t>(std::min(size, std::size_t{std::numeric_limits<std::int64_t>::max()}));
 }
 
 /// What they have in common: passes that are counted with the session's.
@@ -46,7 +45,7 @@ class CountedSampler : public LoaderSampler {
     end_pass(pass_.number);
     pass_ = cursor_->begin_pass(options_, size_, self_);
     batch_.reset();
-    begin(pass_);
+    begin();
     return pass_.number;
   }
 
@@ -64,34 +63,31 @@ class CountedSampler : public LoaderSampler {
   const step::BatchWeightPtr& batch() const noexcept override { return batch_; }
 
  protected:
-  virtual void begin(const Pass& pass) = 0;
+  virtual void begin() = 0;
   /// `samples` of the step count over all ranks.
   void take(const step::BatchWeight& batch, std::int64_t samples) {
     batch_ = std::make_shared<step::BatchWeight>(batch);
     cursor_->begin_batch(pass_, batch_, samples);
   }
-  const Pass& pass() const noexcept { return pass_; }
-  const Worker& worker() const noexcept { return worker_; }
+
+  const Worker worker_;
+  Pass pass_{.order = Order(0, {})};
 
  private:
-  Worker worker_;
   std::int64_t size_;
   BatchOptions options_;
   std::shared_ptr<Cursor> cursor_;
-  Pass pass_{.order = Order(0, {})};
   step::BatchWeightPtr batch_;
   std::shared_ptr<const void> self_ = std::make_shared<char>();
 };
 
 class SplitSampler final : public CountedSampler {
  public:
-  SplitSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options)
-      : CountedSampler(worker, size, options, true) {}
+  using CountedSampler::CountedSampler;
 
   std::optional<std::vector<std::size_t>> next(std::size_t) override {
-    const auto& plan = pass().plan;
-    if (num_steps(read_, pass().order.size(), plan.global_batch, plan.drop_last) == 0) return {};
-    const auto samples = samples_of(step_from(read_), pass().order);
+    if (num_steps(read_, pass_.order.size(), pass_.plan.global_batch, pass_.plan.drop_last) == 0) return {};
+    const auto samples = samples_of(step_from(read_), pass_.order);
     return std::vector<std::size_t>(samples.begin(), samples.end());
   }
 
@@ -99,20 +95,20 @@ class SplitSampler final : public CountedSampler {
     const auto step = step_from(taken_);
     take({.local = step.mine.count,
           .global = step.samples,
-          .number = (pass().number << 32) + ++batches_,
-          .total = worker().world},
+          .number = (pass_.number << 32) + ++batches_,
+          .total = worker_.world},
          step.samples);
     return step.mine.count;
   }
 
  private:
-  void begin(const Pass& pass) override {
-    read_ = taken_ = pass.position;
+  void begin() override {
+    read_ = taken_ = pass_.position;
     batches_ = 0;
   }
   /// The step at that position, which moves behind it.
   StepSamples step_from(std::int64_t& position) const {
-    const auto step = step_at(position, pass().order.size(), pass().plan.global_batch, worker().world, worker().rank);
+    const auto step = step_at(position, pass_.order.size(), pass_.plan.global_batch, worker_.world, worker_.rank);
     position += step.samples;
     return step;
   }
@@ -141,13 +137,13 @@ class FollowSampler final : public CountedSampler {
   std::int64_t begin_batch() override {
     const auto samples = read_.front();
     read_.pop_front();
-    take({.total = worker().world}, samples * worker().world);
+    take({.total = worker_.world}, samples * worker_.world);
     return samples;
   }
 
  private:
-  void begin(const Pass& pass) override {
-    empty_ = pass.position > 0;
+  void begin() override {
+    empty_ = pass_.position > 0;
     read_.clear();
     sampler_.reset();
   }
@@ -161,7 +157,7 @@ class FollowSampler final : public CountedSampler {
 
 std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size,
                                              const DataLoaderOptions& options) {
-  return std::make_shared<SplitSampler>(worker, size, options);
+  return std::make_shared<SplitSampler>(worker, size, options, /*resumable=*/true);
 }
 
 std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options,

@@ -1,8 +1,7 @@
 // The samples of an epoch as functions of numbers: which samples, in which order, on which rank. No state, no I/O.
 //
-// There is one order of the samples, the same on every rank. A step takes the next stretch of it and divides that
-// stretch among the ranks, so how far an epoch has come is one number, the position: the samples that steps have taken.
-// A position means the same at any number of ranks and any batch size.
+// One order of the samples is the same on every rank; a step takes the next stretch of it and divides that among them.
+// So a position is one number, the samples taken, and means the same at any number of ranks and any batch size.
 #pragma once
 
 #include <cstdint>

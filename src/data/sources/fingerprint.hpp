@@ -36,8 +36,7 @@ constexpr int blocks_of_dataset = 48;
 Portion look_at(const File& file, int blocks);
 Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks);
 
-/// What differs, in words; `here` and `there` say where: "it has 26 samples on rank 0 and 30 on rank 1". None if
-/// nothing does.
+/// What differs, if anything; `here` and `there` say where: "it has 26 samples on rank 0 and 30 on rank 1".
 std::optional<std::string> difference(const Fingerprint& a, const std::string& here, const Fingerprint& b,
                                       const std::string& there);
 

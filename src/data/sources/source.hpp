@@ -15,8 +15,7 @@
 
 namespace muster::detail::data {
 
-/// Columns that can be read by the sample. All members may be called by several threads at once; errors are
-/// muster::Error with ExitCode::data.
+/// Columns that can be read by the sample. Thread-safe; errors are muster::Error with ExitCode::data.
 class Source {
  public:
   virtual ~Source() = default;
@@ -39,9 +38,8 @@ std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptio
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor);
 
-/// Gives uninitialised tensors on the CPU. Large ones come from memory that was given before and that no tensor holds
-/// any more, views and what autograd has saved included: fresh pages cost the kernel more than reading into them.
-/// Thread-safe.
+/// Gives uninitialised tensors on the CPU; thread-safe. Large ones come from memory given before that no tensor (view,
+/// or what autograd has saved) holds any more: fresh pages cost the kernel more than reading into them.
 class TensorPool {
  public:
   at::Tensor take(at::IntArrayRef shape, at::ScalarType dtype);
