@@ -12,7 +12,7 @@
 
 namespace muster {
 
-/// What a training function is given: set by the program, a file (--config) and flags (--set key=value), saved with it.
+/// What a training function is given: set by program, file (--config) and flags (--set key=value), saved with the run.
 using Config = Json;
 
 struct ScalingConfig {

@@ -48,10 +48,10 @@ class Store {
   /// Compares what the ranks hold, writes, agrees, publishes, prunes. If any rank fails, nothing is published or lost.
   Checkpoint commit(const Contents& contents);
 
-  /// The newest whole one; nullopt if there is none, damaged or not. Walks back over damaged ones, which are renamed to
-  /// ….damaged with a warning; first, those newer than all others that are whole again get their names back. All of
-  /// them damaged is an Error (ExitCode::data). Only content is damage: a file missing, of another size, with a wrong
-  /// checksum or an impossible manifest. What cannot be read, or differs between ranks, is an Error (ExitCode::retry).
+  /// The newest whole one; nullopt if there is none at all, an Error (ExitCode::data) if all are damaged. Damaged ones
+  /// are renamed to ….damaged with a warning; first, those newer than all others that are whole again get their names
+  /// back. Only content is damage: a file missing, of another size, with a wrong checksum, an impossible manifest. What
+  /// cannot be read, or is not the same to all ranks, is an Error (ExitCode::retry), and nothing is renamed.
   std::optional<Checkpoint> newest();
 
   /// Rolls back to that checkpoint, once: newest() then passes over those that are newer, until one newer than all of
