@@ -21,8 +21,7 @@ class Checkpoint {
  public:
   /// An existing directory. It need not have been written by muster.
   static Checkpoint from_directory(std::filesystem::path path);
-  /// A new temporary directory that holds `entries` in its state.h5, on this rank alone; it is removed with the last
-  /// copy of this handle.
+  /// A new temporary directory with `entries` in its state.h5, this rank's alone, removed with this handle's last copy.
   static Checkpoint from_dict(const StateEntries& entries);
 
   const std::filesystem::path& path() const noexcept { return path_; }

@@ -4,7 +4,6 @@
 #include <muster/json.hpp>
 
 #include <chrono>
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -13,13 +12,11 @@
 
 namespace muster {
 
-/// What a training function is given: settable by the program, from a file (--config) and by flag (--set key=value),
-/// saved with the run.
+/// What a training function is given: set by program, file (--config) and flags (--set key=value), saved with the run.
 using Config = Json;
 
 struct ScalingConfig {
-  /// Ranks that train; all of the launch unless given. More than there are is an error; what is left over waits in
-  /// fit() and gets the same Result.
+  /// Ranks that train; all unless given, more is an error. What is left over waits in fit() and gets the same Result.
   std::optional<int> num_workers = {};
   /// Train on cuda:local_rank. An error where there is no GPU.
   bool use_gpu = false;
@@ -30,8 +27,7 @@ struct ScalingConfig {
   /// Gradients are summed in the order of micro-batches, to which random state and batch statistics belong. The
   /// training function stays as it is: until the last batch of a step, gradients are put aside after backward(), so
   /// that zero_grad() and the optimizer's step() find none. Each batch has one backward(). `batch_size` is that of a
-  /// micro-batch.
-  /// With the same library and threads per worker.
+  /// micro-batch. With the same library and threads per worker.
   std::optional<int> virtual_workers = {};
 };
 void to_json(Json& json, const ScalingConfig& options);

@@ -45,8 +45,7 @@ class Mean {
   std::int64_t samples() const noexcept { return samples_; }
   void reset() noexcept { *this = {}; }
 
-  /// Each rank's own in a checkpoint; at another number of ranks the first gets what all had, so that it counts once.
-  /// Refers to this.
+  /// Refers to this. Each rank's own in a checkpoint; at another number of ranks the first gets what all had.
   operator StateEntry();
 
  private:

@@ -77,8 +77,7 @@ void from_json(const Json& json, GradScalerOptions& options);
 /// Several optimizers may share one: each has its own unscale_() and step(), and update() comes after all of them.
 class GradScaler {
  public:
-  /// `communicator`, for this scaler alone, holds the ranks that step together. An Error (ExitCode::usage) for options
-  /// that make no sense.
+  /// `communicator`, for this scaler alone: the ranks that step together. Senseless options: Error (ExitCode::usage).
   GradScaler(Communicator communicator, at::Device device, const GradScalerOptions& options = {});
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;

@@ -81,18 +81,14 @@ void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
 Json Checkpoint::get_metadata() const {
   if (has_manifest(path_)) return read_manifest(path_).metadata;
   const auto beside = path_ / metadata_name;
-  if (!fs::exists(detail::status_of(beside))) return Json::object();
-  return detail::read_json(beside);
+  return fs::exists(detail::status_of(beside)) ? detail::read_json(beside) : Json::object();
 }
 
 void Checkpoint::set_metadata(const Json& metadata) const {
-  if (has_manifest(path_)) {
-    auto manifest = read_manifest(path_);
-    manifest.metadata = metadata;
-    detail::write_file(path_ / manifest_name, to_text(manifest));
-  } else {
-    detail::write_file(path_ / metadata_name, metadata.dump(2) + "\n");
-  }
+  if (!has_manifest(path_)) return detail::write_file(path_ / metadata_name, metadata.dump(2) + "\n");
+  auto manifest = read_manifest(path_);
+  manifest.metadata = metadata;
+  detail::write_file(path_ / manifest_name, to_text(manifest));
 }
 
 }  // namespace muster

@@ -50,20 +50,26 @@ CheckpointInfo verify_checkpoint(const fs::path& path) {
   return look_at(path, true);
 }
 
+std::string detail::checkpoint::problem_seen(const std::function<void()>& look) {
+  try {
+    look();
+    return {};
+  } catch (const NewerFormat&) {
+    throw;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::data) throw;
+    return error.what();
+  }
+}
+
 std::optional<fs::path> detail::checkpoint::newest_whole(const fs::path& run) {
   auto there = Tier(run).list();
   const auto rollbacks = read_rollbacks(run);
   while (const auto newest = newest_of(there, rollbacks)) {
     const auto& [index, path] = *newest;
-    try {
-      verify_sizes(path, read_manifest(path));
-      return path;
-    } catch (const NewerFormat&) {
-      throw;
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::data) throw;
-      detail::log::warn(path.string() + " is damaged and passed over: " + error.what());
-    }
+    const auto problem = problem_seen([&] { verify_sizes(path, read_manifest(path)); });
+    if (problem.empty()) return path;
+    detail::log::warn(path.string() + " is damaged and passed over: " + problem);
     there.published.erase(index);
   }
   return {};

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
+#include <tuple>
 
 namespace muster::detail::checkpoint {
 
@@ -25,9 +25,8 @@ std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig
 }
 
 std::optional<double> score_of(const Json& metrics, const std::string& attribute) {
-  const auto at = metrics.is_object() ? metrics.find(attribute) : metrics.end();
-  if (!metrics.is_object() || at == metrics.end() || !at->is_number()) return {};
-  return at->get<double>();
+  if (!metrics.contains(attribute) || !metrics.at(attribute).is_number()) return {};
+  return metrics.at(attribute).get<double>();
 }
 
 }  // namespace muster::detail::checkpoint

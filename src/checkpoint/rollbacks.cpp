@@ -5,6 +5,7 @@
 #include "checkpoint/files/manifest.hpp"
 #include "muster/error.hpp"
 
+#include <algorithm>
 #include <ranges>
 
 namespace muster::detail::checkpoint {
@@ -21,11 +22,10 @@ Json read_list(const fs::path& run) {
   const auto is_index = [](const Json& step, const char* key) {
     return step.contains(key) && step.at(key).is_number_unsigned() && step.at(key).get<std::uint64_t>() <= 999'999'999;
   };
-  bool fits = list.is_array();
-  for (std::size_t i = 0; fits && i < list.size(); ++i)
-    fits = list[i].is_object() && is_index(list[i], "to") && is_index(list[i], "over") &&
-           list[i].at("to") <= list[i].at("over");
-  if (!fits)
+  const auto is_step = [&](const Json& step) {
+    return is_index(step, "to") && is_index(step, "over") && step.at("to") <= step.at("over");
+  };
+  if (!list.is_array() || !std::ranges::all_of(list, is_step))
     throw Error(ExitCode::data, "reading " + path.string(), "it is not a list of steps back",
                 "Mend it; without it the run goes on from its newest checkpoint, given up or not");
   return list;

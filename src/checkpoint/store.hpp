@@ -2,7 +2,7 @@
 // checkpoint consists of is files/, where it lies is the tier.
 #pragma once
 
-#include "checkpoint/rank.hpp"
+#include "checkpoint/files/pieces.hpp"
 #include "checkpoint/state/replication.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
@@ -45,24 +45,20 @@ class Store {
   /// `run` exists. Removes what an interrupted save left behind.
   Store(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
 
-  /// Compares what the ranks hold, then writes, agrees, publishes, prunes. If any rank fails, all raise the same Error,
-  /// nothing is published and what was there before stays.
+  /// Compares what the ranks hold, writes, agrees, publishes, prunes. If any rank fails, nothing is published or lost.
   Checkpoint commit(const Contents& contents);
 
-  /// The newest whole one. Walks back over damaged ones: each is renamed to ….damaged with a warning that says what is
-  /// wrong; first, those newer than all others that are whole again get their names back. None at all is nullopt; some,
-  /// all of them damaged, is an Error (ExitCode::data). Only content is damage: a file missing, of another size, with a
-  /// wrong checksum or a manifest that cannot be. What cannot be read, or is not the same to all ranks, is an Error
-  /// (ExitCode::retry), and nothing is renamed.
+  /// The newest whole one; nullopt if there is none at all, an Error (ExitCode::data) if all are damaged. Damaged ones
+  /// are renamed to ….damaged with a warning; first, those newer than all others that are whole again get their names
+  /// back. Only content is damage: a file missing, of another size, with a wrong checksum, an impossible manifest. What
+  /// cannot be read, or is not the same to all ranks, is an Error (ExitCode::retry), and nothing is renamed.
   std::optional<Checkpoint> newest();
 
-  /// Rolls back to that checkpoint of the run: newest() then passes over those that are newer, until a newer one than
-  /// all of them is committed. Once: nothing if that was the last rollback already. An Error (ExitCode::data) if it is
-  /// not there or not whole.
+  /// Rolls back to that checkpoint, once: newest() then passes over those that are newer, until one newer than all of
+  /// them is committed. An Error (ExitCode::data) if it is not there or not whole.
   void roll_back(int index);
 
-  /// Verified and read. One that no run has made may be each rank's own; its entries come as merge_entries() gives
-  /// them. A directory that is not muster's gives nothing.
+  /// Verified and read; one that no run has made by merge_entries(). A directory that is not muster's gives nothing.
   Restored read(const Checkpoint& checkpoint) const;
 
   /// The same handle as this rank's: load() through per_rank gives what this rank saved. Not collective.

@@ -76,8 +76,8 @@ class Save {
            auto written = Json::array(
                {write_pieces(folder / state_name, layout_, state_.tensors, writers_, here_.rank), Json::array()});
            for (const auto& name : files_[static_cast<std::size_t>(here_.rank)].names)
-             written[1].push_back(to_json(owners.at(name) == here_.rank ? copy_file(*contents_.directory, name, folder)
-                                                                        : checksum_file(*contents_.directory, name)));
+             written[1].push_back(owners.at(name) == here_.rank ? copy_file(*contents_.directory, name, folder)
+                                                                : checksum_file(*contents_.directory, name));
            return written.dump();
          }))
       written_.push_back(Json::parse(text));
@@ -101,14 +101,13 @@ class Save {
   /// All files with the checksums that their writers took.
   std::vector<FileEntry> entries() const {
     FileEntry state{.name = state_name, .bytes = layout_.bytes, .piece_bytes = piece_bytes_for(layout_.bytes)};
-    std::vector<std::vector<FileEntry>> users(written_.size());
+    std::vector<std::vector<FileEntry>> users;
     std::vector<std::size_t> taken(written_.size(), 0);  // of each rank's checksums
     for (const int writer : writers_) {
       const auto rank = static_cast<std::size_t>(writer);
       state.crc32.push_back(written_[rank][0].at(taken[rank]++).get<std::uint32_t>());
     }
-    for (std::size_t rank = 0; rank < written_.size(); ++rank)
-      for (const auto& file : written_[rank][1]) users[rank].push_back(file_from_json(file));
+    for (const auto& of_rank : written_) users.push_back(of_rank[1]);
     auto files = merge_files(users);
     files.push_back(std::move(state));
     return files;

@@ -5,37 +5,19 @@
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/state_file.hpp"
+#include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/merge.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
-#include <functional>
 
 namespace muster::detail::checkpoint {
 
 using comm::on_all;
 using comm::on_root;
-namespace {
-
 namespace fs = std::filesystem;
-
-/// What `look` finds wrong with the content of a checkpoint; empty if nothing is. That something could not be read says
-/// nothing about the content, and stays an error.
-std::string problem_seen(const std::function<void()>& look) {
-  try {
-    look();
-    return {};
-  } catch (const NewerFormat&) {
-    throw;
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::data) throw;
-    return error.what();
-  }
-}
-
-}  // namespace
 
 std::string Store::problem_of(const fs::path& checkpoint) const {
   Manifest manifest;

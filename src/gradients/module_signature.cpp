@@ -1,5 +1,7 @@
 #include "gradients/module_signature.hpp"
 
+#include "base/listed.hpp"
+
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
 
@@ -37,15 +39,6 @@ Entries parse(const std::string& signature) {
 const Entry* find(const Entries& entries, const std::string& name) {
   const auto at = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
   return at == entries.end() ? nullptr : &*at;
-}
-
-std::string name_ranks(const std::vector<std::size_t>& ranks) {
-  constexpr std::size_t shown = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  if (ranks.size() > shown) text += " and " + std::to_string(ranks.size() - shown) + " more";
-  return text;
 }
 
 /// What the tensor of that name is on which ranks; nothing where all agree.

@@ -12,6 +12,12 @@
 namespace muster::detail::observe {
 namespace {
 
+void append_to(const std::filesystem::path& path, const std::string& line) {
+  File file(path, File::Mode::append);
+  file.append(line);
+  file.close();
+}
+
 std::string line_of(const Json& row) { return row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
 /// A field by RFC 4180.
@@ -27,8 +33,7 @@ std::string field(const Json& row, const std::string& column) {
 
 std::string table_line(const Json& row, const std::vector<std::string>& columns) {
   std::string line;
-  for (const auto& column : columns)
-    line += (line.empty() && &column == &columns.front() ? "" : ",") + field(row, column);
+  for (const auto& column : columns) line += (&column == &columns.front() ? "" : ",") + field(row, column);
   return line + "\n";
 }
 
@@ -97,22 +102,9 @@ void History::report(const Json& row, std::int64_t) {
 
 void History::append(const Json& row) {
   rows_.push_back(row);
-  const bool wider = extend(columns_, row);
-  if (std::exchange(torn_, true)) {
-    write_rows();
-    write_table();
-  } else {
-    File results(folder_ / "result.json", File::Mode::append);
-    results.append(line_of(row));
-    results.close();
-    if (wider) {
-      write_table();
-    } else {
-      File table(folder_ / "progress.csv", File::Mode::append);
-      table.append(table_line(row, columns_));
-      table.close();
-    }
-  }
+  const bool torn = std::exchange(torn_, true), wider = extend(columns_, row);
+  torn ? write_rows() : append_to(folder_ / "result.json", line_of(row));
+  torn || wider ? write_table() : append_to(folder_ / "progress.csv", table_line(row, columns_));
   torn_ = false;
 }
 
@@ -123,10 +115,9 @@ void History::write_rows() const {
 }
 
 void History::write_table() const {
-  std::string text;
   Json names = Json::object();
   for (const auto& column : columns_) names[column] = column;
-  if (!columns_.empty()) text = table_line(names, columns_);
+  auto text = columns_.empty() ? std::string() : table_line(names, columns_);
   for (const auto& row : rows_) text += table_line(row, columns_);
   write_file(folder_ / "progress.csv", text);
 }

@@ -12,19 +12,16 @@ namespace muster::detail::observe {
 
 class History final : public Sink {
  public:
-  static constexpr auto runs_on = RunsOn::first_worker;
   /// In the run's folder.
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// Reads the rows that are there and cuts both files back to those that count; a last line that was cut off by a
-  /// crash goes too. The last row is added if it is missing, which is so after a crash between a checkpoint and its
-  /// row.
+  /// Cuts both files back to the rows that count; a last line that was cut off by a crash goes too. The last row is
+  /// added if it is missing, as it is after a crash between a checkpoint and its row.
   void start(const Start& start) override;
   /// What cannot be written is a warning.
   void report(const Json& row, std::int64_t epochs) override;
 
-  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written; the next row that can brings
-  /// it along.
+  /// Adds a row to both files. An Error (ExitCode::retry) if it cannot be written; the next that can brings it along.
   void append(const Json& row);
 
   const std::vector<Json>& rows() const noexcept { return rows_; }

@@ -1,5 +1,4 @@
 // A Mean, and as an entry of a state.
-#include "checkpoint/state/json_value.hpp"
 #include "checkpoint/state/stateful.hpp"
 #include "muster/metrics.hpp"
 
@@ -12,7 +11,8 @@ namespace {
 using namespace detail::checkpoint;
 
 bool holds_mean(const Json& json) {
-  return json.is_object() && json.contains("sum") && json.contains("samples") && number_from_json(json.at("sum")) &&
+  double sum = 0;
+  return json.is_object() && json.contains("sum") && json.contains("samples") && value_from_json(json.at("sum"), sum) &&
          json.at("samples").is_number_integer() && json.at("samples").get<std::int64_t>() >= 0;
 }
 
@@ -28,19 +28,20 @@ class StatefulMean : public Stateful {
   }
 
   void load(const StateDict& saved, const ParameterPaths&) override {
-    *sum_ = *number_from_json(saved.values.at("sum"));
+    value_from_json(saved.values.at("sum"), *sum_);
     *samples_ = saved.values.at("samples").get<std::int64_t>();
   }
 
   Replication replication() const override { return Replication::per_rank; }
 
   std::optional<StateDict> regroup(const StateDict& all, Rank here) const override {
-    double sum = 0;
+    double sum = 0, its = 0;
     std::int64_t samples = 0;
     for (const auto& rank : all.values) {
       if (!holds_mean(rank)) return StateDict{.values = rank};  // compare() says so
       if (here.rank != 0) continue;
-      sum += *number_from_json(rank.at("sum"));
+      value_from_json(rank.at("sum"), its);
+      sum += its;
       samples += rank.at("samples").get<std::int64_t>();
     }
     return to_state(sum, samples);
@@ -48,7 +49,7 @@ class StatefulMean : public Stateful {
 
  private:
   static StateDict to_state(double sum, std::int64_t samples) {
-    return {.values = {{"sum", number_to_json(sum)}, {"samples", samples}}};
+    return {.values = {{"sum", value_to_json(sum)}, {"samples", samples}}};
   }
 
   double* sum_;

@@ -9,18 +9,14 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <string>
 
 namespace muster {
 
 Metric::Metric(const at::Tensor& value) {
   const auto scalar = value.item();
-  if (scalar.isIntegral(/*includeBool=*/false))
-    value_ = scalar.toLong();
-  else if (scalar.isBoolean())
-    value_ = scalar.toBool();
-  else
-    value_ = scalar.toDouble();
+  value_ = scalar.isBoolean()                         ? Json(scalar.toBool())
+           : scalar.isIntegral(/*includeBool=*/false) ? Json(scalar.toLong())
+                                                      : Json(scalar.toDouble());
 }
 
 }  // namespace muster
@@ -39,11 +35,9 @@ Json finite(Json value) {
 /// `values`: [value, weight] of each rank that gave the key.
 Json mean_of(const std::vector<Json>& values) {
   const auto& first = values.front()[0];
-  const bool numbers = std::all_of(values.begin(), values.end(), [](const Json& v) { return v[0].is_number(); });
-  if (!numbers) return finite(first);
-  const bool equal_integers = std::all_of(values.begin(), values.end(),
-                                          [&](const Json& v) { return v[0].is_number_integer() && v[0] == first; });
-  if (equal_integers) return first;
+  if (!std::ranges::all_of(values, [](const Json& v) { return v[0].is_number(); })) return finite(first);
+  if (std::ranges::all_of(values, [&](const Json& v) { return v[0].is_number_integer() && v[0] == first; }))
+    return first;
   double sum = 0, weights = 0;
   for (const auto& one : values) {
     const auto weight = one[1].get<std::int64_t>();
@@ -56,8 +50,7 @@ Json mean_of(const std::vector<Json>& values) {
 }
 
 /// `ranks` as to_json() gives them; `combine` makes one value of the [value, weight] of a key.
-template <class Combine>
-Json over_ranks(const std::vector<Json>& ranks, const Combine& combine) {
+Json over_ranks(const std::vector<Json>& ranks, auto&& combine) {
   std::map<std::string, std::vector<Json>> values;
   for (const auto& rank : ranks)
     for (const auto& [key, value] : rank.items()) values[key].push_back(value);
@@ -68,7 +61,7 @@ Json over_ranks(const std::vector<Json>& ranks, const Combine& combine) {
 
 }  // namespace
 
-bool is_reserved(std::string_view name) { return std::find(reserved.begin(), reserved.end(), name) != reserved.end(); }
+bool is_reserved(std::string_view name) { return std::ranges::find(reserved, name) != reserved.end(); }
 
 Json to_json(const Metrics& metrics) {
   Json all = Json::object();

@@ -8,8 +8,7 @@
 
 namespace muster::detail::observe {
 
-/// Whether every row has a field of that name, which no metric may have. ("epoch" is in every row too, but a metric of
-/// that name takes its place.)
+/// Whether every row has a field of that name, which no metric may have. (A metric may take the place of "epoch".)
 bool is_reserved(std::string_view name);
 
 /// A rank's metrics with their weights. A reserved name is an Error (ExitCode::user_error).

@@ -26,7 +26,6 @@ std::string report_line(const Json& row, std::int64_t epochs);
 /// Writes to stderr.
 class ProgressLine final : public Sink {
  public:
-  static constexpr auto runs_on = RunsOn::first_worker;
   /// Progress::automatic is a bar on a terminal and plain lines elsewhere.
   explicit ProgressLine(Progress mode);
   ~ProgressLine() override;

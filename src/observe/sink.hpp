@@ -9,15 +9,13 @@
 
 namespace muster::detail::observe {
 
-enum class RunsOn { first_worker, every_worker };
-
 /// Where an attempt of training begins.
 struct Start {
   std::int64_t training_iteration = 0;  ///< the last report that counts: later ones are made again
   Json last_row = nullptr;              ///< of that report, as its checkpoint has it; null where there is none
 };
 
-/// Made for one attempt, on the workers that its `static constexpr RunsOn runs_on` says. The moments come on the thread
+/// Made for one attempt, on the first worker or on all, as sinks.cpp says. The moments come on the thread
 /// of the training function: start, then epochs, reports and checkpoints, then failure or end.
 class Sink {
  public:

@@ -17,10 +17,8 @@ class DirtyPages {
   DirtyPages& operator=(const DirtyPages&) = delete;
   ~DirtyPages();
 
-  /// Whether that part (whole pages) has been written to since its pages were dropped last. Nobody else writes to the
-  /// segment meanwhile.
+  /// Whether those whole pages were written to since they were dropped last. Nobody writes to the segment meanwhile.
   bool any(std::size_t first, std::size_t bytes) const;
-  By by() const noexcept { return pagemap_ < 0 ? By::comparison : By::kernel; }
 
  private:
   /// Whether there is one; -1 if the kernel does not say.

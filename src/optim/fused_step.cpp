@@ -67,8 +67,7 @@ double squares_of_averages(std::span<std::byte* const> gradients, std::size_t co
 
 }  // namespace
 
-/// Of one kind, such as the first moments, and one block of the exchange. They are dropped as a whole, since several
-/// parameters may lie on a page.
+/// Of one kind, such as the first moments, and one block: dropped as a whole, as parameters may share a page.
 struct FusedStep::Pages {
   std::size_t first = 0, bytes = 0;  ///< in the shared memory
   bool changed = false;              ///< somebody wrote to them since the last step

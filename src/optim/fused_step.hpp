@@ -15,7 +15,6 @@
 #include "optim/update_rules.hpp"
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -42,9 +41,8 @@ class FusedStep {
   /// Tensors of state that a parameter has room for.
   int states() const noexcept { return states_; }
 
-  /// Looks at what the optimizer is about to do, and at what was written to the parameters and to the state since the
-  /// last step. Before this rank gives its gradients to the exchange: from then on the others may write to the shared
-  /// copy.
+  /// Looks at what the optimizer is about to do, and at what was written to parameters and state since the last step.
+  /// Before this rank gives its gradients to the exchange: from then on others may write to the shared copy.
   void prepare(torch::optim::Optimizer& optimizer);
   /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it; gives
   /// their norm before that, else 0. Collective.

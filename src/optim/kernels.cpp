@@ -1,7 +1,6 @@
 #include "optim/kernels.hpp"
 
 #include "node/kernels.hpp"
-#include "optim/kernels_table.hpp"
 
 namespace muster::detail::optim {
 namespace {

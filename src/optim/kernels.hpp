@@ -5,11 +5,14 @@
 
 namespace muster::detail::optim {
 
+// Of each rule: states(), the tensors of state that a step by it writes.
+
 /// One step of SGD with momentum (torch.optim.SGD).
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
   bool first = false;  ///< there is no momentum yet
+  std::size_t states() const noexcept { return momentum != 0 ? 1 : 0; }
 };
 
 /// One step of Adam (Kingma and Ba 2015), or of AdamW (Loshchilov and Hutter 2019) with decoupled decay.
@@ -18,6 +21,7 @@ struct AdamRule {
   bool decoupled = false;
   bool first = false;  ///< the moments are zero
   long long step = 1;  ///< this one's number, from 1
+  std::size_t states() const noexcept { return 2; }
 };
 
 /// What is read and what is written of one tile of parameters; the two may be the same memory.
@@ -35,5 +39,18 @@ void update(const SgdRule& rule, const Tile<float>& tile);
 void update(const SgdRule& rule, const Tile<double>& tile);
 void update(const AdamRule& rule, const Tile<float>& tile);
 void update(const AdamRule& rule, const Tile<double>& tile);
+
+/// Those of one instruction set.
+struct UpdateKernels {
+  void (*sgd_float)(const SgdRule&, const Tile<float>&);
+  void (*sgd_double)(const SgdRule&, const Tile<double>&);
+  void (*adam_float)(const AdamRule&, const Tile<float>&);
+  void (*adam_double)(const AdamRule&, const Tile<double>&);
+};
+UpdateKernels portable_updates() noexcept;
+#if defined(MUSTER_X86_KERNELS)
+UpdateKernels avx2_updates() noexcept;
+UpdateKernels avx512_updates() noexcept;
+#endif
 
 }  // namespace muster::detail::optim

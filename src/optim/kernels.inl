@@ -1,9 +1,7 @@
-// The body of the kernels, compiled once for each instruction set with MUSTER_ISA as its name. Everything is internal to
-// the file that includes this, and nothing of the standard library is called, so that no code for a newer processor is
-// shared with the rest of the program. Constants are rounded as torch rounds them: each is a scalar in the type of the
-// parameters.
-
-#include "optim/kernels_table.hpp"
+// The body of the kernels, compiled once for each instruction set with MUSTER_ISA as its name. All is internal to the
+// file that includes this, and nothing of the standard library is called, so that no code for a newer processor is
+// shared with the rest. Constants are rounded as torch rounds them: scalars in the type of the parameters.
+#include "optim/kernels.hpp"
 
 namespace muster::detail::optim {
 namespace {
@@ -20,26 +18,20 @@ double power(double base, long long exponent) {
 
 template <class T>
 [[gnu::noinline]] void sgd_without_momentum(T lr, T decay, const Tile<T>& s) {
-  const T* const g = s.gradient;
-  const T* const from = s.from;
-  T* const to = s.to;
+  const auto [g, from, to, v_from, v_to, count] = s;
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < s.count; ++i) to[i] = from[i] - lr * (g[i] + decay * from[i]);
+  for (std::size_t i = 0; i < count; ++i) to[i] = from[i] - lr * (g[i] + decay * from[i]);
 }
 
 /// v = momentum v + keep g; p -= lr (v, or g + momentum v).
 template <class T, bool first, bool nesterov>
 [[gnu::noinline]] void sgd_with_momentum(T lr, T decay, T momentum, T keep, const Tile<T>& s) {
-  const T* const g = s.gradient;
-  const T* const from = s.from;
-  const T* const v_from = s.state_from[0];
-  T* const to = s.to;
-  T* const v_to = s.state_to[0];
+  const auto [g, from, to, v_from, v_to, count] = s;
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < s.count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     const T d = g[i] + decay * from[i];
-    const T v = first ? d : momentum * v_from[i] + keep * d;
-    v_to[i] = v;
+    const T v = first ? d : momentum * v_from[0][i] + keep * d;
+    v_to[0][i] = v;
     to[i] = from[i] - lr * (nesterov ? d + momentum * v : v);
   }
 }
@@ -63,21 +55,15 @@ struct AdamConstants {
 /// m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= step_size · m / (√v / √(1 - β₂ᵗ) + ε).
 template <class T, bool first>
 [[gnu::noinline]] void adam_tile(const AdamConstants<T>& c, const Tile<T>& s) {
-  const T* const gradient = s.gradient;
-  const T* const from = s.from;
-  const T* const m_from = s.state_from[0];
-  const T* const v_from = s.state_from[1];
-  T* const to = s.to;
-  T* const m_to = s.state_to[0];
-  T* const v_to = s.state_to[1];
+  const auto [gradient, from, to, moments_from, moments_to, count] = s;
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < s.count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     const T p = from[i] * c.keep;
     const T g = gradient[i] + c.decay * from[i];
-    const T m = first ? c.rest1 * g : c.beta1 * m_from[i] + c.rest1 * g;
-    const T v = first ? c.rest2 * g * g : c.beta2 * v_from[i] + c.rest2 * g * g;
-    m_to[i] = m;
-    v_to[i] = v;
+    const T m = first ? c.rest1 * g : c.beta1 * moments_from[0][i] + c.rest1 * g;
+    const T v = first ? c.rest2 * g * g : c.beta2 * moments_from[1][i] + c.rest2 * g * g;
+    moments_to[0][i] = m;
+    moments_to[1][i] = v;
     to[i] = p - c.step_size * (m / (root(v) / c.root_correction2 + c.eps));
   }
 }

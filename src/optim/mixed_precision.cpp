@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -133,14 +134,12 @@ void GradScaler::update(std::optional<double> new_scale) {
   if (new_scale) {
     scale_.fill_(*new_scale);
   } else {
-    bool checked = false, found = false;
-    for (const auto& [optimizer, progress] : progress_) {
-      checked = checked || progress.unscaled;
-      found = found || progress.found_inf;
-    }
-    if (!checked)
+    const auto any = [&](bool Progress::*what) {
+      return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
+    };
+    if (!any(&Progress::unscaled))
       refuse("updating a gradient scaler", "there was no step() since the last update()", "Call step() first");
-    const auto found_inf = at::full({}, found ? 1.0 : 0.0, scale_.options());
+    const auto found_inf = at::full({}, any(&Progress::found_inf) ? 1.0 : 0.0, scale_.options());
     at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
                            options_.growth_interval);
   }

@@ -12,13 +12,25 @@
 #include <algorithm>
 #include <set>
 #include <utility>
-#include <vector>
 
 namespace muster::detail::optim {
 namespace {
 
 /// Parameters of fewer bytes than this stay in the caches, where fusing gains nothing.
 constexpr std::size_t least_bytes = std::size_t{16} << 20;
+
+std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups())
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  return parameters;
+}
+
+std::set<const void*> identities(const std::vector<at::Tensor>& tensors) {
+  std::set<const void*> identities;
+  for (const auto& tensor : tensors) identities.insert(tensor.unsafeGetTensorImpl());
+  return identities;
+}
 
 class Step final : public OptimizerStep {
  public:
@@ -75,7 +87,8 @@ class Step final : public OptimizerStep {
       grad_norm_ = fused_->step(optimizer, options_.max_grad_norm);
       reducer->end_step();
     } else {
-      if (options_.max_grad_norm > 0) grad_norm_ = clip(optimizer);
+      if (options_.max_grad_norm > 0)
+        grad_norm_ = torch::nn::utils::clip_grad_norm_(parameters_of(optimizer), options_.max_grad_norm);
       plain(nullptr);
     }
     return loss;
@@ -87,27 +100,17 @@ class Step final : public OptimizerStep {
  private:
   /// Whether the optimizer steps these parameters and no others.
   static bool owns(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
-    std::set<const void*> known, owned;
-    for (const auto& parameter : parameters) known.insert(parameter.unsafeGetTensorImpl());
-    for (const auto& group : optimizer.param_groups())
-      for (const auto& parameter : group.params()) {
-        owned.insert(parameter.unsafeGetTensorImpl());
-        if (parameter.requires_grad() && !known.contains(parameter.unsafeGetTensorImpl())) return false;
-      }
-    return std::includes(owned.begin(), owned.end(), known.begin(), known.end());
+    const auto stepped = parameters_of(optimizer);
+    const auto known = identities(parameters), owned = identities(stepped);
+    return std::ranges::includes(owned, known) && std::ranges::all_of(stepped, [&](const at::Tensor& parameter) {
+             return !parameter.requires_grad() || known.contains(parameter.unsafeGetTensorImpl());
+           });
   }
 
   /// Whether what is fused can do what the optimizer's options and groups ask for in this step.
   bool serves(torch::optim::Optimizer& optimizer) const {
     const int states = states_of(optimizer);
     return states >= 0 && states <= fused_->states() && owns(optimizer, fused_->parameters());
-  }
-
-  double clip(torch::optim::Optimizer& optimizer) const {
-    std::vector<at::Tensor> parameters;
-    for (const auto& group : optimizer.param_groups())
-      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-    return torch::nn::utils::clip_grad_norm_(parameters, options_.max_grad_norm);
   }
 
   std::weak_ptr<gradients::Reducer> reducer_;
@@ -120,9 +123,7 @@ class Step final : public OptimizerStep {
 /// The reducer that knows one of the optimizer's parameters.
 std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimizer,
                                                const std::vector<std::shared_ptr<gradients::DataParallel>>& models) {
-  std::set<const void*> owned;
-  for (const auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params()) owned.insert(parameter.unsafeGetTensorImpl());
+  const auto owned = identities(parameters_of(optimizer));
   for (const auto& model : models)
     if (const auto& reducer = model->reducer())
       for (const auto& parameter : reducer->dense_parameters())

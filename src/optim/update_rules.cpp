@@ -1,142 +1,114 @@
 #include "optim/update_rules.hpp"
 
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
+#include "optim/fields.hpp"
 
+#include <algorithm>
+#include <concepts>
 #include <map>
 #include <memory>
 #include <tuple>
+#include <type_traits>
 
 namespace muster::detail::optim {
 namespace {
 
 namespace o = torch::optim;
 
-template <class State>
-State* state_of(o::Optimizer& optimizer, const at::Tensor& parameter) {
-  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-  return found == optimizer.state().end() ? nullptr : static_cast<State*>(found->second.get());
-}
+// For each optimizer that can be fused: how many tensors of state its options ask for (-1: they cannot be fused), the
+// rule of a parameter's next step (`saved` is null before the first), and how the state that it leaves is kept.
 
-template <class State>
-State& made_state_of(o::Optimizer& optimizer, const at::Tensor& parameter) {
-  auto& state = optimizer.state()[parameter.unsafeGetTensorImpl()];
-  if (!state) state = std::make_unique<State>();
-  return static_cast<State&>(*state);
-}
+int states_of(const o::OptimizerOptions&) { return -1; }
 
-Rule sgd_rule(o::Optimizer& optimizer, const o::SGDOptions& options, const at::Tensor& parameter) {
+int states_of(const o::SGDOptions& options) { return options.momentum() != 0 ? 1 : 0; }
+Rule rule_of(const o::SGDOptions& options, const o::SGDParamState* saved) {
   SgdRule rule{.lr = options.lr(),
                .momentum = options.momentum(),
                .dampening = options.dampening(),
                .weight_decay = options.weight_decay(),
                .nesterov = options.nesterov()};
-  std::vector<at::Tensor> state;
-  if (rule.momentum != 0) {
-    const auto* saved = state_of<o::SGDParamState>(optimizer, parameter);
-    rule.first = saved == nullptr || !saved->momentum_buffer().defined();
-    if (!rule.first) state.push_back(saved->momentum_buffer());
-  }
-  return {rule, std::move(state)};
+  rule.first = rule.momentum != 0 && (saved == nullptr || !saved->momentum_buffer().defined());
+  return {rule, rule.momentum == 0 || rule.first ? std::vector<at::Tensor>() : std::vector{saved->momentum_buffer()}};
 }
+void keep(const SgdRule&, o::SGDParamState& kept, std::span<const at::Tensor> state) { kept.momentum_buffer(state[0]); }
 
-template <class Options, class State>
-Rule adam_rule(o::Optimizer& optimizer, const Options& options, const at::Tensor& parameter, bool decoupled) {
+int states_of(const Either<o::AdamOptions, o::AdamWOptions> auto& options) { return options.amsgrad() ? -1 : 2; }
+template <Either<o::AdamOptions, o::AdamWOptions> Options>
+Rule rule_of(const Options& options, const Either<o::AdamParamState, o::AdamWParamState> auto* saved) {
   AdamRule rule{.lr = options.lr(),
                 .beta1 = std::get<0>(options.betas()),
                 .beta2 = std::get<1>(options.betas()),
                 .eps = options.eps(),
                 .weight_decay = options.weight_decay(),
-                .decoupled = decoupled};
-  std::vector<at::Tensor> state;
-  const auto* saved = state_of<State>(optimizer, parameter);
+                .decoupled = std::same_as<Options, o::AdamWOptions>};
   rule.first = saved == nullptr || !saved->exp_avg().defined();
-  if (!rule.first) {
-    state = {saved->exp_avg(), saved->exp_avg_sq()};
-    rule.step = saved->step() + 1;
-  }
-  return {rule, std::move(state)};
+  if (rule.first) return {rule, {}};
+  rule.step = saved->step() + 1;
+  return {rule, {saved->exp_avg(), saved->exp_avg_sq()}};
 }
-
-template <class Options>
-bool without_amsgrad(o::Optimizer& optimizer) {
-  for (auto& group : optimizer.param_groups())
-    if (static_cast<const Options&>(group.options()).amsgrad()) return false;
-  return true;
+void keep(const AdamRule& rule, Either<o::AdamParamState, o::AdamWParamState> auto& kept,
+          std::span<const at::Tensor> state) {
+  kept.step(rule.step);
+  kept.exp_avg(state[0]);
+  kept.exp_avg_sq(state[1]);
 }
 
 }  // namespace
 
 std::size_t states_of(const Rule& rule) {
-  const auto* sgd = std::get_if<SgdRule>(&rule.rule);
-  return sgd == nullptr ? 2 : sgd->momentum != 0 ? 1 : 0;
+  return std::visit([](const auto& of_kind) { return of_kind.states(); }, rule.rule);
 }
 
 int states_of(o::Optimizer& optimizer) {
-  if (dynamic_cast<o::SGD*>(&optimizer)) {
-    for (auto& group : optimizer.param_groups())
-      if (static_cast<const o::SGDOptions&>(group.options()).momentum() != 0) return 1;
-    return 0;
-  }
-  if (dynamic_cast<o::Adam*>(&optimizer)) return without_amsgrad<o::AdamOptions>(optimizer) ? 2 : -1;
-  if (dynamic_cast<o::AdamW*>(&optimizer)) return without_amsgrad<o::AdamWOptions>(optimizer) ? 2 : -1;
-  return -1;
+  int most = -1;
+  with_kind(optimizer, [&]<class K>(const K&) {
+    for (const auto& group : optimizer.param_groups()) {
+      const int states = states_of(static_cast<const typename K::Options&>(group.options()));
+      if (states < 0) return void(most = -1);
+      most = std::max(most, states);
+    }
+  });
+  return most;
 }
 
 std::vector<Rule> next_rules(o::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
   std::map<const void*, const o::OptimizerOptions*> options;
   for (auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) options[parameter.unsafeGetTensorImpl()] = &group.options();
-  const bool sgd = dynamic_cast<o::SGD*>(&optimizer) != nullptr;
-  const bool adam = dynamic_cast<o::Adam*>(&optimizer) != nullptr;
   std::vector<Rule> rules;
-  for (const auto& parameter : parameters) {
-    const auto& of_group = *options.at(parameter.unsafeGetTensorImpl());
-    if (sgd)
-      rules.push_back(sgd_rule(optimizer, static_cast<const o::SGDOptions&>(of_group), parameter));
-    else if (adam)
-      rules.push_back(adam_rule<o::AdamOptions, o::AdamParamState>(
-          optimizer, static_cast<const o::AdamOptions&>(of_group), parameter, false));
-    else
-      rules.push_back(adam_rule<o::AdamWOptions, o::AdamWParamState>(
-          optimizer, static_cast<const o::AdamWOptions&>(of_group), parameter, true));
-  }
+  with_kind(optimizer, [&]<class K>(const K&) {
+    using Options = typename K::Options;
+    using State = typename K::State;
+    if constexpr (requires(const Options& of_group, const State* saved) { rule_of(of_group, saved); })
+      for (const auto& parameter : parameters) {
+        const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+        const auto* saved = found == optimizer.state().end() ? nullptr : static_cast<State*>(found->second.get());
+        rules.push_back(rule_of(static_cast<const Options&>(*options.at(parameter.unsafeGetTensorImpl())), saved));
+      }
+  });
   return rules;
 }
 
 void commit(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule, std::span<const at::Tensor> state) {
-  if (const auto* sgd = std::get_if<SgdRule>(&rule.rule)) {
-    if (sgd->momentum != 0) made_state_of<o::SGDParamState>(optimizer, parameter).momentum_buffer(state[0]);
-    return;
-  }
-  const auto& adam = std::get<AdamRule>(rule.rule);
-  const auto put = [&](auto& saved) {
-    saved.step(adam.step);
-    saved.exp_avg(state[0]);
-    saved.exp_avg_sq(state[1]);
-  };
-  if (adam.decoupled)
-    put(made_state_of<o::AdamWParamState>(optimizer, parameter));
-  else
-    put(made_state_of<o::AdamParamState>(optimizer, parameter));
+  if (states_of(rule) == 0) return;
+  with_kind(optimizer, [&]<class K>(const K&) {
+    auto& kept = optimizer.state()[parameter.unsafeGetTensorImpl()];
+    if (!kept) kept = std::make_unique<typename K::State>();
+    auto& of_kind = static_cast<typename K::State&>(*kept);
+    const auto keep_by = [&](const auto& by) {
+      if constexpr (requires { keep(by, of_kind, state); }) keep(by, of_kind, state);
+    };
+    std::visit(keep_by, rule.rule);
+  });
 }
 
 void own_state(o::Optimizer& optimizer, const std::function<bool(const at::Tensor&)>& shared) {
-  const auto own = [&](at::Tensor& state) {
-    if (state.defined() && shared(state)) state = state.clone();
-  };
-  for (auto& [parameter, state] : optimizer.state()) {
-    if (auto* sgd = dynamic_cast<o::SGDParamState*>(state.get())) {
-      own(sgd->momentum_buffer());
-    } else if (auto* adam = dynamic_cast<o::AdamParamState*>(state.get())) {
-      own(adam->exp_avg());
-      own(adam->exp_avg_sq());
-    } else if (auto* adamw = dynamic_cast<o::AdamWParamState*>(state.get())) {
-      own(adamw->exp_avg());
-      own(adamw->exp_avg_sq());
-    }
-  }
+  with_kind(optimizer, [&]<class K>(const K&) {
+    for (auto& [parameter, state] : optimizer.state())
+      visit_fields(static_cast<typename K::State&>(*state), [&](const char*, auto& value) {
+        if constexpr (std::same_as<std::remove_reference_t<decltype(value)>, at::Tensor>)
+          if (value.defined() && shared(value)) value = value.clone();
+      });
+  });
 }
 
 }  // namespace muster::detail::optim

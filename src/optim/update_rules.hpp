@@ -26,8 +26,7 @@ struct Rule {
 /// How many tensors of state a step by that rule writes.
 std::size_t states_of(const Rule& rule);
 
-/// How many tensors of state a parameter has at most, with the options of now; -1 if the optimizer is none that can be
-/// fused: SGD, Adam or AdamW without amsgrad.
+/// How many tensors of state a parameter has at most, with the options of now; -1 if the optimizer cannot be fused.
 int states_of(torch::optim::Optimizer& optimizer);
 
 /// The rule of each parameter's next step, in the order of `parameters`, all of which are the optimizer's.

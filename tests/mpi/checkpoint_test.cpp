@@ -244,7 +244,7 @@ TEST(Store, WhatIsTheUsersOwnAndDiffersIsNotWritten) {
     if (world().rank() > 0) contents.state.tensors["model/b.bias"].fill_(world().rank());
     const auto what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
     // Rank 2 has by chance what rank 0 has.
-    EXPECT_NE(what.find(last == 2 ? "rank 1 has other values" : "ranks 1 and 3 have other values"), std::string::npos)
+    EXPECT_NE(what.find(last == 2 ? "rank 1 has other values" : "ranks 1, 3 have other values"), std::string::npos)
         << what;
   }
   expect_state(store.read(*store.newest()).state, 1);

@@ -2,6 +2,8 @@
 
 #include "base/file.hpp"
 
+#include <zlib.h>
+
 #include <algorithm>
 
 namespace muster::detail::checkpoint {
@@ -60,6 +62,10 @@ File open_whole(const fs::path& directory, const FileEntry& entry) {
 }
 
 }  // namespace
+
+std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) noexcept {
+  return static_cast<std::uint32_t>(::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+}
 
 std::vector<std::string> list_files(const fs::path& directory) {
   std::vector<std::string> names;

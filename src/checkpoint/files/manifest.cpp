@@ -8,11 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <concepts>
 #include <ctime>
-#include <limits>
 #include <map>
 #include <set>
 #include <span>
+#include <utility>
 
 namespace muster::detail::checkpoint {
 namespace {
@@ -25,19 +26,19 @@ struct TypeName {
   at::ScalarType type;
   const char* name;
 };
-constexpr std::array type_names{
-    TypeName{at::kByte, "uint8"},
-    TypeName{at::kChar, "int8"},
-    TypeName{at::kShort, "int16"},
-    TypeName{at::kInt, "int32"},
-    TypeName{at::kLong, "int64"},
-    TypeName{at::kHalf, "float16"},
-    TypeName{at::kBFloat16, "bfloat16"},
-    TypeName{at::kFloat, "float32"},
-    TypeName{at::kDouble, "float64"},
-    TypeName{at::kBool, "bool"},
-    TypeName{at::kComplexFloat, "complex64"},
-    TypeName{at::kComplexDouble, "complex128"},
+constexpr TypeName type_names[] = {
+    {at::kByte, "uint8"},
+    {at::kChar, "int8"},
+    {at::kShort, "int16"},
+    {at::kInt, "int32"},
+    {at::kLong, "int64"},
+    {at::kHalf, "float16"},
+    {at::kBFloat16, "bfloat16"},
+    {at::kFloat, "float32"},
+    {at::kDouble, "float64"},
+    {at::kBool, "bool"},
+    {at::kComplexFloat, "complex64"},
+    {at::kComplexDouble, "complex128"},
 };
 
 /// What is wrong with a manifest; from_text() turns it into an Error that names the file.
@@ -47,16 +48,18 @@ struct Invalid : Error {
   std::string fact;
 };
 
-std::uint64_t unsigned_at(const Json& json, const char* key) {
-  const auto& value = json.at(key);
-  if (!value.is_number_unsigned()) throw Invalid{std::string("\"") + key + "\" is not a whole number"};
-  return value.get<std::uint64_t>();
+template <std::integral T>
+bool fits(const Json& value) {
+  return value.is_number_unsigned() && std::in_range<T>(value.get<std::uint64_t>());
 }
 
-int count_at(const Json& json, const char* key) {
-  const auto value = unsigned_at(json, key);
-  if (value > std::numeric_limits<int>::max()) throw Invalid{std::string("\"") + key + "\" is out of range"};
-  return static_cast<int>(value);
+/// A whole number.
+template <std::integral T>
+void take(const Json& json, const char* key, T& number) {
+  const auto& value = json.at(key);
+  if (!value.is_number_unsigned()) throw Invalid{std::string("\"") + key + "\" is not a whole number"};
+  if (!fits<T>(value)) throw Invalid{std::string("\"") + key + "\" is out of range"};
+  number = value.get<T>();
 }
 
 const Json& member_at(const Json& json, const char* key, bool (Json::*is)() const noexcept, const char* kind) {
@@ -73,17 +76,9 @@ std::string checksum_line(std::string_view before) {
   return std::string("\"checksum\": \"") + digits.data() + "\"\n}\n";
 }
 
-/// A relative path of plain names.
 void check_name(const std::string& name) {
   if (name.find('\0') != std::string::npos) throw Invalid{"a name holds a zero byte"};
-  std::size_t begin = 0;
-  do {
-    const auto end = std::min(name.find('/', begin), name.size());
-    const auto part = name.substr(begin, end - begin);
-    if (part.empty() || part == "." || part == "..")
-      throw Invalid{"the name \"" + name + "\" leads out of the directory"};
-    begin = end + 1;
-  } while (begin <= name.size());
+  if (!is_plain(name)) throw Invalid{"the name \"" + name + "\" leads out of the directory"};
 }
 
 std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& shape) {
@@ -93,8 +88,7 @@ std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& sha
   return bytes;
 }
 
-/// Inside the file, as large as their shapes, and apart from each other: so all of them together are no larger than
-/// the file is.
+/// Inside the file, as large as their shapes, and apart from each other: together no larger than the file is.
 void check_tensors(const Manifest& manifest) {
   std::map<std::string, const TensorEntry*> stored;
   std::vector<const TensorEntry*> by_offset;
@@ -138,13 +132,12 @@ void check_files(const Manifest& manifest) {
 /// Where training stood, against the rest.
 void check_progress(const Manifest& manifest) {
   if (manifest.world_size < 1) throw Invalid{"\"world_size\" is 0"};
-  const auto progress = [&] {
-    try {
-      return trainer_state_from_json(manifest.progress);
-    } catch (const Error& error) {
-      throw Invalid{error.what()};
-    }
-  }();
+  TrainerState progress;
+  try {
+    progress = trainer_state_from_json(manifest.progress);
+  } catch (const Error& error) {
+    throw Invalid{error.what()};
+  }
   if (const auto at = manifest.metrics.find("training_iteration");
       at != manifest.metrics.end() && *at != progress.training_iteration)
     throw Invalid{"\"training_iteration\" is not that of its metrics"};
@@ -154,17 +147,17 @@ void check_progress(const Manifest& manifest) {
     throw Invalid{"the random state is not that of as many ranks as wrote it"};
 }
 
-Manifest from_json(const Json& json) {
+Manifest manifest_from(const Json& json) {
   Manifest manifest;
-  manifest.index = count_at(json, "index");
+  take(json, "index", manifest.index);
   manifest.time = json.at("time").get<std::string>();
-  manifest.world_size = count_at(json, "world_size");
+  take(json, "world_size", manifest.world_size);
   manifest.progress = object_at(json, "progress");
   manifest.metrics = object_at(json, "metrics");
   manifest.metadata = json.at("metadata");
   manifest.values = object_at(json, "values");
-  for (const auto& file : array_at(json, "files")) manifest.files.push_back(file_from_json(file));
-  for (const auto& tensor : array_at(json, "tensors")) manifest.tensors.push_back(tensor_from_json(tensor));
+  array_at(json, "files").get_to(manifest.files);
+  array_at(json, "tensors").get_to(manifest.tensors);
   check_files(manifest);
   check_tensors(manifest);
   check_progress(manifest);
@@ -177,70 +170,63 @@ const FileEntry& Manifest::state_file() const {
   return *std::ranges::find(files, std::string_view(state_name), &FileEntry::name);
 }
 
-Json to_json(const TensorEntry& tensor) {
+bool is_plain(const std::string& path) {
+  for (std::size_t begin = 0, end = 0; begin <= path.size(); begin = end + 1) {
+    end = std::min(path.find('/', begin), path.size());
+    const auto part = path.substr(begin, end - begin);
+    if (part.empty() || part == "." || part == "..") return false;
+  }
+  return true;
+}
+
+void to_json(Json& json, const TensorEntry& tensor) {
   const auto type = std::ranges::find(type_names, tensor.type, &TypeName::type);
-  if (type == type_names.end())
+  if (type == std::end(type_names))
     throw Error(ExitCode::usage, "saving " + tensor.name,
                 std::string("checkpoints have no type for ") + c10::toString(tensor.type),
                 "Convert it to another type first");
-  Json json{{"name", tensor.name}, {"type", type->name}, {"shape", tensor.shape}};
-  if (tensor.same_as.empty()) {
-    json["offset"] = tensor.offset;
-    json["bytes"] = tensor.bytes;
-  } else {
-    json["same_as"] = tensor.same_as;
-  }
-  return json;
+  json = {{"name", tensor.name}, {"type", type->name}, {"shape", tensor.shape}};
+  json.update(tensor.same_as.empty() ? Json{{"offset", tensor.offset}, {"bytes", tensor.bytes}}
+                                     : Json{{"same_as", tensor.same_as}});
 }
 
-TensorEntry tensor_from_json(const Json& json) {
-  TensorEntry tensor;
+void from_json(const Json& json, TensorEntry& tensor) {
   tensor.name = json.at("name").get<std::string>();
   const auto type = std::ranges::find(type_names, json.at("type").get<std::string>(), &TypeName::name);
-  if (type == type_names.end()) throw Invalid{"the type of " + tensor.name + " is unknown"};
+  if (type == std::end(type_names)) throw Invalid{"the type of " + tensor.name + " is unknown"};
   tensor.type = type->type;
-  for (const auto& size : array_at(json, "shape")) {
-    if (!size.is_number_unsigned() || size.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
-      throw Invalid{"the shape of " + tensor.name + " is absurd"};
-    tensor.shape.push_back(size.get<std::int64_t>());
-  }
-  if (tensor.shape.size() > most_dimensions) throw Invalid{"the shape of " + tensor.name + " is absurd"};
+  const auto& shape = array_at(json, "shape");
+  if (!std::ranges::all_of(shape, fits<std::int64_t>) || shape.size() > most_dimensions)
+    throw Invalid{"the shape of " + tensor.name + " is absurd"};
+  shape.get_to(tensor.shape);
   if (json.contains("same_as")) {
     tensor.same_as = json.at("same_as").get<std::string>();
     if (tensor.same_as.empty()) throw Invalid{"\"same_as\" is empty"};
   } else {
-    tensor.offset = unsigned_at(json, "offset");
-    tensor.bytes = unsigned_at(json, "bytes");
+    take(json, "offset", tensor.offset);
+    take(json, "bytes", tensor.bytes);
   }
-  return tensor;
 }
 
-Json to_json(const FileEntry& file) {
-  return {{"name", file.name}, {"bytes", file.bytes}, {"piece_bytes", file.piece_bytes}, {"crc32", file.crc32}};
+void to_json(Json& json, const FileEntry& file) {
+  json = {{"name", file.name}, {"bytes", file.bytes}, {"piece_bytes", file.piece_bytes}, {"crc32", file.crc32}};
 }
 
-FileEntry file_from_json(const Json& json) {
-  FileEntry file;
+void from_json(const Json& json, FileEntry& file) {
   file.name = json.at("name").get<std::string>();
-  file.bytes = unsigned_at(json, "bytes");
-  file.piece_bytes = unsigned_at(json, "piece_bytes");
-  for (const auto& value : array_at(json, "crc32")) {
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<std::uint32_t>::max())
-      throw Invalid{"a checksum of " + file.name + " is not one"};
-    file.crc32.push_back(value.get<std::uint32_t>());
-  }
-  return file;
+  take(json, "bytes", file.bytes);
+  take(json, "piece_bytes", file.piece_bytes);
+  const auto& checksums = array_at(json, "crc32");
+  if (!std::ranges::all_of(checksums, fits<std::uint32_t>)) throw Invalid{"a checksum of " + file.name + " is not one"};
+  checksums.get_to(file.crc32);
 }
 
 std::string to_text(const Manifest& manifest) {
-  auto tensors = Json::array(), files = Json::array();
-  for (const auto& tensor : manifest.tensors) tensors.push_back(to_json(tensor));
-  for (const auto& file : manifest.files) files.push_back(to_json(file));
   const std::pair<const char*, Json> members[] = {
-      {"format", format_name},         {"version", newest_version},         {"index", manifest.index},
-      {"time", manifest.time},         {"world_size", manifest.world_size}, {"progress", manifest.progress},
-      {"metrics", manifest.metrics},   {"metadata", manifest.metadata},     {"values", manifest.values},
-      {"tensors", std::move(tensors)}, {"files", std::move(files)},
+      {"format", format_name},       {"version", newest_version},         {"index", manifest.index},
+      {"time", manifest.time},       {"world_size", manifest.world_size}, {"progress", manifest.progress},
+      {"metrics", manifest.metrics}, {"metadata", manifest.metadata},     {"values", manifest.values},
+      {"tensors", manifest.tensors}, {"files", manifest.files},
   };
   std::string text = "{\n";
   try {
@@ -263,12 +249,14 @@ Manifest from_text(std::string_view text, const std::string& shown) {
   try {
     const auto json = parse_json(text, "reading " + shown);
     if (json.at("format") != format_name) throw Invalid{"it is not a checkpoint's manifest"};
-    if (const auto version = unsigned_at(json, "version"); version > newest_version)
+    std::uint64_t version = 0;
+    take(json, "version", version);
+    if (version > newest_version)
       throw NewerFormat(ExitCode::data, "reading " + shown,
                         "it was written by a newer muster: version " + std::to_string(version) +
                             " of the format, and this one reads up to " + std::to_string(newest_version),
                         "Update muster");
-    return from_json(json);
+    return manifest_from(json);
   } catch (const Invalid& invalid) {
     throw fail(invalid.fact);
   } catch (const Json::exception& error) {

@@ -91,10 +91,13 @@ void write_manifest(const std::filesystem::path& directory, const Manifest& mani
 /// Now, UTC, ISO 8601.
 std::string time_now();
 
-Json to_json(const TensorEntry& tensor);
-Json to_json(const FileEntry& file);
+void to_json(Json& json, const TensorEntry& tensor);
+void to_json(Json& json, const FileEntry& file);
 /// Throw nlohmann's exceptions, or Error, where the JSON is of another kind.
-TensorEntry tensor_from_json(const Json& json);
-FileEntry file_from_json(const Json& json);
+void from_json(const Json& json, TensorEntry& tensor);
+void from_json(const Json& json, FileEntry& file);
+
+/// Whether it is a relative path of plain names, separated by "/".
+bool is_plain(const std::string& path);
 
 }  // namespace muster::detail::checkpoint

@@ -1,13 +1,19 @@
 // Files in pieces: each piece has a checksum, and ranks divide the pieces among themselves.
 #pragma once
 
-#include "checkpoint/rank.hpp"
-
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace muster::detail::checkpoint {
+
+/// Which rank of how many: whose share of the work, whose part of an entry.
+struct Rank {
+  int rank = 0;
+  int size = 1;
+};
 
 /// [begin, end)
 struct Range {
@@ -16,14 +22,26 @@ struct Range {
 };
 
 /// The items of `count` that are this rank's: contiguous, in the order of ranks, as many on each but for one.
-Range share(std::uint64_t count, Rank rank) noexcept;
+inline Range share(std::uint64_t count, Rank of) noexcept {
+  const auto ranks = static_cast<std::uint64_t>(of.size), rank = static_cast<std::uint64_t>(of.rank);
+  const auto each = count / ranks, more = count % ranks;
+  const auto begin = rank * each + std::min(rank, more);
+  return {begin, begin + each + (rank < more ? 1 : 0)};
+}
 
-/// Bytes of a piece (the last one may be shorter) for a file of that size: a power of two from 64 KiB to 4 MiB, so that
-/// ranks that divide a file never touch the same page.
-std::uint64_t piece_bytes_for(std::uint64_t file_bytes) noexcept;
-std::uint64_t piece_count(std::uint64_t file_bytes, std::uint64_t piece_bytes) noexcept;
+/// Bytes of a piece (the last may be shorter): a power of two from 64 KiB to 4 MiB, so ranks never share a page.
+inline std::uint64_t piece_bytes_for(std::uint64_t file_bytes) noexcept {
+  constexpr std::uint64_t smallest = 64 << 10, largest = 4 << 20, pieces = 1024;
+  return std::bit_ceil(std::clamp(file_bytes / pieces, smallest, largest));
+}
+inline std::uint64_t piece_count(std::uint64_t file_bytes, std::uint64_t piece_bytes) noexcept {
+  return file_bytes / piece_bytes + (file_bytes % piece_bytes != 0 ? 1 : 0);
+}
 /// The bytes of the file that piece `index` covers.
-Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, std::uint64_t index) noexcept;
+inline Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, std::uint64_t index) noexcept {
+  const auto begin = index * piece_bytes;
+  return {begin, begin + std::min(piece_bytes, file_bytes - begin)};
+}
 
 /// zlib's CRC-32, continued from `before`.
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;

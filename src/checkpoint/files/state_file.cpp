@@ -2,7 +2,7 @@
 
 #include "base/file.hpp"
 #include "checkpoint/files/checked_files.hpp"
-#include "checkpoint/state/bytes.hpp"
+#include "checkpoint/state/checksum.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/types.hpp"
 
@@ -24,10 +24,11 @@ MemoryKey memory_key(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()};
 }
 
+std::int64_t check(std::int64_t status) { return hdf5::check(status, making, ExitCode::retry); }
+
 /// Gives the place of its values in the file.
 std::uint64_t make_dataset(hid_t file, const std::string& name, const at::Tensor& tensor, hid_t links) {
   const auto type = hdf5::type_of(tensor.scalar_type());
-  const auto check = [](hid_t id) { return hdf5::check(id, making, ExitCode::retry); };
   const auto space = hdf5::make_space(tensor.sizes().vec(), making, ExitCode::retry);
   const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, making, ExitCode::retry);
   check(H5Pset_layout(creation.get(), H5D_CONTIGUOUS));
@@ -41,18 +42,13 @@ std::uint64_t make_dataset(hid_t file, const std::string& name, const at::Tensor
   return offset;
 }
 
-hdf5::Handle link_properties() {
-  auto links = hdf5::make_properties(H5P_LINK_CREATE, making, ExitCode::retry);
-  hdf5::check(H5Pset_create_intermediate_group(links.get(), 1), making, ExitCode::retry);
-  hdf5::check(H5Pset_char_encoding(links.get(), H5T_CSET_UTF8), making, ExitCode::retry);
-  return links;
-}
-
 /// The whole file but for the values.
 Layout make_structure(const std::shared_ptr<hdf5::Medium>& memory, const Tensors& tensors) {
   const hdf5::Lock lock;
   auto file = hdf5::create_file(memory);
-  const auto links = link_properties();
+  const auto links = hdf5::make_properties(H5P_LINK_CREATE, making, ExitCode::retry);
+  check(H5Pset_create_intermediate_group(links.get(), 1));
+  check(H5Pset_char_encoding(links.get(), H5T_CSET_UTF8));
   Layout layout;
   std::map<MemoryKey, std::string> first_name;
   for (const auto& [name, tensor] : tensors) {
@@ -63,8 +59,7 @@ Layout make_structure(const std::shared_ptr<hdf5::Medium>& memory, const Tensors
       entry.offset = make_dataset(file.get(), name, tensor, links.get());
     } else {
       entry.same_as = first->second;
-      hdf5::check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), name.c_str(), links.get(), H5P_DEFAULT),
-                  making, ExitCode::retry);
+      check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), name.c_str(), links.get(), H5P_DEFAULT));
     }
     layout.tensors.push_back(std::move(entry));
   }
@@ -86,17 +81,15 @@ std::vector<const TensorEntry*> by_offset(const std::vector<TensorEntry>& tensor
 void each_segment(const std::vector<const TensorEntry*>& sorted, Range range, auto&& segment) {
   auto at = std::ranges::upper_bound(sorted, range.begin, {},
                                      [](const TensorEntry* tensor) { return tensor->offset + tensor->bytes; });
-  for (auto position = range.begin; position < range.end;) {
-    if (at == sorted.end() || (*at)->offset >= range.end) {
-      segment(Range{position, range.end}, static_cast<const TensorEntry*>(nullptr));
-      return;
-    }
-    if (position < (*at)->offset) segment(Range{position, (*at)->offset}, static_cast<const TensorEntry*>(nullptr));
-    position = std::max(position, (*at)->offset);
+  const TensorEntry* const none = nullptr;
+  for (auto position = range.begin; position < range.end; ++at) {
+    const auto begin = at == sorted.end() ? range.end : std::min((*at)->offset, range.end);
+    if (position < begin) segment(Range{position, begin}, none);
+    position = std::max(position, begin);
+    if (position == range.end) return;
     const auto end = std::min(range.end, (*at)->offset + (*at)->bytes);
     segment(Range{position, end}, *at);
     position = end;
-    ++at;
   }
 }
 
@@ -117,17 +110,9 @@ void check_layout(const Layout& layout, const Tensors& tensors) {
 
 }  // namespace
 
-Json to_json(const Layout& layout) {
-  auto tensors = Json::array();
-  for (const auto& tensor : layout.tensors) tensors.push_back(to_json(tensor));
-  return {{"tensors", std::move(tensors)}, {"bytes", layout.bytes}};
-}
+Json to_json(const Layout& layout) { return {{"tensors", layout.tensors}, {"bytes", layout.bytes}}; }
 
-Layout layout_from_json(const Json& json) {
-  Layout layout{.tensors = {}, .bytes = json.at("bytes").get<std::uint64_t>()};
-  for (const auto& tensor : json.at("tensors")) layout.tensors.push_back(tensor_from_json(tensor));
-  return layout;
-}
+Layout layout_from_json(const Json& json) { return {.tensors = json.at("tensors"), .bytes = json.at("bytes")}; }
 
 void check_storable(const Tensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
@@ -137,14 +122,11 @@ void check_storable(const Tensors& tensors) {
     if (tensor.layout() != at::kStrided || tensor.is_meta() || tensor.is_quantized())
       fail("it is not a tensor of plain values in memory");
     if (tensor.dim() > H5S_MAX_RANK) fail("it has more than 32 dimensions");
-    for (std::size_t begin = 0, end = 0; begin <= name.size(); begin = end + 1) {
-      end = std::min(name.find('/', begin), name.size());
-      const auto part = name.substr(begin, end - begin);
-      if (part.empty() || part == "." || part == ".." || part.find('\0') != std::string::npos)
-        fail("its name has an empty part, or one that means a folder");
-      if (end < name.size() && tensors.contains(name.substr(0, end)))
+    if (!is_plain(name) || name.find('\0') != std::string::npos)
+      fail("its name has an empty part, or one that means a folder");
+    for (auto end = name.find('/'); end != std::string::npos; end = name.find('/', end + 1))
+      if (tensors.contains(name.substr(0, end)))
         fail("\"" + name.substr(0, end) + "\" is a tensor, so it cannot be a group too");
-    }
   }
 }
 

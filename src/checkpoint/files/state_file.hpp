@@ -44,8 +44,7 @@ std::vector<int> piece_writers(const Layout& layout, int ranks, const std::set<s
 std::vector<std::uint32_t> write_pieces(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
                                         const std::vector<int>& writers, int rank);
 
-/// Reads all tensors, onto the CPU; the checksums of this rank's share of its pieces are verified on the way. Those
-/// that shared memory share it again.
+/// Reads all tensors, onto the CPU, and verifies this rank's share of checksums. What shared memory shares it again.
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest, Rank here);
 
 }  // namespace muster::detail::checkpoint

@@ -1,5 +1,4 @@
-// The user's own files in a checkpoint: each rank gives a folder of them or none, and the checkpoint has them all, of a
-// name that several give the lowest rank's.
+// The user's own files in a checkpoint: what all ranks' folders hold; of a name that several give the lowest rank's.
 #pragma once
 
 #include "checkpoint/files/manifest.hpp"

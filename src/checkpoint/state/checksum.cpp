@@ -1,7 +1,5 @@
 #include "checkpoint/state/checksum.hpp"
 
-#include "checkpoint/state/bytes.hpp"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -20,16 +18,8 @@ constexpr std::int64_t words_at_once = std::int64_t{1} << 22;
 /// Integers as wide as an element, or of 64 bits.
 at::Tensor as_words(const at::Tensor& tensor) {
   const auto flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten();
-  switch (flat.element_size()) {
-    case 1:
-      return flat.view(at::kByte);
-    case 2:
-      return flat.view(at::kShort);
-    case 4:
-      return flat.view(at::kInt);
-    default:
-      return flat.view(at::kLong);
-  }
+  const auto size = flat.element_size();
+  return flat.view(size == 1 ? at::kByte : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong);
 }
 
 /// Scrambles 64-bit integers, in place. Shifts are arithmetic, products wrap: any bit reaches most others.
@@ -43,10 +33,7 @@ at::Tensor& scramble(at::Tensor& x) {
 
 std::uint64_t checksum(std::string_view bytes) noexcept { return XXH3_64bits(bytes.data(), bytes.size()); }
 
-std::uint64_t checksum(const at::Tensor& tensor) {
-  const Bytes bytes(tensor);
-  return XXH3_64bits(bytes.all().data(), bytes.all().size());
-}
+std::uint64_t checksum(const at::Tensor& tensor) { return checksum(Bytes(tensor).all()); }
 
 at::Tensor mixed_sum(const at::Tensor& tensor) {
   const auto words = as_words(tensor);

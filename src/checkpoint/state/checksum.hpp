@@ -1,24 +1,40 @@
-// Checksums by which ranks find out whether they hold the same bits. They are compared, never stored.
+// The bytes of tensors, and checksums by which ranks find out whether they hold the same. They are never stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
 namespace muster::detail::checkpoint {
 
+/// Row by row, in the CPU's memory: the tensor's own where it lies there like that, else a copy.
+class Bytes {
+ public:
+  explicit Bytes(const at::Tensor& tensor) : tensor_(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()) {}
+
+  std::string_view all() const { return {static_cast<const char*>(tensor_.const_data_ptr()), tensor_.nbytes()}; }
+  std::span<const std::byte> part(std::uint64_t begin, std::uint64_t end) const {
+    return std::as_bytes(std::span(all())).subspan(begin, end - begin);
+  }
+  /// The same values as a tensor.
+  const at::Tensor& tensor() const noexcept { return tensor_; }
+
+ private:
+  at::Tensor tensor_;
+};
+
 /// XXH3, 64 bits.
 std::uint64_t checksum(std::string_view bytes) noexcept;
 std::uint64_t checksum(const at::Tensor& tensor);
 
-/// A checksum of each tensor, taken where it lies: of one on the CPU by XXH3, of one on a device by that device, with
-/// one small copy for all of them. The two kinds do not compare.
+/// Of each tensor where it lies: on the CPU by XXH3, on a device by mixed_sum() with one small copy for all of them.
 std::vector<std::uint64_t> checksums_in_place(const std::vector<at::Tensor>& tensors);
 
-/// What a device computes: the sum, modulo 2^64, of the tensor's words mixed with their places. A number on the
-/// tensor's device.
+/// What a device computes, and a number there: the sum modulo 2^64 of the tensor's words mixed with their places.
 at::Tensor mixed_sum(const at::Tensor& tensor);
 
 }  // namespace muster::detail::checkpoint

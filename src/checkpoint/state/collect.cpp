@@ -3,6 +3,8 @@
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <set>
 
@@ -40,16 +42,10 @@ ParameterPaths parameter_paths(const StateEntries& entries) {
 
 /// The entry's part of `state`, relative to it; nothing if there is none.
 std::optional<StateDict> part_of(const StateDict& state, const std::string& name) {
-  StateDict part;
-  bool found = state.values.contains(name);
-  if (found) part.values = state.values.at(name);
-  for (auto at = state.tensors.lower_bound(name); at != state.tensors.end() && at->first.starts_with(name); ++at) {
-    const auto& path = at->first;
-    if (path.size() > name.size() && path[name.size()] != '/') continue;
-    part.tensors.emplace(path.size() == name.size() ? "" : path.substr(name.size() + 1), at->second);
-    found = true;
-  }
-  if (!found) return {};
+  StateDict part{.values = state.values.value(name, Json::object())};
+  for (const auto& [path, tensor] : only(state, name).tensors)
+    part.tensors.emplace(path == name ? "" : path.substr(name.size() + 1), tensor);
+  if (part.tensors.empty() && !state.values.contains(name)) return {};
   return part;
 }
 
@@ -61,57 +57,41 @@ std::size_t ranks_in(const StateDict& all) {
   return ranks;
 }
 
-std::string count_ranks(std::size_t count) { return std::to_string(count) + (count == 1 ? " rank" : " ranks"); }
-
 /// This rank's part of an entry of which each rank had its own; nothing, with a word, where there is none.
 std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, Rank here, Differences& differences) {
-  const auto ranks = ranks_in(all);
-  if (ranks == 0) {
-    differences.push_back({"", "each rank's own here, one for all in the checkpoint"});
-    return {};
-  }
-  if (here.size == 0) {
-    differences.push_back(
-        {"", "each of " + count_ranks(ranks) +
-                 " had its own, and a checkpoint that is opened by its path does not know which rank "
-                 "this is: use State::restore(), Session::get_checkpoint(), or the rows of to_dict()"});
-    return {};
-  }
-  if (ranks != static_cast<std::size_t>(here.size)) {
+  const auto ranks = ranks_in(all), size = static_cast<std::size_t>(here.size);
+  const auto refuse = [&](const std::string& fact) -> std::optional<StateDict> {
+    return differences.push_back({"", fact}), std::nullopt;
+  };
+  const auto count = [](std::size_t of) { return std::to_string(of) + (of == 1 ? " rank" : " ranks"); };
+  if (ranks == 0) return refuse("each rank's own here, one for all in the checkpoint");
+  if (size == 0)
+    return refuse("each of " + count(ranks) +
+                  " had its own, and a checkpoint that is opened by its path does not know which rank this is: use "
+                  "State::restore(), Session::get_checkpoint(), or the rows of to_dict()");
+  if (ranks != size) {
     auto part = object.regroup(all, here);
-    if (!part)
-      differences.push_back({"", "each of " + count_ranks(ranks) + " had its own, and here it is " +
-                                     count_ranks(static_cast<std::size_t>(here.size))});
-    return part;
+    return part ? part : refuse("each of " + count(ranks) + " had its own, and here it is " + count(size));
   }
   StateDict part{.values = all.values.at(static_cast<std::size_t>(here.rank))};
   for (const auto& [path, tensor] : all.tensors) part.tensors.emplace(path, tensor.select(0, here.rank));
   return part;
 }
 
-std::string shape_text(std::span<const std::int64_t> shape) {
-  std::string text = "[";
-  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
-
 std::string text_of(const std::vector<std::string>& lines) {
-  std::string text =
-      lines.size() == 1 ? "it does not fit: " : "it does not fit in " + std::to_string(lines.size()) + " places: ";
-  for (const auto& line : lines) text += (&line == &lines.front() ? "" : "; ") + line;
-  return text;
+  std::string text;
+  for (const auto& line : lines) text += (text.empty() ? ": " : "; ") + line;
+  return "it does not fit" + (lines.size() == 1 ? "" : " in " + std::to_string(lines.size()) + " places") + text;
 }
 
 }  // namespace
 
-void compare_tensor(const std::string& path, const at::Tensor& saved, std::span<const std::int64_t> shape,
-                    at::ScalarType type, Differences& differences) {
-  if (!std::ranges::equal(std::span(saved.sizes().data(), saved.sizes().size()), shape))
-    differences.push_back({path, "shape " + shape_text({saved.sizes().data(), saved.sizes().size()}) +
-                                     " in the checkpoint, " + shape_text(shape) + " here"});
+void compare_tensor(const std::string& path, const at::Tensor& saved, at::IntArrayRef shape, at::ScalarType type,
+                    Differences& differences) {
+  if (saved.sizes() != shape)
+    differences.push_back({path, c10::str("shape ", saved.sizes(), " in the checkpoint, ", shape, " here")});
   if (saved.scalar_type() != type)
-    differences.push_back({path, std::string("type ") + c10::toString(saved.scalar_type()) + " in the checkpoint, " +
-                                     c10::toString(type) + " here"});
+    differences.push_back({path, c10::str("type ", saved.scalar_type(), " in the checkpoint, ", type, " here")});
 }
 
 StateDict collect(const StateEntries& entries) {

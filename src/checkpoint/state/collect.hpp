@@ -10,20 +10,15 @@ namespace muster::detail::checkpoint {
 
 /// The state of all entries; paths and JSON keys begin with the entry's name, and every entry has its JSON key.
 /// Tensors share the objects' memory. An Error (ExitCode::usage) for two entries of one name, or an optimizer whose
-/// parameters no entry here has.
-///
-/// A module gives its parameters and buffers by name; an optimizer its options per group, and its state under the path
-/// of the parameter: "optimizer/model/fc.weight/exp_avg".
+/// parameters no entry here has. A module gives its parameters and buffers by name; an optimizer its options per group,
+/// and its state under the path of the parameter: "optimizer/model/fc.weight/exp_avg".
 StateDict collect(const StateEntries& entries);
 
 /// Loads `saved` into the entries, in place where there is memory. First everything is compared: a name missing or left
 /// over, a shape or a type that differs is an Error (ExitCode::data) that lists all of them, and nothing has been
 /// changed. The user's own load functions come first, so that nothing else has been changed when one of them throws.
-///
-/// An optimizer without its parameters among the entries is matched by the order of its parameters.
-///
-/// Of what each rank had of its own (Replication::per_rank), this rank takes the part of rank `here`; it is refused at
-/// another number of ranks, and where that is not known (a count of 0).
+/// An optimizer without its parameters among the entries is matched by the order of its parameters. Of what each rank
+/// had of its own, this one takes the part of rank `here`; it is refused at another number of ranks, or an unknown (0).
 void restore(const StateEntries& entries, const StateDict& saved, Rank here = {});
 
 /// The entry that a tensor belongs to: the first part of its path.

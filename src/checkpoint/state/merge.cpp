@@ -1,16 +1,13 @@
 #include "checkpoint/state/merge.hpp"
 
-#include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/files/pieces.hpp"
+#include "checkpoint/state/checksum.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "comm/on_ranks.hpp"
-#include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
@@ -19,22 +16,17 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-std::string_view bytes_of(const at::Tensor& contiguous) {
-  return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
-}
-
 /// Names, types and shapes of an entry's tensors, and its JSON.
 Json outline_of(const StateDict& entry) {
   auto tensors = Json::array();
   for (const auto& [name, tensor] : entry.tensors)
-    tensors.push_back(to_json(TensorEntry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()}));
+    tensors.push_back(TensorEntry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()});
   return {{"values", entry.values}, {"tensors", std::move(tensors)}};
 }
 
 std::string fingerprint(const StateDict& entry) {
   auto text = outline_of(entry).dump();
-  for (const auto& [name, tensor] : entry.tensors)
-    text += "/" + std::to_string(crc32(std::as_bytes(std::span(bytes_of(tensor.contiguous())))));
+  for (const auto& [name, tensor] : entry.tensors) text += "/" + std::to_string(checksum(tensor));
   return text;
 }
 
@@ -44,10 +36,9 @@ StateDict broadcast(const Communicator& communicator, const StateDict& mine, int
   const auto outline = Json::parse(communicator.broadcast(is_root ? outline_of(mine).dump() : "", root));
   StateDict entry{.tensors = {}, .values = outline.at("values")};
   for (const auto& json : outline.at("tensors")) {
-    const auto shape = tensor_from_json(json);
-    auto tensor =
-        is_root ? mine.tensors.at(shape.name).contiguous() : at::empty(shape.shape, at::TensorOptions(shape.type));
-    const auto bytes = communicator.broadcast(is_root ? std::string(bytes_of(tensor)) : "", root);
+    const TensorEntry shape = json;
+    auto tensor = is_root ? mine.tensors.at(shape.name) : at::empty(shape.shape, at::TensorOptions(shape.type));
+    const auto bytes = communicator.broadcast(is_root ? std::string(Bytes(tensor).all()) : "", root);
     if (!is_root && !bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
     entry.tensors.emplace(shape.name, std::move(tensor));
   }
@@ -58,7 +49,7 @@ StateDict broadcast(const Communicator& communicator, const StateDict& mine, int
 
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given) {
   StateDict mine;
-  std::vector<std::map<std::string, std::string>> of_rank;
+  std::vector<Json> of_rank;
   std::map<std::string, int> owner;
   for (const auto& text : comm::on_all(communicator, [&] {
          if (given && is_checkpoint(given->path())) mine = given->to_dict();
@@ -66,17 +57,18 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
          for (const auto& [name, value] : mine.values.items()) fingerprints[name] = fingerprint(only(mine, name));
          return fingerprints.dump();
        })) {
-    of_rank.push_back(Json::parse(text).get<std::map<std::string, std::string>>());
-    for (const auto& [name, unused] : of_rank.back()) owner.try_emplace(name, static_cast<int>(of_rank.size()) - 1);
+    of_rank.push_back(Json::parse(text));
+    for (const auto& [name, unused] : of_rank.back().items())
+      owner.try_emplace(name, static_cast<int>(of_rank.size()) - 1);
   }
   StateDict united;
   for (const auto& [name, root] : owner) {
     const auto& kept = of_rank[static_cast<std::size_t>(root)].at(name);
     bool everywhere = true;
     for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
-      const auto at = of_rank[rank].find(name);
-      everywhere = everywhere && at != of_rank[rank].end() && at->second == kept;
-      if (at != of_rank[rank].end() && at->second != kept && communicator.rank() == 0)
+      const auto its = of_rank[rank].value(name, Json());
+      everywhere = everywhere && its == kept;
+      if (!its.is_null() && its != kept && communicator.rank() == 0)
         log::warn("the entry " + name + " of the checkpoint that rank " + std::to_string(rank) +
                   " gives differs from that of rank " + std::to_string(root) + ", which is kept");
     }

@@ -8,9 +8,8 @@
 
 namespace muster::detail::checkpoint {
 
-/// The entries of the checkpoints that the ranks give, the same on all of them afterwards. Each rank may give its own,
-/// as Checkpoint::from_dict makes them; of an entry that several give, the lowest rank's is taken, with a warning if
-/// theirs differ. Collective.
+/// The entries of the checkpoints that the ranks give, each its own or none, on all of them: of an entry that several
+/// give the lowest rank's, with a warning if theirs differ. Collective.
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
 }  // namespace muster::detail::checkpoint

@@ -1,5 +1,4 @@
-// The ranks' copies of a state at a save. What all have alike is compared before anything is written; what each has of
-// its own is put together.
+// The ranks' copies of a state at a save: what all have alike is compared, what each has of its own is put together.
 #pragma once
 
 #include "checkpoint/state/stateful.hpp"
@@ -18,8 +17,7 @@ using EntryReplication = std::map<std::string, Replication>;
 
 EntryReplication replication_of(const StateEntries& entries);
 
-/// A number over all that the ranks should have alike, names, shapes and types of the rest, and which is which. Reads
-/// every tensor once. Local.
+/// A number over all that the ranks should have alike, and of the rest names, shapes and types. Local.
 std::uint64_t fingerprint(const StateDict& state, const EntryReplication& replication);
 
 /// To be called when fingerprints differ: finds out where. A difference in what is the user's own is an Error

@@ -24,8 +24,7 @@ class StatefulModule : public Stateful {
         differences.push_back({path, "not in the checkpoint"});
         continue;
       }
-      compare_tensor(path, at->second, {tensor.sizes().data(), tensor.sizes().size()}, tensor.scalar_type(),
-                     differences);
+      compare_tensor(path, at->second, tensor.sizes(), tensor.scalar_type(), differences);
       const auto [first, inserted] = first_name.try_emplace(tensor.unsafeGetTensorImpl(), &path);
       if (inserted) continue;
       const auto other = saved.tensors.find(*first->second);

@@ -1,10 +1,9 @@
 // Optimizers. In JSON: {"kind": "Adam", "param_groups": [{"params": [path, …], "lr": …, …}, …],
 // "state": {path: {"step": …, …}, …}}; the tensors of a parameter's state under PATH/FIELD, those of a list under
 // PATH/FIELD.0, PATH/FIELD.1 …, with the list's length in the JSON. A parameter that has not been stepped has no state.
-#include "checkpoint/state/json_value.hpp"
 #include "checkpoint/state/stateful.hpp"
-#include "checkpoint/state/stateful_optimizer_fields.hpp"
 #include "muster/error.hpp"
+#include "optim/fields.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -13,17 +12,16 @@
 #include <deque>
 #include <functional>
 #include <set>
-#include <tuple>
 
 namespace muster {
 namespace {
 
 using namespace detail::checkpoint;
+using detail::optim::FieldShape, detail::optim::shape_of_field, detail::optim::visit_fields;
 
 const Json& member(const Json& json, const char* key) {
   static const Json nothing;
-  const auto at = json.is_object() ? json.find(key) : json.end();
-  return json.is_object() && at != json.end() ? *at : nothing;
+  return json.is_object() && json.contains(key) ? json.at(key) : nothing;
 }
 
 std::string list_path(const std::string& path, std::size_t index) { return path + "." + std::to_string(index); }
@@ -95,8 +93,11 @@ struct FieldReader {
   }
 };
 
-template <class Options, class ParamState>
+template <class Kind>
 class StatefulOptimizer : public Stateful {
+  using Options = typename Kind::Options;
+  using ParamState = typename Kind::State;
+
  public:
   StatefulOptimizer(torch::optim::Optimizer& optimizer, const char* kind) : optimizer_(&optimizer), kind_(kind) {}
 
@@ -147,17 +148,16 @@ class StatefulOptimizer : public Stateful {
     Differences none;
     std::set<std::string> known;
     const auto paths = matched_paths(saved, parameters, none);
-    for (std::size_t g = 0; g < paths.size(); ++g)
+    for (std::size_t g = 0; g < paths.size(); ++g) {
+      const auto& json = saved.values.at("param_groups").at(g);
       visit_fields(static_cast<Options&>(optimizer_->param_groups()[g].options()),
-                   [&](const char* name, auto& value) { value_from_json(group_json(saved, g).at(name), value); });
+                   [&](const char* name, auto& value) { value_from_json(json.at(name), value); });
+    }
     each_parameter(paths, [&](const at::Tensor& parameter, const std::string& path) {
       auto& states = optimizer_->state();
       void* const key = parameter.unsafeGetTensorImpl();
       const auto& json = member(member(saved.values, "state"), path.c_str());
-      if (!json.is_object()) {
-        states.erase(key);
-        return;
-      }
+      if (!json.is_object()) return void(states.erase(key));
       auto& state = states[key];
       if (!state) state = std::make_unique<ParamState>();
       const auto take = [&](const char* field, const std::string&, const at::Tensor& tensor, const at::Tensor& now) {
@@ -186,26 +186,20 @@ class StatefulOptimizer : public Stateful {
     return at->second;
   }
 
-  static const Json& group_json(const StateDict& saved, std::size_t group) {
-    return saved.values.at("param_groups").at(group);
-  }
-
   /// The path under which each parameter was saved. Notes what does not fit between the groups here and those saved.
   Paths matched_paths(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const {
     auto& groups = optimizer_->param_groups();
     const auto& saved_kind = member(saved.values, "kind");
     const auto& saved_groups = member(saved.values, "param_groups");
-    if (saved_kind != kind_) {
-      differences.push_back({"", "the optimizer " + std::string(kind_) + " here, " +
-                                     (saved_kind.is_string() ? saved_kind.get<std::string>() : "something else") +
-                                     " in the checkpoint"});
-      return {};
-    }
-    if (!saved_groups.is_array() || saved_groups.size() != groups.size()) {
-      differences.push_back({"", std::to_string(groups.size()) + " groups of parameters here, " +
-                                     std::to_string(saved_groups.size()) + " in the checkpoint"});
-      return {};
-    }
+    const auto apart = [&](const std::string& here, const std::string& there) {
+      differences.push_back({"", here + " here, " + there + " in the checkpoint"});
+      return Paths();
+    };
+    if (saved_kind != kind_)
+      return apart("the optimizer " + std::string(kind_),
+                   saved_kind.is_string() ? saved_kind.get<std::string>() : "something else");
+    if (!saved_groups.is_array() || saved_groups.size() != groups.size())
+      return apart(std::to_string(groups.size()) + " groups of parameters", std::to_string(saved_groups.size()));
     Paths paths(groups.size());
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto& json = saved_groups[g];
@@ -251,41 +245,29 @@ class StatefulOptimizer : public Stateful {
   }
 
   std::vector<std::int64_t> expected_shape(const char* field, const at::Tensor& parameter) const {
-    switch (shape_of_field<ParamState>(field)) {
-      case FieldShape::scalar:
-        return {};
-      case FieldShape::all_parameters: {
-        std::int64_t total = 0;
-        for (const auto& group : optimizer_->param_groups())
-          for (const auto& each : group.params()) total += each.numel();
-        return {total};
-      }
-      default:
-        return parameter.sizes().vec();
-    }
+    const auto shape = shape_of_field<ParamState>(field);
+    if (shape == FieldShape::scalar) return {};
+    if (shape == FieldShape::parameter) return parameter.sizes().vec();
+    std::int64_t total = 0;
+    for (const auto& group : optimizer_->param_groups())
+      for (const auto& each : group.params()) total += each.numel();
+    return {total};
   }
 
   torch::optim::Optimizer* optimizer_;
   const char* kind_;
 };
 
-/// Nothing if it is another kind of optimizer.
-template <class Optimizer, class Options, class ParamState>
-std::shared_ptr<Stateful> as(torch::optim::Optimizer& optimizer, const char* kind) {
-  if (dynamic_cast<Optimizer*>(&optimizer) == nullptr) return {};
-  return std::make_shared<StatefulOptimizer<Options, ParamState>>(optimizer, kind);
-}
-
 std::shared_ptr<Stateful> make_object(torch::optim::Optimizer& optimizer) {
-  namespace o = torch::optim;
-  if (auto it = as<o::SGD, o::SGDOptions, o::SGDParamState>(optimizer, "SGD")) return it;
-  if (auto it = as<o::Adam, o::AdamOptions, o::AdamParamState>(optimizer, "Adam")) return it;
-  if (auto it = as<o::AdamW, o::AdamWOptions, o::AdamWParamState>(optimizer, "AdamW")) return it;
-  if (auto it = as<o::Adagrad, o::AdagradOptions, o::AdagradParamState>(optimizer, "Adagrad")) return it;
-  if (auto it = as<o::RMSprop, o::RMSpropOptions, o::RMSpropParamState>(optimizer, "RMSprop")) return it;
-  if (auto it = as<o::LBFGS, o::LBFGSOptions, o::LBFGSParamState>(optimizer, "LBFGS")) return it;
-  throw Error(ExitCode::usage, "taking an optimizer into the state",
-              "it is none of SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS",
+  std::shared_ptr<Stateful> made;
+  const auto make = [&]<class Kind>(const Kind& kind) {
+    made = std::make_shared<StatefulOptimizer<Kind>>(optimizer, kind.name);
+  };
+  if (detail::optim::with_kind(optimizer, make)) return made;
+  std::string names;
+  const auto name = [&](const auto& kind) { names += (names.empty() ? "" : ", ") + std::string(kind.name); };
+  std::apply([&](const auto&... each) { (name(each), ...); }, detail::optim::kinds);
+  throw Error(ExitCode::usage, "taking an optimizer into the state", "it is none of " + names,
               "Give its state by two functions, save and load");
 }
 

@@ -1,10 +1,10 @@
-// Learning-rate schedulers: what moves as they step. Their settings are the program's; the learning rates themselves
-// are the optimizer's.
-#include "checkpoint/state/json_value.hpp"
+// Learning-rate schedulers: what moves as they step. Settings are the program's, learning rates the optimizer's.
 #include "checkpoint/state/stateful.hpp"
 
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+
+#include <tuple>
 
 namespace muster {
 namespace {
@@ -19,35 +19,22 @@ struct StepCount : LRScheduler {
   static constexpr unsigned LRScheduler::*of = &StepCount::step_count_;
 };
 
-// The plateau scheduler's members are private. An explicit instantiation may name them, and a friend function defined
-// in the template hands the pointer out.
-template <class Tag, auto member>
+// The plateau scheduler's members are private. An explicit instantiation may name them, and its friend hands them out.
+constexpr auto plateau_members();
+template <auto... members>
 struct Reveal {
-  friend constexpr auto reveal(Tag) { return member; }
+  friend constexpr auto plateau_members() { return std::tuple(members...); }
 };
-struct Best {
-  friend constexpr auto reveal(Best);
-};
-struct BadEpochs {
-  friend constexpr auto reveal(BadEpochs);
-};
-struct CooldownCounter {
-  friend constexpr auto reveal(CooldownCounter);
-};
-struct LastEpoch {
-  friend constexpr auto reveal(LastEpoch);
-};
-template struct Reveal<Best, &ReduceLROnPlateauScheduler::best>;
-template struct Reveal<BadEpochs, &ReduceLROnPlateauScheduler::num_bad_epochs>;
-template struct Reveal<CooldownCounter, &ReduceLROnPlateauScheduler::cooldown_counter>;
-template struct Reveal<LastEpoch, &ReduceLROnPlateauScheduler::last_epoch>;
+template struct Reveal<&ReduceLROnPlateauScheduler::best, &ReduceLROnPlateauScheduler::num_bad_epochs,
+                       &ReduceLROnPlateauScheduler::cooldown_counter, &ReduceLROnPlateauScheduler::last_epoch>;
 
 void visit_fields(LRScheduler& scheduler, auto&& field) { field("step_count", scheduler.*StepCount::of); }
 void visit_fields(ReduceLROnPlateauScheduler& scheduler, auto&& field) {
-  field("best", scheduler.*reveal(Best{}));
-  field("num_bad_epochs", scheduler.*reveal(BadEpochs{}));
-  field("cooldown_counter", scheduler.*reveal(CooldownCounter{}));
-  field("last_epoch", scheduler.*reveal(LastEpoch{}));
+  const auto [best, num_bad_epochs, cooldown_counter, last_epoch] = plateau_members();
+  field("best", scheduler.*best);
+  field("num_bad_epochs", scheduler.*num_bad_epochs);
+  field("cooldown_counter", scheduler.*cooldown_counter);
+  field("last_epoch", scheduler.*last_epoch);
 }
 
 template <class Scheduler>

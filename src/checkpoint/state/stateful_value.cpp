@@ -1,5 +1,4 @@
 // Tensors, JSON, numbers, strings, and the user's own functions.
-#include "checkpoint/state/json_value.hpp"
 #include "checkpoint/state/stateful.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -16,14 +15,12 @@ class StatefulTensor : public Stateful {
   StateDict save(const ParameterPaths&) const override { return {.tensors = {{"", *tensor_}}}; }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
-    if (!tensor_->defined()) {
+    if (!tensor_->defined())
       differences.push_back({"", "the tensor here is undefined"});
-    } else if (saved.tensors.size() != 1 || !saved.tensors.contains("")) {
+    else if (saved.tensors.size() != 1 || !saved.tensors.contains(""))
       differences.push_back({"", "a tensor here, something else in the checkpoint"});
-    } else {
-      compare_tensor("", saved.tensors.at(""), {tensor_->sizes().data(), tensor_->sizes().size()},
-                     tensor_->scalar_type(), differences);
-    }
+    else
+      compare_tensor("", saved.tensors.at(""), tensor_->sizes(), tensor_->scalar_type(), differences);
   }
 
   void load(const StateDict& saved, const ParameterPaths&) override {
@@ -32,7 +29,8 @@ class StatefulTensor : public Stateful {
   }
 
   std::map<std::string, at::Tensor> parameters() const override {
-    return tensor_->defined() ? std::map<std::string, at::Tensor>{{"", *tensor_}} : std::map<std::string, at::Tensor>{};
+    if (!tensor_->defined()) return {};
+    return {{"", *tensor_}};
   }
 
  private:

@@ -2,7 +2,7 @@
 
 #include "muster/error.hpp"
 
-#include <cmath>
+#include <concepts>
 #include <limits>
 
 namespace muster::detail::checkpoint {
@@ -19,7 +19,8 @@ constexpr double most_seconds = 1e12;
 }
 
 /// A whole number from 0 to `most`; 0 if it is missing.
-std::uint64_t number_at(const Json& json, const std::string& where, const char* key, std::uint64_t most) {
+template <std::integral T = std::uint64_t>
+T number_at(const Json& json, const std::string& where, const char* key, std::uint64_t most) {
   const auto at = json.find(key);
   if (at == json.end()) return 0;
   const auto name = where + "\"" + key + "\"";
@@ -27,7 +28,7 @@ std::uint64_t number_at(const Json& json, const std::string& where, const char* 
   if (!at->is_number_unsigned() && at->get<std::int64_t>() < 0) refuse(name, "is negative");
   const auto value = at->get<std::uint64_t>();
   if (value > most) refuse(name, "is absurdly large");
-  return value;
+  return static_cast<T>(value);
 }
 
 void check_position(const std::string& name, const Json& position) {
@@ -62,10 +63,10 @@ Json to_json(const TrainerState& state) {
 TrainerState trainer_state_from_json(const Json& json) {
   if (!json.is_object()) refuse("it", "is not an object");
   TrainerState state{.of_a_run = !json.empty()};
-  state.training_iteration = static_cast<std::int64_t>(number_at(json, "", "training_iteration", most_counted));
-  state.epoch = static_cast<std::int64_t>(number_at(json, "", "epoch", most_epochs));
-  state.global_step = static_cast<std::int64_t>(number_at(json, "", "global_step", most_counted));
-  state.samples_since_report = static_cast<std::int64_t>(number_at(json, "", "samples_since_report", most_counted));
+  state.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", most_counted);
+  state.epoch = number_at<std::int64_t>(json, "", "epoch", most_epochs);
+  state.global_step = number_at<std::int64_t>(json, "", "global_step", most_counted);
+  state.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", most_counted);
   if (const auto at = json.find("epoch_complete"); at != json.end()) {
     if (!at->is_boolean()) refuse("\"epoch_complete\"", "is neither true nor false");
     state.epoch_complete = at->get<bool>();
@@ -78,10 +79,8 @@ TrainerState trainer_state_from_json(const Json& json) {
   state.seed = number_at(json, "", "seed", ~std::uint64_t{0});
   if (const auto at = json.find("positions"); at != json.end()) {
     if (!at->is_object()) refuse("\"positions\"", "is not an object");
-    for (const auto& [name, position] : at->items()) {
-      check_position(name, position);
-      state.positions.emplace(name, position);
-    }
+    for (const auto& [name, position] : at->items()) check_position(name, position);
+    at->get_to(state.positions);
   }
   if (const auto at = json.find("preprocessor"); at != json.end()) state.preprocessor = *at;
   return state;

@@ -1,5 +1,5 @@
-// What the optimizers of torch keep, by name: the options of a group and the state of a parameter. One place to look
-// when an optimizer gains a field.
+// The optimizers whose state is known, and by name what they keep: the options of a group and the state of a parameter.
+// What is added here is saved with a checkpoint; what can be fused with the averaging has a rule in update_rules.cpp.
 //
 //   visit_fields(options, [](const char* name, auto& value) { … });   // const or not, as `options` is
 #pragma once
@@ -13,9 +13,33 @@
 
 #include <concepts>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::optim {
+
+template <class O, class GroupOptions, class ParamState>
+struct Kind {
+  using Optimizer = O;
+  using Options = GroupOptions;
+  using State = ParamState;
+  const char* name;
+};
+inline constexpr std::tuple kinds{
+    Kind<torch::optim::SGD, torch::optim::SGDOptions, torch::optim::SGDParamState>{"SGD"},
+    Kind<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>{"Adam"},
+    Kind<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>{"AdamW"},
+    Kind<torch::optim::Adagrad, torch::optim::AdagradOptions, torch::optim::AdagradParamState>{"Adagrad"},
+    Kind<torch::optim::RMSprop, torch::optim::RMSpropOptions, torch::optim::RMSpropParamState>{"RMSprop"},
+    Kind<torch::optim::LBFGS, torch::optim::LBFGSOptions, torch::optim::LBFGSParamState>{"LBFGS"}};
+
+/// Calls use(kind) with the optimizer's; false if it is none of them.
+bool with_kind(torch::optim::Optimizer& optimizer, auto&& use) {
+  const auto is = [&]<class K>(const K& kind) {
+    return dynamic_cast<typename K::Optimizer*>(&optimizer) != nullptr && (use(kind), true);
+  };
+  return std::apply([&](const auto&... each) { return (is(each) || ...); }, kinds);
+}
 
 /// T or const T.
 template <class T, class... Of>
@@ -102,10 +126,8 @@ enum class FieldShape { parameter, scalar, all_parameters };
 
 template <class State>
 FieldShape shape_of_field(std::string_view field) {
-  if constexpr (std::same_as<State, torch::optim::LBFGSParamState>)
-    return field == "H_diag" || field == "ro" || field == "al" ? FieldShape::scalar : FieldShape::all_parameters;
-  else
-    return FieldShape::parameter;
+  if (!std::same_as<State, torch::optim::LBFGSParamState>) return FieldShape::parameter;
+  return field == "H_diag" || field == "ro" || field == "al" ? FieldShape::scalar : FieldShape::all_parameters;
 }
 
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::optim
