@@ -1,6 +1,7 @@
 #include "comm/collectives.hpp"
 
 #include "comm/channel.hpp"
+#include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
 
 #include <algorithm>
