@@ -84,12 +84,10 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     check(MPI_Irecv(memory->theirs[r].data(), static_cast<int>(longest), MPI_BYTE, static_cast<int>(r), 0, comm,
                     &memory->receives[r]),
           "MPI_Irecv");
+    check(MPI_Isend(memory->mine.data(), static_cast<int>(memory->mine.size()), MPI_BYTE, static_cast<int>(r), 0, comm,
+                    &memory->sends[r]),
+          "MPI_Isend");
   }
-  for (std::size_t r = 0; r < n; ++r)
-    if (r != rank)
-      check(MPI_Isend(memory->mine.data(), static_cast<int>(memory->mine.size()), MPI_BYTE, static_cast<int>(r), 0,
-                      comm, &memory->sends[r]),
-            "MPI_Isend");
 
   const auto all_heard = [&] {
     bool all = true;
@@ -131,21 +129,18 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   }
   shared.alarm.clear(raised);
   ++shared.agreements;
-  if (std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.kind != Outcome::Kind::done; }))
+  if (std::ranges::any_of(outcomes, [](const Outcome& o) { return o.kind != Outcome::Kind::done; }))
     Channel::of(world)->renew();
   return outcomes;
 }
 
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts) {
-  const auto has_failed = [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::failed; };
-  auto first = std::find_if(outcomes.begin(), outcomes.end(), has_failed);
   // Nobody leaves without a cause, so one that is not known is an error too.
-  if (first == outcomes.end())
-    first = std::find_if(outcomes.begin(), outcomes.end(),
-                         [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::left; });
+  auto first = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
+  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::left, &Outcome::kind);
   if (first == outcomes.end()) return std::nullopt;
-  const bool alike = std::all_of(outcomes.begin(), outcomes.end(),
-                                 [&](const Outcome& o) { return has_failed(o) && o.text == first->text; });
+  const bool alike = std::ranges::all_of(
+      outcomes, [&](const Outcome& o) { return o.kind == Outcome::Kind::failed && o.text == first->text; });
   if (first->agreed || alike) return Error(first->code, first->text);
   const auto rank = first - outcomes.begin();
   return Error(first->code,

@@ -2,8 +2,6 @@
 
 #include "comm/mpi_call.hpp"
 
-#include <utility>
-
 namespace muster::detail::comm {
 namespace {
 

@@ -2,18 +2,17 @@
 #pragma once
 
 #include "comm/alarm.hpp"
+#include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/topology.hpp"
 #include "comm/wait.hpp"
+#include "comm/world.hpp"
 #include "muster/communicator.hpp"
-#include "node/communicator.hpp"
 
 #include <mpi.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -33,22 +32,6 @@ struct World {
   std::int64_t agreements = 0;  // that there have been
   const Placement placement;
   std::atomic<std::chrono::milliseconds> limit{default_limit};  // of every wait
-};
-
-class HierarchicalAllReduce;
-
-/// What the ranks of a channel on one node have in common.
-struct Node {
-  std::vector<int> ranks;        ///< [local size]: rank in the channel
-  std::shared_ptr<void> memory;  ///< the communicator's
-  std::unique_ptr<node::Communicator> communicator;
-  /// Ranks of each node that take part in what goes between nodes: the least that a node has.
-  int owners = 1;
-  /// [num_nodes][owners]: rank in the channel.
-  std::vector<std::vector<int>> owners_of_node;
-  unsigned exchanges = 0;  ///< that there have been between this rank and its fellow owners
-  /// Those under way, in the order in which they were started; every wait on the channel advances all of them.
-  std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
 
 class Channel {
@@ -79,8 +62,8 @@ class Channel {
   MPI_Comm collective;
   MPI_Comm point_to_point;
   /// Null where there is one rank, or where ranks of a node cannot share memory: MPI carries everything then.
-  std::unique_ptr<Node> node;
-  /// Since the last agreement; see rendezvous.hpp.
+  std::unique_ptr<Hierarchy> hierarchy;
+  /// Since the last agreement; see rendezvous().
   struct {
     std::int64_t attempt = 0;
     std::int64_t count = 0;

@@ -3,7 +3,6 @@
 #include "comm/channel.hpp"
 #include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/mpi_types.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -91,8 +90,8 @@ void Request::wait(std::optional<std::chrono::milliseconds> limit) {
 
 int Request::source() const noexcept { return state_ ? state_->source : -1; }
 
-void Request::keep(std::shared_ptr<void> owner) {
-  if (state_ && !state_->finished) state_->kept.push_back(std::move(owner));
+void Request::keep(std::shared_ptr<void> memory) {
+  if (state_ && !state_->finished) state_->kept.push_back(std::move(memory));
 }
 
 Collectives::Collectives(Communicator communicator, std::size_t chunk)
@@ -118,7 +117,7 @@ std::unique_ptr<Request::State> start(const Communicator& communicator, Doing do
 /// That of the node that holds all ranks, if one does.
 node::Communicator* of_one_node(const Communicator& communicator) {
   const auto& channel = *Channel::of(communicator);
-  return channel.node && channel.topology.num_nodes == 1 ? channel.node->communicator.get() : nullptr;
+  return channel.hierarchy && channel.topology.num_nodes == 1 ? channel.hierarchy->communicator.get() : nullptr;
 }
 
 Request on_node(std::unique_ptr<Request::State> state, node::Communicator& local, node::Communicator::Ticket ticket) {
@@ -131,19 +130,20 @@ std::byte* at(void* data, std::size_t element, Dtype type) {
   return static_cast<std::byte*>(data) + element * size_of(type);
 }
 
-void start_sends(Request::State& state, MPI_Comm comm, const void* data, std::size_t count, Dtype type, int to, int tag,
-                 std::size_t chunk) {
-  each_chunk(count, chunk, [&](std::size_t first, int part) {
-    check(MPI_Isend(at(const_cast<void*>(data), first, type), part, mpi_type(type), to, tag, comm, state.request()),
-          "MPI_Isend");
+/// Starts MPI's `call` for the chunks of a message to or from its rank.
+template <class Call>
+void start_message(Call* call, const char* name, Request::State& state, MPI_Comm comm, const Message& message,
+                   Dtype type, int tag, std::size_t chunk) {
+  each_chunk(message.count, chunk, [&](std::size_t first, int part) {
+    check(call(at(message.data, first, type), part, mpi_type(type), message.rank, tag, comm, state.request()), name);
   });
 }
-
-void start_receives(Request::State& state, MPI_Comm comm, void* data, std::size_t count, Dtype type, int from, int tag,
-                    std::size_t chunk) {
-  each_chunk(count, chunk, [&](std::size_t first, int part) {
-    check(MPI_Irecv(at(data, first, type), part, mpi_type(type), from, tag, comm, state.request()), "MPI_Irecv");
-  });
+void start_send(Request::State& state, MPI_Comm comm, const Message& message, Dtype type, int tag, std::size_t chunk) {
+  start_message(MPI_Isend, "MPI_Isend", state, comm, message, type, tag, chunk);
+}
+void start_receive(Request::State& state, MPI_Comm comm, const Message& message, Dtype type, int tag,
+                   std::size_t chunk) {
+  start_message(MPI_Irecv, "MPI_Irecv", state, comm, message, type, tag, chunk);
 }
 
 }  // namespace
@@ -174,8 +174,8 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
   auto state = start(communicator_, {"an all-reduce", count});
   if (auto* local = of_one_node(communicator_))
     return on_node(std::move(state), *local, local->all_reduce(data, count, {type, op}));
-  if (state->channel->node) {
-    auto& local = *state->channel->node->communicator;
+  if (state->channel->hierarchy) {
+    auto& local = *state->channel->hierarchy->communicator;
     const auto ticket = all_reduce_over_nodes(state->channel, data, count, {type, op});
     return on_node(std::move(state), local, ticket);
   }
@@ -212,13 +212,13 @@ Request Collectives::all_to_all(const std::vector<Message>& sends, const std::ve
     if (piece.rank == rank)
       to_self.push_back(&piece);
     else
-      start_receives(*state, state->channel->collective, piece.data, piece.count, type, piece.rank, 0, chunk_);
+      start_receive(*state, state->channel->collective, piece, type, 0, chunk_);
   }
   for (const auto& piece : sends) {
     if (piece.rank == rank)
       from_self.push_back(&piece);
     else
-      start_sends(*state, state->channel->collective, piece.data, piece.count, type, piece.rank, 0, chunk_);
+      start_send(*state, state->channel->collective, piece, type, 0, chunk_);
   }
   for (std::size_t i = 0; i < std::min(from_self.size(), to_self.size()); ++i) {
     const auto bytes = std::min(from_self[i]->count, to_self[i]->count) * size_of(type);
@@ -229,13 +229,13 @@ Request Collectives::all_to_all(const std::vector<Message>& sends, const std::ve
 
 Request Collectives::send(const void* data, std::size_t count, Dtype type, int to, int tag) {
   auto state = start(communicator_, {"a send", count, " to ", to});
-  start_sends(*state, state->channel->point_to_point, data, count, type, to, tag, chunk_);
+  start_send(*state, state->channel->point_to_point, {const_cast<void*>(data), count, to}, type, tag, chunk_);
   return Request(std::move(state));
 }
 
 Request Collectives::receive(void* data, std::size_t count, Dtype type, int from, int tag) {
   auto state = start(communicator_, {"a receive", count, " from ", from});
-  start_receives(*state, state->channel->point_to_point, data, count, type, from, tag, chunk_);
+  start_receive(*state, state->channel->point_to_point, {data, count, from}, type, tag, chunk_);
   state->source = from;
   return Request(std::move(state));
 }
@@ -245,7 +245,7 @@ Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int 
     throw Error(ExitCode::usage, "receiving from any rank",
                 std::to_string(count) + " elements are more than one message holds", "Receive from a named rank");
   auto state = start(communicator_, {"a receive", count, " from "});
-  start_receives(*state, state->channel->point_to_point, data, count, type, MPI_ANY_SOURCE, tag, chunk_);
+  start_receive(*state, state->channel->point_to_point, {data, count, MPI_ANY_SOURCE}, type, tag, chunk_);
   return Request(std::move(state));
 }
 

@@ -14,7 +14,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -45,8 +44,8 @@ class Request {
   void wait(std::optional<std::chrono::milliseconds> limit = {});
   /// The rank that a receive() from any rank heard; -1 before it has finished.
   int source() const noexcept;
-  /// Holds `owner` until it has finished.
-  void keep(std::shared_ptr<void> owner);
+  /// Holds `memory` until it has finished.
+  void keep(std::shared_ptr<void> memory);
 
  private:
   std::unique_ptr<State> state_;

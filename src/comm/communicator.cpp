@@ -2,8 +2,8 @@
 
 #include "comm/channel.hpp"
 #include "comm/collectives.hpp"
+#include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/rendezvous.hpp"
 #include "comm/shared_memory.hpp"
 
 #include <algorithm>

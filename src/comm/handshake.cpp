@@ -97,30 +97,22 @@ std::shared_ptr<node::SharedSegment> map_together(MPI_Comm comm, const std::vect
   const bool here = rank == node.front();
   auto segment = std::make_shared<node::SharedSegment>();
   std::string problem;
-  if (here) {
+  const auto attempt = [&](const auto& work) {
     try {
-      *segment = node::SharedSegment::create(bytes);
+      work();
     } catch (const Error& error) {
       problem = error.what();
     }
-  }
-
+  };
+  if (here) attempt([&] { *segment = node::SharedSegment::create(bytes); });
   // The name goes from the lowest rank of the node to the others; an empty one says that there is none.
   const auto name = handshake.from_first(node, segment->name());
-  try {
-    if (!here && !name.empty()) *segment = node::SharedSegment::open(name, bytes);
-  } catch (const Error& error) {
-    problem = error.what();
-  }
+  if (!here && !name.empty()) attempt([&] { *segment = node::SharedSegment::open(name, bytes); });
   // All have it open, so that it needs no name any more, before memory is taken, which takes its time.
   bool everywhere = handshake.all(segment->data() != nullptr);
   segment->unlink();
   if (everywhere) {
-    try {
-      segment->reserve(first, reserved);
-    } catch (const Error& error) {
-      problem = error.what();
-    }
+    attempt([&] { segment->reserve(first, reserved); });
     everywhere = handshake.all(problem.empty());
   }
   if (everywhere) return segment;

@@ -3,6 +3,7 @@
 // whatever another rank raises; in every other wait an alarm is heard.
 #pragma once
 
+#include "muster/communicator.hpp"
 #include "node/shared_segment.hpp"
 
 #include <mpi.h>
@@ -13,6 +14,15 @@
 #include <vector>
 
 namespace muster::detail::comm {
+
+/// How ranks make sure that they all come. A barrier is not enough: a rank may hear an alarm, or run out of time, in
+/// the moment in which the others see it complete, and they would then wait for it in MPI for good. So the first rank
+/// decides: it lets the others go once all have said that they are here, and a rank that wants to leave after that word
+/// has it back only from the first.
+///
+/// Returns on all ranks of the communicator, or on none: then it throws what ends a wait (RemoteError, or an Error with
+/// ExitCode::retry past the limit of the launch, which begins with `doing`). Collective.
+void rendezvous(const Communicator& communicator, const char* doing);
 
 /// Every call is collective over the ranks that it names; an Error (ExitCode::retry) where they do not come within half
 /// an hour.

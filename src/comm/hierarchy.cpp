@@ -2,7 +2,6 @@
 
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/mpi_types.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -24,15 +23,15 @@ constexpr int calls_per_look = 8;
 constexpr std::size_t short_bytes = std::size_t{16} << 10;
 /// Of which network and memory are busy at the same time. Of larger ones a message of the second exchange waits behind
 /// those of the first: pieces of 4 MB take 1.3 times as long on a link of 1 Gbit/s. Slices stay above short_bytes.
-std::size_t piece_bytes(int owners) {
-  return std::max(std::size_t{1} << 20, static_cast<std::size_t>(owners) * (std::size_t{256} << 10));
+std::size_t piece_bytes(int leaders) {
+  return std::max(std::size_t{1} << 20, static_cast<std::size_t>(leaders) * (std::size_t{256} << 10));
 }
-/// An owner has at least so many, where there are: below, the first one sends one message.
+/// A leader has at least so many, where there are: below, the first one sends one message.
 constexpr std::size_t split_bytes = std::size_t{32} << 10;
 
 }  // namespace
 
-/// The exchange of one slice among the ranks that own it on each node, each of which reduces its share of it, or all of
+/// The exchange of one slice among its leaders, one on each node, each of which reduces its share of it, or all of
 /// them a short slice. Sums are formed in the order of nodes: the same bits everywhere.
 class SliceExchange {
  public:
@@ -69,13 +68,13 @@ class SliceExchange {
     for (int n = 0; n < nodes_; ++n)
       if (n != here_) body(n);
   }
-  /// Starts a message to or from the rank of that node that owns the slice.
+  /// Starts a message to or from the leader of the slice on that node.
   template <class Start, class Data>
   void start(Start&& start, const char* call, Data* data, std::size_t count, int node, int tag) {
-    const auto owner = static_cast<std::size_t>(channel_->topology.local_rank);
+    const auto slice = static_cast<std::size_t>(channel_->topology.local_rank);
     memory_->pending.push_back(MPI_REQUEST_NULL);
     check(start(data, static_cast<int>(count), mpi_type(reduction_.type),
-                channel_->node->owners_of_node[static_cast<std::size_t>(node)][owner], tag, channel_->collective,
+                channel_->hierarchy->leaders_of_node[static_cast<std::size_t>(node)][slice], tag, channel_->collective,
                 &memory_->pending.back()),
           call);
   }
@@ -129,7 +128,7 @@ class SliceExchange {
   node::Reduction reduction_;
   const int nodes_ = channel_->topology.num_nodes;
   const int here_ = channel_->topology.node_rank;
-  const unsigned number_ = channel_->node->exchanges++;  ///< of this exchange, the same on all nodes
+  const unsigned number_ = channel_->hierarchy->exchanges++;  ///< of this exchange, the same on all nodes
   /// Every node reduces the whole slice: one exchange in place of two.
   const bool whole_ = count_ * size_of(reduction_.type) <= short_bytes;
   struct Memory {
@@ -144,21 +143,21 @@ class HierarchicalAllReduce {
  public:
   HierarchicalAllReduce(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count,
                         const node::Reduction& reduction)
-      : channel_(std::move(channel)), local_(*channel_->node->communicator), reduction_(reduction) {
+      : channel_(std::move(channel)), local_(*channel_->hierarchy->communicator), reduction_(reduction) {
     const auto element = size_of(reduction.type);
-    const auto most = std::max<std::size_t>(1, piece_bytes(channel_->node->owners) / element);
+    const auto most = std::max<std::size_t>(1, piece_bytes(channel_->hierarchy->leaders) / element);
     // The sums of the nodes are multiplied once they are whole.
     auto inside = reduction;
     inside.scale = 1.0;
     // One piece is on the network while the next is reduced.
     for (std::size_t first = 0; first < count; first += most) {
       const auto n = std::min(most, count - first);
-      const int owners = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_->node->owners);
+      const int leaders = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_->hierarchy->leaders);
       auto* const begin = data + first * element;
-      const auto reduced = local_.reduce_scatter(begin, n, owners, inside);
+      const auto reduced = local_.reduce_scatter(begin, n, leaders, inside);
       if (!pieces_.empty()) share(pieces_.back());
       pieces_.push_back(
-          {.data = begin, .count = n, .owners = owners, .reduced = reduced, .exchanged = local_.rank() >= owners});
+          {.data = begin, .count = n, .leaders = leaders, .reduced = reduced, .exchanged = local_.rank() >= leaders});
     }
     if (!pieces_.empty()) share(pieces_.back());
   }
@@ -170,7 +169,7 @@ class HierarchicalAllReduce {
       auto& piece = pieces_[i];
       if (piece.exchanged) continue;
       if (!piece.exchange) {
-        const auto mine = node::slice_of(piece.count, piece.owners, local_.rank(), reduction_.type);
+        const auto mine = node::slice_of(piece.count, piece.leaders, local_.rank(), reduction_.type);
         piece.exchange = std::make_unique<SliceExchange>(channel_, piece.data + mine.first * size_of(reduction_.type),
                                                          mine.count, reduction_);
       }
@@ -187,17 +186,17 @@ class HierarchicalAllReduce {
   struct Piece {
     std::byte* data = nullptr;
     std::size_t count = 0;
-    int owners = 1;
+    int leaders = 1;
     node::Communicator::Ticket reduced = 0;
     node::Communicator::Ticket shared = 0;
     std::unique_ptr<SliceExchange> exchange = nullptr;
     bool exchanged = false;  ///< or not this rank's business
   };
 
-  /// The slices of all owners to all ranks, once this rank's, if it has one, has been exchanged.
+  /// The slices of all leaders to all ranks, once this rank's, if it has one, has been exchanged.
   void share(Piece& piece) {
     using Start = node::Communicator::Start;
-    piece.shared = local_.all_gather(piece.data, piece.count, piece.owners, reduction_.type,
+    piece.shared = local_.all_gather(piece.data, piece.count, piece.leaders, reduction_.type,
                                      piece.exchanged ? Start::open : Start::closed);
   }
 
@@ -212,16 +211,17 @@ node::Communicator::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>&
                                                  const node::Reduction& reduction) {
   const auto started =
       std::make_shared<HierarchicalAllReduce>(channel, static_cast<std::byte*>(data), count, reduction);
-  channel->node->over_nodes.push_back(started);
+  channel->hierarchy->over_nodes.push_back(started);
   advance_over_nodes(*channel);
   return started->ticket();
 }
 
 void advance_over_nodes(Channel& channel) {
-  if (!channel.node) return;
-  auto& under_way = channel.node->over_nodes;
+  if (!channel.hierarchy) return;
+  auto& under_way = channel.hierarchy->over_nodes;
   for (const auto& all_reduce : under_way) all_reduce->advance();
-  while (!under_way.empty() && channel.node->communicator->finished(under_way.front()->ticket())) under_way.pop_front();
+  while (!under_way.empty() && channel.hierarchy->communicator->finished(under_way.front()->ticket()))
+    under_way.pop_front();
 }
 
 }  // namespace muster::detail::comm

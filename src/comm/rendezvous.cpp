@@ -1,6 +1,5 @@
-#include "comm/rendezvous.hpp"
-
 #include "comm/channel.hpp"
+#include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
 #include "muster/error.hpp"

@@ -2,7 +2,6 @@
 
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
-#include "comm/rendezvous.hpp"
 
 #include <algorithm>
 
@@ -10,12 +9,11 @@ namespace muster::detail::comm {
 
 std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
   const auto& channel = *Channel::of(communicator);
-  if (!channel.node || channel.topology.num_nodes == channel.size) return std::nullopt;
+  if (!channel.hierarchy || channel.topology.num_nodes == channel.size) return std::nullopt;
   rendezvous(communicator, "sharing memory on a node");
-  const auto page = node::page_size();
-  const auto stride = std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
+  const auto stride = node::whole_pages(std::max<std::size_t>(1, bytes));
   const int local = channel.topology.local_rank;
-  auto segment = map_together(channel.collective, channel.node->ranks, stride * channel.node->ranks.size(),
+  auto segment = map_together(channel.collective, channel.hierarchy->ranks, stride * channel.hierarchy->ranks.size(),
                               static_cast<std::size_t>(local) * stride, reserved);
   if (!segment) return std::nullopt;
   const node::Region region{segment->data(), stride, segment};
@@ -25,7 +23,7 @@ std::optional<SharedRegion> share(const Communicator& communicator, std::size_t 
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
   const auto shared = share(communicator, bytes, bytes);
   if (!shared) return {new std::byte[bytes](), std::default_delete<std::byte[]>()};
-  Channel::of(communicator)->node->communicator->add(shared->region);
+  Channel::of(communicator)->hierarchy->communicator->add(shared->region);
   // The engine keeps the addresses; the memory itself goes with its last user on this rank.
   return {shared->data(), [shared = *shared](std::byte* data) {
             shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);
@@ -35,9 +33,9 @@ std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::
 bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes) {
   if (communicator.size() == 1) return false;
   const auto& channel = *Channel::of(communicator);
-  if (!channel.node) return true;
+  if (!channel.hierarchy) return true;
   // Inside a node only this rank writes to its own memory; a region lives as long as the channel.
-  return channel.topology.num_nodes > 1 && !channel.node->communicator->registered(data, bytes);
+  return channel.topology.num_nodes > 1 && !channel.hierarchy->communicator->registered(data, bytes);
 }
 
 }  // namespace muster::detail::comm

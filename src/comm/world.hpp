@@ -1,11 +1,12 @@
 // The life of MPI in this process, and the world: the ranks that it starts, and how long they wait for each other.
 #pragma once
 
-#include "comm/topology.hpp"
 #include "muster/communicator.hpp"
 
 #include <chrono>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace muster::detail::comm {
 
@@ -23,6 +24,12 @@ class MpiScope {
  private:
   bool initialised_here_ = false;
   std::optional<Communicator> world_;
+};
+
+/// The nodes of all ranks of a world. A launch's is the one that MPI finds; tests make one up.
+struct Placement {
+  std::vector<int> node_of_rank;   ///< [rank]: any number, equal where ranks share memory
+  std::vector<std::string> hosts;  ///< [rank]: the name of its host
 };
 
 /// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).

@@ -1,8 +1,7 @@
 #include "gradients/bucket_exchange.hpp"
 
 #include "comm/wait.hpp"
-#include "gradients/buckets.hpp"
-#include "gradients/use_sums.hpp"
+#include "node/shared_segment.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -20,9 +19,6 @@
 namespace muster::detail::gradients {
 namespace {
 
-/// Buckets begin at whole cache lines, of the smallest element.
-constexpr std::size_t line = 64;
-
 /// In the memory that the group's backend moves best, if it has its own. Collective.
 at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at::TensorOptions& options) {
   const auto backend = group.getBackend(options.device().type());
@@ -36,7 +32,7 @@ at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at
 struct BucketExchange::Bucket {
   GradBucket gradients;  ///< as a hook sees them
   at::Tensor flat;       ///< the gradients, then `used`
-  /// [gradients], in the end on how many ranks each was used; in the first bucket also [flag_bits] (use_sums.hpp).
+  /// [gradients], in the end on how many ranks each was used; in the first bucket also [flag_bits].
   at::Tensor used;
   std::vector<float> users;  ///< the same on the CPU
   std::size_t missing = 0;   ///< gradients, in this pass
@@ -55,8 +51,9 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Commun
       parameters_(parameters),
       types_(parameters, by_type_and_device(parameters)),
       order_(parameters.size()) {
-  for (const auto& [members, count] : types_.blocks)
-    memory_.push_back(buffer_for(*group_, static_cast<std::int64_t>(count + (1 + line) * members.size() + flag_bits),
+  for (const auto& [members, count] : types_.buckets)
+    memory_.push_back(buffer_for(*group_,
+                                 static_cast<std::int64_t>(count + (1 + node::cache_line) * members.size() + flag_bits),
                                  parameters[members.front()].options().requires_grad(false)));
   std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
   fill_buckets();
@@ -68,12 +65,12 @@ BucketExchange::~BucketExchange() = default;
 void BucketExchange::fill_buckets() {
   std::vector<GradientSize> sizes;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    sizes.push_back({parameters_[i].nbytes(), static_cast<int>(types_.ranges[i].block)});
+    sizes.push_back({parameters_[i].nbytes(), static_cast<int>(types_.ranges[i].bucket)});
   layout_ = FlatLayout(parameters_, assign_buckets(sizes, order_, first_bytes_, most_bytes_));
   buckets_.clear();
   std::vector<std::size_t> taken(memory_.size());
-  for (const auto& [members, count] : layout_.blocks) {
-    const auto type = types_.ranges[members.front()].block;
+  for (const auto& [members, count] : layout_.buckets) {
+    const auto type = types_.ranges[members.front()].bucket;
     const auto sums = members.size() + (buckets_.empty() ? flag_bits : 0);
     const auto part = [&](std::size_t first, std::size_t elements) {
       return memory_[type].narrow(0, static_cast<std::int64_t>(taken[type] + first),
@@ -83,11 +80,11 @@ void BucketExchange::fill_buckets() {
     std::vector<at::Tensor> views;
     for (const auto i : members) views.push_back(view_like(parameters_[i], gradients, layout_.ranges[i].first));
     const auto index = buckets_.size();
-    buckets_.push_back({.gradients = {gradients, std::move(views), index, index + 1 == layout_.blocks.size()},
+    buckets_.push_back({.gradients = {gradients, std::move(views), index, index + 1 == layout_.buckets.size()},
                         .flat = part(0, count + sums),
                         .used = part(count, sums),
                         .users = std::vector<float>(sums)});
-    taken[type] += (count + sums + line - 1) / line * line;
+    taken[type] += node::whole_lines(count + sums);  // of the smallest element
   }
 }
 
@@ -105,7 +102,7 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
   const at::NoGradGuard no_grad;
   if (!frozen_ && use != Use::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
   const auto& range = layout_.ranges[index];
-  auto& bucket = buckets_[range.block];
+  auto& bucket = buckets_[range.bucket];
   auto values = bucket.gradients.views[range.number];
   if (gradient.defined())
     at::mul_out(values, gradient, scale_);
@@ -178,7 +175,7 @@ void BucketExchange::freeze_order() {
 
 int BucketExchange::users(std::size_t index) const {
   const auto& range = layout_.ranges[index];
-  return users_of(buckets_[range.block].users[range.number]);
+  return users_of(buckets_[range.bucket].users[range.number]);
 }
 
 Flags BucketExchange::flags() const {
@@ -188,11 +185,7 @@ Flags BucketExchange::flags() const {
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const auto& range = layout_.ranges[index];
-  const auto& values = buckets_[range.block].gradients.views[range.number];
-  if (gradient.defined())
-    gradient.copy_(values);
-  else
-    gradient = values.clone();
+  hand_out(buckets_[range.bucket].gradients.views[range.number], gradient);
 }
 
 }  // namespace muster::detail::gradients

@@ -53,10 +53,10 @@ class BucketExchange final : public Exchange {
   std::size_t first_bytes_, most_bytes_;  ///< of a bucket
   at::Tensor scale_;                      ///< 1 / world
   std::vector<at::Tensor> parameters_;
-  FlatLayout types_;                ///< a block for each type and device
-  std::vector<at::Tensor> memory_;  ///< [blocks of types_], for their buckets
+  FlatLayout types_;                ///< a bucket for each type and device
+  std::vector<at::Tensor> memory_;  ///< [buckets of types_], for those of layout_
   std::vector<std::size_t> order_;  ///< of parameters, in which gradients are expected
-  FlatLayout layout_;               ///< a block for each bucket
+  FlatLayout layout_;               ///< a bucket for each of buckets_
   std::vector<Bucket> buckets_;     ///< in the order in which they start
   std::size_t issued_ = 0;          ///< buckets, from the first
   std::size_t ended_ = 0;           ///< of them, as far as is known

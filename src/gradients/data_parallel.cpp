@@ -6,7 +6,6 @@
 #include "gradients/hooks.hpp"
 #include "gradients/module_signature.hpp"
 #include "gradients/ordered_exchange.hpp"
-#include "gradients/ordered_sum.hpp"
 #include "gradients/reducer.hpp"
 #include "gradients/shared_exchange.hpp"
 #include "gradients/sparse_exchange.hpp"
@@ -31,23 +30,15 @@ constexpr const char* preparing = "preparing the model";
 
 void require_unprepared(const torch::nn::Module& module) {
   for (const auto& parameter : module.named_parameters()) {
-    switch (hooked(parameter.value())) {
-      case Hooked::no:
-        break;
-      case Hooked::prepared:
-        throw Error(ExitCode::data, preparing, "parameter " + parameter.key() + " is prepared already",
-                    "Call prepare_model once, with the module that holds all of them");
-      case Hooked::foreign:
-        throw Error(ExitCode::data, preparing,
-                    "parameter " + parameter.key() + " has a post-accumulate-gradient hook, which muster needs itself",
-                    "Prepare the model without it");
-    }
+    const auto found = hooked(parameter.value());
+    if (found == Hooked::prepared)
+      throw Error(ExitCode::data, preparing, "parameter " + parameter.key() + " is prepared already",
+                  "Call prepare_model once, with the module that holds all of them");
+    if (found == Hooked::foreign)
+      throw Error(ExitCode::data, preparing,
+                  "parameter " + parameter.key() + " has a post-accumulate-gradient hook, which muster needs itself",
+                  "Prepare the model without it");
   }
-}
-
-void require_same_signature(const torch::nn::Module& module, const Communicator& communicator) {
-  if (const auto difference = first_difference(communicator.all_gather(signature(module))))
-    throw Error(ExitCode::data, preparing, *difference, "Build the same model on every rank");
 }
 
 /// A collective under way on the values of a tensor, of any strides.
@@ -207,7 +198,8 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Communicat
 DataParallel::~DataParallel() = default;
 
 void DataParallel::average(const ParallelContext& context, const ModelOptions& options) {
-  require_same_signature(*module_, communicator_);
+  if (const auto difference = first_difference(communicator_.all_gather(signature(*module_))))
+    throw Error(ExitCode::data, preparing, *difference, "Build the same model on every rank");
   group_ = context.new_group();
   copy_from(0);
   const auto make_sparse = [group = group_,

@@ -16,8 +16,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 
 namespace muster::detail::gradients {
 
@@ -38,15 +41,32 @@ enum class Arrival {
 using Flags = std::uint32_t;
 constexpr int flag_bits = 4;
 
+// Where gradients are summed, uses and flags go beside them as numbers, whose sums over the ranks tell what all have
+// said.
+inline float summand_of(Use use) {
+  return use == Use::abandoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
+}
+/// As Exchange::users().
+inline int users_of(float sum) { return std::isnan(sum) ? -1 : static_cast<int>(sum); }
+
+inline void put_flags(Flags flags, std::span<float> summands) {
+  for (std::size_t bit = 0; bit < summands.size(); ++bit) summands[bit] = static_cast<float>(flags >> bit & 1);
+}
+inline Flags flags_of(std::span<const float> sums) {
+  Flags flags = 0;
+  for (std::size_t bit = 0; bit < sums.size(); ++bit) flags |= static_cast<Flags>(sums[bit] > 0) << bit;
+  return flags;
+}
+
 /// The gradients of all ranks in memory that this rank reads: for an optimizer that averages by itself
 /// (optim/fused_step.hpp).
 class FusableGradients {
  public:
   virtual ~FusableGradients() = default;
   virtual const Communicator& communicator() const noexcept = 0;
-  /// A block is what is reduced as a whole.
+  /// A bucket is what is reduced as a whole.
   virtual const FlatLayout& layout() const noexcept = 0;
-  /// Of all blocks together; each is one rank's in a round.
+  /// Of all buckets together; each is one rank's in a round.
   virtual std::size_t chunks() const noexcept = 0;
   /// In place of Exchange::finish(), with `on_chunk` in place of the average: the gradients stay as they are, and
   /// it may be called several times. `on_chunk` may ask for users(). Collective.
@@ -80,6 +100,15 @@ class Exchange {
 
   /// What it offers to an optimizer that averages by itself; null where it does not.
   virtual FusableGradients* fusable() noexcept { return nullptr; }
+
+ protected:
+  /// The end of fetch().
+  static void hand_out(const at::Tensor& average, at::Tensor& gradient) {
+    if (gradient.defined())
+      gradient.copy_(average);
+    else
+      gradient = average.clone();
+  }
 };
 
 }  // namespace muster::detail::gradients

@@ -1,21 +1,32 @@
 #include "gradients/flat_layout.hpp"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
 
 namespace muster::detail::gradients {
+namespace {
+
+struct Filling {
+  std::size_t limit = 0;
+  std::size_t bytes = 0;
+  std::size_t last = 0;  ///< place in the order of what came last
+  std::vector<std::size_t> indices = {};
+};
+
+}  // namespace
 
 FlatLayout::FlatLayout(const std::vector<at::Tensor>& parameters, std::vector<std::vector<std::size_t>> members)
     : ranges(parameters.size()) {
-  for (auto& in_block : members) {
+  for (auto& in_bucket : members) {
     std::size_t count = 0;
-    for (std::size_t number = 0; number < in_block.size(); ++number) {
-      auto& range = ranges[in_block[number]];
-      range = {blocks.size(), number, count, static_cast<std::size_t>(parameters[in_block[number]].numel())};
+    for (std::size_t number = 0; number < in_bucket.size(); ++number) {
+      auto& range = ranges[in_bucket[number]];
+      range = {buckets.size(), number, count, static_cast<std::size_t>(parameters[in_bucket[number]].numel())};
       count += range.count;
     }
-    blocks.push_back({std::move(in_block), count});
+    buckets.push_back({std::move(in_bucket), count});
   }
 }
 
@@ -30,8 +41,32 @@ std::vector<std::vector<std::size_t>> by_type_and_device(const std::vector<at::T
   return members;
 }
 
-at::Tensor view_like(const at::Tensor& parameter, const at::Tensor& block, std::size_t first) {
-  const auto piece = block.narrow(0, static_cast<std::int64_t>(first), parameter.numel());
+std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSize> gradients,
+                                                     std::span<const std::size_t> order, std::size_t first_bytes,
+                                                     std::size_t bytes) {
+  std::vector<Filling> full;
+  std::map<int, Filling> filling;  // the one of each kind that still has room
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const auto& gradient = gradients[order[place]];
+    auto& bucket = filling.try_emplace(gradient.kind, Filling{first_bytes}).first->second;
+    if (!bucket.indices.empty() && bucket.bytes + gradient.bytes > bucket.limit) {
+      full.push_back(std::move(bucket));
+      bucket = {bytes};
+    }
+    bucket.indices.push_back(order[place]);
+    bucket.bytes += gradient.bytes;
+    bucket.last = place;
+  }
+  for (auto& [kind, bucket] : filling) full.push_back(std::move(bucket));
+  // A bucket is ready with its last gradient.
+  std::sort(full.begin(), full.end(), [](const auto& a, const auto& b) { return a.last < b.last; });
+  std::vector<std::vector<std::size_t>> buckets;
+  for (auto& bucket : full) buckets.push_back(std::move(bucket.indices));
+  return buckets;
+}
+
+at::Tensor view_like(const at::Tensor& parameter, const at::Tensor& bucket, std::size_t first) {
+  const auto piece = bucket.narrow(0, static_cast<std::int64_t>(first), parameter.numel());
   return parameter.is_non_overlapping_and_dense() ? piece.as_strided(parameter.sizes(), parameter.strides())
                                                   : piece.view(parameter.sizes());
 }

@@ -1,5 +1,7 @@
 #include "gradients/gradient_allocator.hpp"
 
+#include "node/shared_segment.hpp"
+
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -8,7 +10,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <set>
 #include <shared_mutex>
 #include <unordered_map>
@@ -19,7 +20,7 @@ namespace muster::detail::gradients {
 struct GradientAllocator::Pool {
   std::byte* begin;
   std::byte* end;
-  std::shared_ptr<void> owner;
+  std::shared_ptr<void> lifetime;
   std::mutex mutex = {};
   std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< by size; the last is taken first
   std::map<std::byte*, std::size_t> sizes = {};
@@ -55,11 +56,6 @@ struct GradientAllocator::Pool {
 };
 
 namespace {
-
-std::size_t room_for(std::size_t size) {
-  constexpr std::size_t line = 64;
-  return (size + line - 1) / line * line;
-}
 
 /// Those that blocks come from or may still be given back to.
 class Pools {
@@ -181,33 +177,35 @@ void release(void* data) {
 
 std::size_t GradientAllocator::bytes(const std::vector<at::Tensor>& parameters) {
   std::size_t sum = 0;
-  for (const auto& parameter : parameters) sum += room_for(parameter.nbytes());
+  for (const auto& parameter : parameters) sum += node::whole_lines(parameter.nbytes());
   return sum;
 }
 
 std::size_t GradientAllocator::spare_bytes(const std::vector<at::Tensor>& parameters) {
   std::set<std::size_t> sizes;
-  for (const auto& parameter : parameters) sizes.insert(parameter.nbytes());
-  return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0},
-                         [](std::size_t sum, std::size_t size) { return sum + room_for(size); });
+  std::size_t sum = 0;
+  for (const auto& parameter : parameters)
+    if (sizes.insert(parameter.nbytes()).second) sum += node::whole_lines(parameter.nbytes());
+  return sum;
 }
 
 GradientAllocator::GradientAllocator(std::byte* memory, const std::vector<at::Tensor>& parameters,
-                                     std::shared_ptr<void> owner, std::function<bool(std::byte*, std::size_t)> reserve)
-    : pool_(new Pool{memory, memory + bytes(parameters) + spare_bytes(parameters), std::move(owner)}) {
+                                     std::shared_ptr<void> lifetime,
+                                     std::function<bool(std::byte*, std::size_t)> reserve)
+    : pool_(new Pool{memory, memory + bytes(parameters) + spare_bytes(parameters), std::move(lifetime)}) {
   pool_->reserve = std::move(reserve);
   for (const auto& parameter : parameters) {
     const auto size = parameter.nbytes();
     pool_->free[size].push_back(memory);
     pool_->sizes[memory] = size;
     pool_->size_of_gradient[parameter.unsafeGetTensorImpl()] = size;
-    memory += room_for(size);
+    memory += node::whole_lines(size);
   }
   for (auto& [size, blocks] : pool_->free) {
     blocks.insert(blocks.begin(), memory);
     pool_->spare.insert(memory);
     pool_->sizes[memory] = size;
-    memory += room_for(size);
+    memory += node::whole_lines(size);
   }
   if (torch_allocator() != nullptr) pools().add(pool_);
 }

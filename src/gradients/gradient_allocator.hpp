@@ -19,10 +19,10 @@ class GradientAllocator {
   /// Smaller tensors never lie in a block.
   static constexpr std::size_t smallest = std::size_t{16} << 10;
 
-  /// A block for the gradient of each parameter, one after the other from `memory` on, which `owner` keeps alive.
+  /// A block for the gradient of each parameter, one after the other from `memory` on, which `lifetime` keeps.
   /// Behind them is room for one more of each size, for what a convolution's backward puts a gradient together in:
   /// `reserve` takes memory for it when it is first needed, and says whether there was any.
-  GradientAllocator(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> owner,
+  GradientAllocator(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> lifetime,
                     std::function<bool(std::byte* first, std::size_t bytes)> reserve);
   ~GradientAllocator();
   GradientAllocator(const GradientAllocator&) = delete;

@@ -36,17 +36,12 @@ Entries parse(const std::string& signature) {
   return entries;
 }
 
-const Entry* find(const Entries& entries, const std::string& name) {
-  const auto at = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
-  return at == entries.end() ? nullptr : &*at;
-}
-
 /// What the tensor of that name is on which ranks; nothing where all agree.
 std::optional<std::string> disagreement(const std::vector<Entries>& of_rank, const std::string& name) {
   std::vector<std::pair<std::string, std::vector<std::size_t>>> opinions;  // in the order of ranks
   for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
-    const auto* entry = find(of_rank[rank], name);
-    const std::string text = entry ? entry->text : "missing";
+    const auto entry = std::ranges::find(of_rank[rank], name, &Entry::name);
+    const std::string text = entry == of_rank[rank].end() ? "missing" : entry->text;
     auto at = std::find_if(opinions.begin(), opinions.end(), [&](const auto& o) { return o.first == text; });
     if (at == opinions.end()) at = opinions.insert(at, {text, {}});
     at->second.push_back(rank);

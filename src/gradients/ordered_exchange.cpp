@@ -1,18 +1,16 @@
 #include "gradients/ordered_exchange.hpp"
 
-#include "gradients/ordered_sum.hpp"
-#include "gradients/use_sums.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <span>
 #include <utility>
 
 namespace muster::detail::gradients {
-
 namespace {
 
 std::span<float> elements_of(const at::Tensor& flat) {
@@ -20,6 +18,17 @@ std::span<float> elements_of(const at::Tensor& flat) {
 }
 
 }  // namespace
+
+at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches) {
+  const at::NoGradGuard no_grad;
+  const int rank = group.getRank(), last = group.getSize() - 1;
+  std::vector<at::Tensor> sum{rank == 0 ? micro_batches.front().clone() : at::empty_like(micro_batches.front())};
+  if (rank > 0) group.recv(sum, rank - 1, 0)->wait();
+  for (std::size_t s = rank == 0 ? 1 : 0; s < micro_batches.size(); ++s) sum[0].add_(micro_batches[s]);
+  if (rank < last) group.send(sum, rank + 1, 0)->wait();
+  if (last > 0) group.broadcast(sum, {.rootRank = last})->wait();
+  return sum[0];
+}
 
 OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
                                  c10::intrusive_ptr<c10d::ProcessGroup> group, const step::Share& share,
@@ -29,15 +38,15 @@ OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
       steps_(std::move(steps)),
       parameters_(parameters),
       layout_(parameters, by_type_and_device(parameters)),
-      sums_(layout_.blocks.size() + 1) {
-  const auto add_block = [&](std::size_t count, const at::TensorOptions& options) {
+      sums_(layout_.buckets.size() + 1) {
+  const auto add_bucket = [&](std::size_t count, const at::TensorOptions& options) {
     auto& micro_batches = micro_batches_.emplace_back();
     for (int s = 0; s < share_.count; ++s)
       micro_batches.push_back(at::empty({static_cast<std::int64_t>(count)}, options));
   };
-  for (const auto& [members, count] : layout_.blocks)
-    add_block(count, parameters[members.front()].options().requires_grad(false));
-  add_block(parameters.size() + flag_bits, at::kFloat);
+  for (const auto& [members, count] : layout_.buckets)
+    add_bucket(count, parameters[members.front()].options().requires_grad(false));
+  add_bucket(parameters.size() + flag_bits, at::kFloat);
 }
 
 void OrderedExchange::begin(Arrival, Flags flags) {
@@ -62,7 +71,7 @@ void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, Use use
   const at::NoGradGuard no_grad;
   abandoned_ = abandoned_ || use == Use::abandoned;
   const auto& range = layout_.ranges[index];
-  const auto values = view_like(parameters_[index], micro_batches_[range.block][micro_batch_], range.first);
+  const auto values = view_like(parameters_[index], micro_batches_[range.bucket][micro_batch_], range.first);
   if (gradient.defined())
     values.copy_(gradient);
   else
@@ -75,7 +84,7 @@ void OrderedExchange::finish() {
   complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
   for (std::size_t b = 0; b < micro_batches_.size(); ++b) sums_[b] = ordered_sum(*group_, micro_batches_[b]);
-  for (std::size_t b = 0; b < layout_.blocks.size(); ++b) sums_[b].mul_(1.0 / share_.total);
+  for (std::size_t b = 0; b < layout_.buckets.size(); ++b) sums_[b].mul_(1.0 / share_.total);
 }
 
 int OrderedExchange::users(std::size_t index) const { return users_of(elements_of(sums_.back())[index]); }
@@ -85,11 +94,7 @@ Flags OrderedExchange::flags() const { return flags_of(elements_of(sums_.back())
 void OrderedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const auto& range = layout_.ranges[index];
-  const auto average = view_like(parameters_[index], sums_[range.block], range.first);
-  if (gradient.defined())
-    gradient.copy_(average);
-  else
-    gradient = average.clone();
+  hand_out(view_like(parameters_[index], sums_[range.bucket], range.first), gradient);
 }
 
 }  // namespace muster::detail::gradients

@@ -19,6 +19,12 @@ class ProcessGroup;
 
 namespace muster::detail::gradients {
 
+/// ((s₀ + s₁) + s₂) + …, the same bits at any number of ranks. `micro_batches`: one flat tensor for each of this
+/// rank's, which follow those of the ranks before it; of the same type and length everywhere. The first rank adds up
+/// its own, every other goes on from what the one before it sends, and the last tells all. The sum, on every rank.
+/// Collective.
+at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches);
+
 /// One pass for each of the rank's micro-batches of a step; complete() after the last.
 class OrderedExchange final : public Exchange {
  public:
@@ -40,10 +46,10 @@ class OrderedExchange final : public Exchange {
   step::Share share_;
   std::shared_ptr<const step::Steps> steps_;
   std::vector<at::Tensor> parameters_;
-  FlatLayout layout_;  ///< a block for each type and device
-  /// [blocks][micro-batches of this rank]; one more block has each gradient's use, and the flags (use_sums.hpp).
+  FlatLayout layout_;  ///< a bucket for each type and device
+  /// [buckets][micro-batches of this rank]; one more bucket has each gradient's use, and the flags.
   std::vector<std::vector<at::Tensor>> micro_batches_;
-  std::vector<at::Tensor> sums_;  ///< [blocks] over all micro-batches of all ranks; of gradients the averages
+  std::vector<at::Tensor> sums_;  ///< [buckets] over all micro-batches of all ranks; of gradients the averages
   std::size_t micro_batch_ = 0;   ///< of the pass under way
   std::size_t next_ = 0;          ///< that is missing in the step
   std::int64_t batch_ = 0;        ///< the last one that had a pass

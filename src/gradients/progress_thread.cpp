@@ -7,12 +7,6 @@
 #include <utility>
 
 namespace muster::detail::gradients {
-namespace {
-
-/// While there is nothing to do the core is somebody else's: a thread that reads data, for one.
-constexpr auto nap = std::chrono::microseconds(50);
-
-}  // namespace
 
 ProgressThread::ProgressThread(std::function<bool()> advance) : advance_(std::move(advance)) {
   // Signals are for the threads that were there before.
@@ -25,11 +19,7 @@ ProgressThread::ProgressThread(std::function<bool()> advance) : advance_(std::mo
 }
 
 ProgressThread::~ProgressThread() {
-  {
-    const auto lock = hold();
-    state_ = State::ending;
-  }
-  changed_.notify_one();
+  become(State::ending);
   thread_.join();
 }
 
@@ -40,20 +30,17 @@ std::unique_lock<std::mutex> ProgressThread::hold() {
   return lock;
 }
 
-void ProgressThread::start() {
+void ProgressThread::become(State state) {
   {
     const auto lock = hold();
-    state_ = State::running;
+    state_ = state;
   }
   changed_.notify_one();
 }
 
-void ProgressThread::stop() {
-  const auto lock = hold();
-  state_ = State::idle;
-}
-
 void ProgressThread::run() {
+  // While there is nothing to do the core is somebody else's: a thread that reads data, for one.
+  constexpr auto nap = std::chrono::microseconds(50);
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return state_ != State::idle; });

@@ -18,14 +18,15 @@ class ProgressThread {
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   /// From now on it calls advance().
-  void start();
+  void start() { become(State::running); }
   /// advance() has returned, and is not called again before the next start().
-  void stop();
+  void stop() { become(State::idle); }
   /// advance() is not called as long as the lock is held.
   std::unique_lock<std::mutex> hold();
 
  private:
   enum class State { idle, running, ending };
+  void become(State state);
   void run();
 
   std::function<bool()> advance_;

@@ -18,23 +18,21 @@ bool same_order(const at::Tensor& gradient, const at::Tensor& parameter) {
   return gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
 }
 
-std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 bool is_large(const at::Tensor& parameter) {
   return parameter.nbytes() >= GradientAllocator::smallest && parameter.is_non_overlapping_and_dense();
 }
 
 /// In the first pass large gradients are expected from the last to the first; the small ones go together.
-std::vector<std::vector<std::size_t>> members_of_blocks(const std::vector<at::Tensor>& parameters) {
-  std::vector<std::vector<std::size_t>> blocks;
+std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::Tensor>& parameters) {
+  std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t i = parameters.size(); i-- > 0;)
-    if (is_large(parameters[i])) blocks.push_back({i});
+    if (is_large(parameters[i])) buckets.push_back({i});
   for (auto& small : by_type_and_device(parameters)) {
     std::erase_if(small, [&](std::size_t i) { return is_large(parameters[i]); });
     std::reverse(small.begin(), small.end());
-    if (!small.empty()) blocks.push_back(std::move(small));
+    if (!small.empty()) buckets.push_back(std::move(small));
   }
-  return blocks;
+  return buckets;
 }
 
 // What a note says of a gradient: its use, and as which of all it came, from 1; 0 where they came at once.
@@ -47,15 +45,13 @@ std::uint32_t turn_in(std::uint32_t note) { return note >> use_bits; }
 
 struct SharedExchange::Gradient {
   at::Tensor parameter;
-  at::Tensor copy = {};  ///< in the shared memory; undefined where the gradient itself is reduced
-  // Of this pass.
-  Use use = Use::unused;
-  std::uint32_t turn = 0;  ///< as which of all it came, from 1; 0 where they came at once
+  at::Tensor copy = {};    ///< in the shared memory; undefined where the gradient itself is reduced
+  std::uint32_t note = 0;  ///< of this pass
 };
 
 /// A large gradient, which is copied only if it does not lie in the region by itself, or all small ones of a type,
 /// which always are.
-struct SharedExchange::Block {
+struct SharedExchange::Bucket {
   bool large = false;
   std::size_t offset = 0;  ///< of copies, in this rank's part of the region
   bool reserved = false;   ///< there is memory for the copy of the large one
@@ -70,17 +66,17 @@ struct SharedExchange::Block {
 /// which memory is taken only when it is needed.
 struct SharedExchange::Plan {
   FlatLayout layout;
-  std::vector<Block> blocks = {};
+  std::vector<Bucket> buckets = {};
   std::vector<node::BucketReduction::Bucket> reduced = {};
   std::vector<at::Tensor> large = {};
   std::size_t allocator_offset = 0;
   std::size_t reserved = 0;
   std::size_t bytes = 0;
 
-  explicit Plan(const std::vector<at::Tensor>& parameters) : layout(parameters, members_of_blocks(parameters)) {
-    for (const auto& [members, count] : layout.blocks) {
+  explicit Plan(const std::vector<at::Tensor>& parameters) : layout(parameters, members_of_buckets(parameters)) {
+    for (const auto& [members, count] : layout.buckets) {
       const auto& first = parameters[members.front()];
-      blocks.push_back({.large = is_large(first)});
+      buckets.push_back({.large = is_large(first)});
       reduced.push_back({count, *group::dtype_of(first.scalar_type())});
       if (is_large(first)) large.push_back(first);
     }
@@ -93,10 +89,10 @@ struct SharedExchange::Plan {
   }
 
   void add_room(bool for_large) {
-    for (std::size_t b = 0; b < blocks.size(); ++b) {
-      if (blocks[b].large != for_large) continue;
-      blocks[b].offset = bytes;
-      bytes = round_up(bytes + reduced[b].count * node::size_of(reduced[b].type));
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+      if (buckets[b].large != for_large) continue;
+      buckets[b].offset = bytes;
+      bytes = node::whole_lines(bytes + reduced[b].count * node::size_of(reduced[b].type));
     }
   }
 };
@@ -108,7 +104,7 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
   Plan plan(parameters);
   const auto control_bytes =
-      node::BucketReduction::memory(communicator.topology().local_size, plan.blocks.size(), parameters.size() + 1);
+      node::BucketReduction::memory(communicator.topology().local_size, plan.buckets.size(), parameters.size() + 1);
   // Of the first rank's part, all make use.
   auto control = comm::share(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
@@ -124,16 +120,16 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan p
       control_(std::move(control)),
       region_(std::move(region)),
       layout_(std::move(plan.layout)),
-      blocks_(std::move(plan.blocks)),
+      buckets_(std::move(plan.buckets)),
       reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), plan.reduced,
                  parameters.size() + 1),
       average_(node::in_place_sum(plan.reduced, 1.0 / communicator_.size())) {
   for (const auto& parameter : parameters) gradients_.push_back({parameter});
-  for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    if (blocks_[b].large) continue;
-    const auto& [members, count] = layout_.blocks[b];
-    blocks_[b].data = region_.data() + blocks_[b].offset;
-    const auto flat = at::from_blob(blocks_[b].data, {static_cast<std::int64_t>(count)},
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    if (buckets_[b].large) continue;
+    const auto& [members, count] = layout_.buckets[b];
+    buckets_[b].data = region_.data() + buckets_[b].offset;
+    const auto flat = at::from_blob(buckets_[b].data, {static_cast<std::int64_t>(count)},
                                     parameters[members.front()].options().requires_grad(false));
     for (const auto i : members) gradients_[i].copy = view_like(parameters[i], flat, layout_.ranges[i].first);
   }
@@ -162,7 +158,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags) {
   arrival_ = arrival;
   arrived_ = 0;
   worked_on_ = false;
-  for (std::size_t b = 0; b < blocks_.size(); ++b) blocks_[b].missing = layout_.blocks[b].members.size();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].missing = layout_.buckets[b].members.size();
   for (std::size_t i = 0; i < gradients_.size(); ++i) drop_copy(i);
   if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
@@ -170,18 +166,18 @@ void SharedExchange::begin(Arrival arrival, Flags flags) {
 void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
   auto& own = gradients_[index];
-  auto& block = blocks_[layout_.ranges[index].block];
-  if (block.large) {
+  auto& bucket = buckets_[layout_.ranges[index].bucket];
+  if (bucket.large) {
     auto* const data = gradient.defined() ? static_cast<std::byte*>(gradient.data_ptr()) : nullptr;
     const auto* const begin = region_.data();
     const bool here = data >= begin && data + own.parameter.nbytes() <= begin + region_.region.stride;
     // What nobody may have used must stay as it is.
     if (here && use == Use::used && same_order(gradient, own.parameter)) {
-      block.data = data;
-      if (arrival_ == Arrival::in_backward) block.held = gradient.storage();
+      bucket.data = data;
+      if (arrival_ == Arrival::in_backward) bucket.held = gradient.storage();
     } else {
-      block.data = room_for_copy(block, own.parameter.nbytes());
-      own.copy = at::from_blob(block.data, own.parameter.sizes(), own.parameter.strides(),
+      bucket.data = room_for_copy(bucket, own.parameter.nbytes());
+      own.copy = at::from_blob(bucket.data, own.parameter.sizes(), own.parameter.strides(),
                                own.parameter.options().requires_grad(false));
     }
   }
@@ -191,31 +187,26 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
     else
       own.copy.zero_();
   }
-  own.use = use;
-  own.turn = arrival_ == Arrival::in_backward ? ++arrived_ : 0;
-  write_note(index);
-  --block.missing;
+  own.note = note_of(use, arrival_ == Arrival::in_backward ? ++arrived_ : 0);
+  reduction_.write_word(index, own.note);
+  --bucket.missing;
   publish_complete();
-}
-
-void SharedExchange::write_note(std::size_t index) {
-  reduction_.write_word(index, note_of(gradients_[index].use, gradients_[index].turn));
 }
 
 void SharedExchange::publish_complete() {
   const auto& order = reduction_.order();
-  for (; published_ < blocks_.size() && blocks_[order[published_]].missing == 0; ++published_)
-    reduction_.publish(blocks_[order[published_]].data);
+  for (; published_ < buckets_.size() && buckets_[order[published_]].missing == 0; ++published_)
+    reduction_.publish(buckets_[order[published_]].data);
 }
 
 /// Blocks come in the order in which the first rank's were complete in the first whole backward().
 void SharedExchange::freeze_order() {
   if (frozen_) return;
-  std::vector<std::uint32_t> complete(blocks_.size());
+  std::vector<std::uint32_t> complete(buckets_.size());
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     const auto note = reduction_.word(0, i);
     if (turn_in(note) == 0 || use_in(note) == Use::abandoned) return;
-    auto& last = complete[layout_.ranges[i].block];
+    auto& last = complete[layout_.ranges[i].bucket];
     last = std::max(last, turn_in(note));
   }
   auto order = reduction_.order();
@@ -225,12 +216,12 @@ void SharedExchange::freeze_order() {
 }
 
 /// From the allocator if it has any: the gradient is not in it.
-std::byte* SharedExchange::room_for_copy(Block& block, std::size_t bytes) {
-  block.allocated = allocator_->allocate(bytes);
-  if (block.allocated != nullptr) return block.allocated;
-  if (!block.reserved) region_.reserve(block.offset, bytes);
-  block.reserved = true;
-  return region_.data() + block.offset;
+std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
+  bucket.allocated = allocator_->allocate(bytes);
+  if (bucket.allocated != nullptr) return bucket.allocated;
+  if (!bucket.reserved) region_.reserve(bucket.offset, bytes);
+  bucket.reserved = true;
+  return region_.data() + bucket.offset;
 }
 
 void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
@@ -242,7 +233,7 @@ void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
 void SharedExchange::finish() {
   if (thread_) thread_->stop();
   run(average_);
-  for (auto& block : blocks_) block.held = {};
+  for (auto& bucket : buckets_) bucket.held = {};
   freeze_order();
 }
 
@@ -251,7 +242,7 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
     // Another round over the same gradients.
     reduction_.begin();
     published_ = 0;
-    for (std::size_t i = 0; i < gradients_.size(); ++i) write_note(i);
+    for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
     reduction_.write_word(gradients_.size(), flags_);
   }
   run(on_chunk);
@@ -278,19 +269,16 @@ void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const auto& copy = gradients_[index].copy;
   if (!copy.defined()) return;
-  if (gradient.defined())
-    gradient.copy_(copy);
-  else
-    gradient = copy.clone();
+  hand_out(copy, gradient);
   drop_copy(index);
 }
 
 /// Of a large one; those of small ones stay.
 void SharedExchange::drop_copy(std::size_t index) {
-  auto& block = blocks_[layout_.ranges[index].block];
-  if (!block.large) return;
+  auto& bucket = buckets_[layout_.ranges[index].bucket];
+  if (!bucket.large) return;
   gradients_[index].copy.reset();
-  if (block.allocated != nullptr) allocator_->deallocate(std::exchange(block.allocated, nullptr));
+  if (bucket.allocated != nullptr) allocator_->deallocate(std::exchange(bucket.allocated, nullptr));
 }
 
 }  // namespace muster::detail::gradients

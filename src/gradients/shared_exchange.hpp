@@ -41,15 +41,14 @@ class SharedExchange final : public Exchange, public FusableGradients {
 
  private:
   struct Gradient;
-  struct Block;
+  struct Bucket;
   struct Plan;
 
   SharedExchange(const std::vector<at::Tensor>& parameters, Plan plan, Communicator communicator,
                  comm::SharedRegion control, comm::SharedRegion region, bool progress_thread);
-  std::byte* room_for_copy(Block& block, std::size_t bytes);
+  std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
   void publish_complete();
-  void write_note(std::size_t index);
   void freeze_order();
   void run(const node::BucketReduction::OnChunk& on_chunk);
 
@@ -58,12 +57,12 @@ class SharedExchange final : public Exchange, public FusableGradients {
   comm::SharedRegion region_;
   FlatLayout layout_;
   std::vector<Gradient> gradients_;  ///< [parameters]
-  std::vector<Block> blocks_;        ///< those of the layout
+  std::vector<Bucket> buckets_;      ///< those of the layout
   std::size_t published_ = 0;
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;
   std::uint32_t arrived_ = 0;  ///< gradients, in this pass
-  bool frozen_ = false;        ///< the order in which blocks are published
+  bool frozen_ = false;        ///< the order in which buckets are published
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
   bool worked_on_ = false;  ///< finish_with() has ended the round of this pass: the next call begins another

@@ -101,10 +101,32 @@ int Backend::checked_rank(const Work& work, int64_t rank) const {
   return static_cast<int>(rank);
 }
 
-void Backend::check_one_per_rank(const Work& work, const Tensors& tensors) const {
+const Backend::Tensors& Backend::one_per_rank(const Work& work, const Tensors& tensors) const {
   if (tensors.size() != static_cast<std::size_t>(size_))
     refuse(work, std::to_string(tensors.size()) + " tensors for " + std::to_string(size_) + " ranks",
            "Give one for each rank");
+  return tensors;
+}
+
+std::vector<Message> Backend::messages_of(Work& work, const Tensors& tensors, Access access,
+                                          const Buffer& other) const {
+  std::vector<Message> all;
+  for (const auto& tensor : one_per_rank(work, tensors)) {
+    const auto rank = static_cast<int>(all.size());
+    const auto& mine = work.hold(tensor, access);
+    const auto& out = access == Access::write ? mine : other;
+    const auto& in = access == Access::write ? other : mine;
+    check_same_type(work, out, in);
+    if (rank == rank_) check_count(work, out.count(), in.count(), "the output of this rank");
+    all.push_back(mine.message(rank));
+  }
+  return all;
+}
+
+std::vector<Message> Backend::to_all(const Buffer& buffer) const {
+  std::vector<Message> all;
+  for (int r = 0; r < size_; ++r) all.push_back(buffer.message(r));
+  return all;
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
@@ -180,8 +202,7 @@ void Backend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blo
 Backend::Started Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
   auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.timeout);
-  const auto& tensors = only(*work, inputs);
-  check_one_per_rank(*work, tensors);
+  const auto& tensors = one_per_rank(*work, only(*work, inputs));
   auto& output = work->hold(only(*work, outputs), Access::write);
   std::vector<Buffer*> blocks;
   for (const auto& tensor : tensors) blocks.push_back(&work->hold(tensor, Access::read));
@@ -220,17 +241,8 @@ Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
 // Exchanges.
 
 void Backend::all_gather(Work& work, const Tensors& outputs, const at::Tensor& input) {
-  check_one_per_rank(work, outputs);
   const auto& in = work.hold(input, Access::read);
-  std::vector<Message> sends, receives;
-  for (int r = 0; r < size_; ++r) {
-    const auto& out = work.hold(outputs[static_cast<std::size_t>(r)], Access::write);
-    check_same_type(work, out, in);
-    if (r == rank_) check_count(work, out.count(), in.count(), "the output of this rank");
-    sends.push_back(in.message(r));
-    receives.push_back(out.message(r));
-  }
-  work.add(collectives_.all_to_all(sends, receives, in.wire_type()));
+  work.add(collectives_.all_to_all(to_all(in), messages_of(work, outputs, Access::write, in), in.wire_type()));
 }
 
 void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input) {
@@ -238,10 +250,8 @@ void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Te
   const auto& in = work.hold(input, Access::read);
   check_same_type(work, out, in);
   check_count(work, out.count(), in.count() * static_cast<std::size_t>(size_), "the output");
-  std::vector<Message> sends;
-  for (int r = 0; r < size_; ++r) sends.push_back(in.message(r));
   const std::vector<std::size_t> even(static_cast<std::size_t>(size_), in.count());
-  work.add(collectives_.all_to_all(sends, messages(out, even), in.wire_type()));
+  work.add(collectives_.all_to_all(to_all(in), messages(out, even), in.wire_type()));
 }
 
 Backend::Started Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -283,16 +293,7 @@ Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   const int root = checked_rank(*work, options.rootRank);
   const auto& in = work->hold(only(*work, inputs), Access::read);
   std::vector<Message> receives;
-  if (rank_ == root) {
-    const auto& tensors = only(*work, outputs);
-    check_one_per_rank(*work, tensors);
-    for (int r = 0; r < size_; ++r) {
-      const auto& out = work->hold(tensors[static_cast<std::size_t>(r)], Access::write);
-      check_same_type(*work, out, in);
-      if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
-      receives.push_back(out.message(r));
-    }
-  }
+  if (rank_ == root) receives = messages_of(*work, only(*work, outputs), Access::write, in);
   work->add(collectives_.all_to_all({in.message(root)}, receives, in.wire_type()));
   return work;
 }
@@ -302,24 +303,15 @@ Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   const int root = checked_rank(*work, options.rootRank);
   const auto& out = work->hold(only(*work, outputs), Access::write);
   std::vector<Message> sends;
-  if (rank_ == root) {
-    const auto& tensors = only(*work, inputs);
-    check_one_per_rank(*work, tensors);
-    for (int r = 0; r < size_; ++r) {
-      const auto& in = work->hold(tensors[static_cast<std::size_t>(r)], Access::read);
-      check_same_type(*work, out, in);
-      if (r == rank_) check_count(*work, out.count(), in.count(), "the output of this rank");
-      sends.push_back(in.message(r));
-    }
-  }
+  if (rank_ == root) sends = messages_of(*work, only(*work, inputs), Access::read, out);
   work->add(collectives_.all_to_all(sends, {out.message(root)}, out.wire_type()));
   return work;
 }
 
 Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   auto work = begin(c10d::OpType::ALLTOALL, "muster:alltoall", options.timeout);
-  check_one_per_rank(*work, outputs);
-  check_one_per_rank(*work, inputs);
+  one_per_rank(*work, outputs);
+  one_per_rank(*work, inputs);
   std::vector<Message> sends, receives;
   const Buffer* first = nullptr;
   for (int r = 0; r < size_; ++r) {

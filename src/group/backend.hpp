@@ -82,7 +82,10 @@ class Backend final : public c10d::Backend {
   void all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input);
   int checked_rank(const Work& work, int64_t rank) const;
   /// An Error unless the list has an entry for every rank.
-  void check_one_per_rank(const Work& work, const Tensors& tensors) const;
+  const Tensors& one_per_rank(const Work& work, const Tensors& tensors) const;
+  /// To or from rank r what tensors[r] holds, which is like `other`.
+  std::vector<comm::Message> messages_of(Work& work, const Tensors& tensors, Access access, const Buffer& other) const;
+  std::vector<comm::Message> to_all(const Buffer& buffer) const;
 
   comm::Collectives collectives_;
   std::optional<std::chrono::milliseconds> timeout_;

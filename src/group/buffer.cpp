@@ -4,9 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
 
-#include <sstream>
 #include <string>
+#include <utility>
 
 namespace muster::detail::group {
 namespace {
@@ -19,11 +20,8 @@ void check(const at::Tensor& tensor, Access access, std::string_view doing) {
   if (!tensor.defined()) refuse(doing, "the tensor is undefined", "Give every rank a tensor, if an empty one");
   if (tensor.is_nested()) refuse(doing, "the tensor is nested", "Move its parts one by one");
   if (tensor.is_quantized()) refuse(doing, "the tensor is quantised", "Use int_repr() or dequantize()");
-  if (tensor.layout() != at::kStrided) {
-    std::ostringstream layout;
-    layout << "the tensor's layout is " << tensor.layout();
-    refuse(doing, layout.str(), "Only dense tensors are moved; use to_dense()");
-  }
+  if (tensor.layout() != at::kStrided)
+    refuse(doing, c10::str("the tensor's layout is ", tensor.layout()), "Only dense tensors are moved; use to_dense()");
   if (!tensor.is_cpu() && !tensor.is_cuda())
     refuse(doing, "the tensor is on " + tensor.device().str(), "Move it to the CPU first");
   if (access != Access::read && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
@@ -33,42 +31,21 @@ void check(const at::Tensor& tensor, Access access, std::string_view doing) {
 }  // namespace
 
 std::optional<comm::Dtype> dtype_of(at::ScalarType type) noexcept {
-  switch (type) {
-    case at::kByte:
-      return comm::Dtype::u8;
-    case at::kChar:
-      return comm::Dtype::i8;
-    case at::kShort:
-      return comm::Dtype::i16;
-    case at::kInt:
-      return comm::Dtype::i32;
-    case at::kLong:
-      return comm::Dtype::i64;
-    case at::kHalf:
-      return comm::Dtype::f16;
-    case at::kBFloat16:
-      return comm::Dtype::bf16;
-    case at::kFloat:
-      return comm::Dtype::f32;
-    case at::kDouble:
-      return comm::Dtype::f64;
-    case at::kComplexFloat:
-      return comm::Dtype::c64;
-    case at::kComplexDouble:
-      return comm::Dtype::c128;
-    case at::kBool:
-      return comm::Dtype::boolean;
-    default:
-      return {};
-  }
+  using enum comm::Dtype;
+  constexpr std::pair<at::ScalarType, comm::Dtype> known[] = {
+      {at::kByte, u8},    {at::kChar, i8},          {at::kShort, i16},          {at::kInt, i32},
+      {at::kLong, i64},   {at::kHalf, f16},         {at::kBFloat16, bf16},      {at::kFloat, f32},
+      {at::kDouble, f64}, {at::kComplexFloat, c64}, {at::kComplexDouble, c128}, {at::kBool, boolean}};
+  for (const auto& [theirs, ours] : known)
+    if (theirs == type) return ours;
+  return std::nullopt;
 }
 
 Buffer::Buffer(const at::Tensor& tensor, Access access, std::string_view doing) : access_(access) {
   check(tensor, access, doing);
   const at::NoGradGuard no_grad;
   // A conjugate or negative view holds other bits than its elements' values.
-  const bool plain = tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-  if (plain) {
+  if (tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     memory_ = tensor.detach();
     return;
   }

@@ -33,13 +33,13 @@ std::string address_of(const std::string& host) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) == 0) {
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> freed(found, ::freeaddrinfo);
     for (const auto* one = found; one != nullptr; one = one->ai_next)
       if (const auto text = numeric(one->ai_addr, one->ai_addrlen); !text.empty() && !is_loopback(text)) return text;
   }
   ifaddrs* interfaces = nullptr;
   if (::getifaddrs(&interfaces) == 0) {
-    const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(interfaces, ::freeifaddrs);
+    const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> freed(interfaces, ::freeifaddrs);
     for (const auto* one = interfaces; one != nullptr; one = one->ifa_next)
       if (one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET && (one->ifa_flags & IFF_UP) != 0 &&
           (one->ifa_flags & IFF_LOOPBACK) == 0)

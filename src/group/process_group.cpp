@@ -10,19 +10,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace muster {
-namespace {
 
 using c10d::PrefixStore;
 using c10d::ProcessGroup;
-
-c10::intrusive_ptr<c10d::Store> make_store(const Communicator& communicator, const detail::group::Choice& choice,
-                                           std::chrono::milliseconds timeout) {
-  // c10d wants a store to construct a group; where muster's own backend is alone nothing is ever asked of it.
-  if (choice.cpu == "mpi" && choice.cuda == "mpi") return c10::make_intrusive<c10d::HashStore>();
-  return c10::make_intrusive<detail::group::Store>(communicator.duplicate(), timeout);
-}
-
-}  // namespace
 
 bool has_backend(std::string_view name) {
   return name == "mpi" || (name == "gloo" && detail::group::has_gloo()) ||
@@ -33,7 +23,10 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
                                                     const ProcessGroupOptions& options) {
   const auto choice = detail::group::choose(options.backend);
   const auto timeout = options.timeout.value_or(detail::comm::time_limit(communicator));
-  const auto store = make_store(communicator, choice, timeout);
+  // c10d wants a store to construct a group; where muster's own backend is alone nothing is ever asked of it.
+  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  if (choice.cpu != "mpi" || choice.cuda != "mpi")
+    store = c10::make_intrusive<detail::group::Store>(communicator.duplicate(), timeout);
   auto made = c10::make_intrusive<ProcessGroup>(store, communicator.rank(), communicator.size());
   const auto give = [&](const char* name, ProcessGroup::BackendType type, c10::intrusive_ptr<c10d::Backend> backend) {
     if (choice.cpu == name) made->setBackend(c10::DeviceType::CPU, type, backend);

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <string>
+#include <utility>
 
 namespace muster::detail::group {
 namespace {
@@ -24,27 +25,20 @@ Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, std::strin
   const std::string name = c10::toString(type);
   if (!dtype)
     throw Error(ExitCode::usage, doing, "there is no reduction of " + name, "Convert the tensor to a wider type");
+  constexpr std::pair<c10d::ReduceOp::RedOpType, ReduceOp> plain[] = {
+      {c10d::ReduceOp::SUM, ReduceOp::sum},      {c10d::ReduceOp::PRODUCT, ReduceOp::product},
+      {c10d::ReduceOp::MIN, ReduceOp::min},      {c10d::ReduceOp::MAX, ReduceOp::max},
+      {c10d::ReduceOp::BAND, ReduceOp::bit_and}, {c10d::ReduceOp::BOR, ReduceOp::bit_or},
+      {c10d::ReduceOp::BXOR, ReduceOp::bit_xor}};
+  for (const auto& [theirs, ours] : plain)
+    if (op.op_ == theirs) return {*dtype, ours};
   const bool fractional = at::isFloatingType(type) || at::isComplexType(type);
   switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return {*dtype, ReduceOp::sum};
     case c10d::ReduceOp::AVG:
       if (!fractional)
         throw Error(ExitCode::usage, doing, "the average of " + name + " is not a " + name,
                     "Use SUM and divide, or convert to floating point");
       return {.type = *dtype, .op = ReduceOp::sum, .average = true};
-    case c10d::ReduceOp::PRODUCT:
-      return {*dtype, ReduceOp::product};
-    case c10d::ReduceOp::MIN:
-      return {*dtype, ReduceOp::min};
-    case c10d::ReduceOp::MAX:
-      return {*dtype, ReduceOp::max};
-    case c10d::ReduceOp::BAND:
-      return {*dtype, ReduceOp::bit_and};
-    case c10d::ReduceOp::BOR:
-      return {*dtype, ReduceOp::bit_or};
-    case c10d::ReduceOp::BXOR:
-      return {*dtype, ReduceOp::bit_xor};
     case c10d::ReduceOp::PREMUL_SUM: {
       const auto factor = factor_of(op, doing);
       if (!fractional || (factor.isComplex() && !at::isComplexType(type)))

@@ -32,12 +32,12 @@ bool nap_until(Ready&& ready, Enough&& enough) {
   return true;
 }
 
-void append(Bytes& message, const void* data, std::size_t size) {
-  const auto* first = static_cast<const std::uint8_t*>(data);
-  const std::uint64_t length = size;
-  const auto* field = reinterpret_cast<const std::uint8_t*>(&length);
-  message.insert(message.end(), field, field + sizeof length);
-  message.insert(message.end(), first, first + size);
+template <class Field>
+void append(Bytes& message, const Field& field) {
+  const std::uint64_t length = field.size();
+  const auto* first = reinterpret_cast<const std::uint8_t*>(&length);
+  message.insert(message.end(), first, first + sizeof length);
+  message.insert(message.end(), field.begin(), field.end());
 }
 
 Bytes take(const Bytes& message, std::size_t& at) {
@@ -52,9 +52,9 @@ Bytes take(const Bytes& message, std::size_t& at) {
 
 Bytes pack(const Question& question) {
   Bytes message{static_cast<std::uint8_t>(question.verb)};
-  append(message, question.key.data(), question.key.size());
-  append(message, question.value.data(), question.value.size());
-  append(message, question.expected.data(), question.expected.size());
+  append(message, question.key);
+  append(message, question.value);
+  append(message, question.expected);
   return message;
 }
 
@@ -204,12 +204,10 @@ c10::intrusive_ptr<c10d::Store> Store::clone() {
   return c10::intrusive_ptr<c10d::Store>::unsafe_steal_from_new(new Store(link_, timeout_));
 }
 
-std::optional<Bytes> Store::ask(const Question& question) { return link_->ask(question); }
-
-void Store::set(const std::string& key, const Bytes& value) { ask({Question::Verb::set, key, value}); }
+void Store::set(const std::string& key, const Bytes& value) { link_->ask({Question::Verb::set, key, value}); }
 
 Bytes Store::compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) {
-  return *ask({Question::Verb::compare_set, key, desired, expected});
+  return *link_->ask({Question::Verb::compare_set, key, desired, expected});
 }
 
 Bytes Store::get(const std::string& key) { return wait_for(key, timeout_); }
@@ -219,7 +217,7 @@ Bytes Store::wait_for(const std::string& key, std::chrono::milliseconds timeout)
   const auto end = Clock::now() + timeout;
   if (!nap_until(
           [&] {
-            return (value = ask({Question::Verb::get, key})).has_value();
+            return (value = link_->ask({Question::Verb::get, key})).has_value();
           },
           [&] { return Clock::now() > end; }))
     throw Error(ExitCode::retry, "waiting for the other ranks' backend",
@@ -229,18 +227,18 @@ Bytes Store::wait_for(const std::string& key, std::chrono::milliseconds timeout)
 }
 
 std::int64_t Store::add(const std::string& key, std::int64_t value) {
-  return number_of(*ask({Question::Verb::add, key, bytes_of(std::to_string(value))}));
+  return number_of(*link_->ask({Question::Verb::add, key, bytes_of(std::to_string(value))}));
 }
 
-bool Store::deleteKey(const std::string& key) { return ask({Question::Verb::erase, key}).has_value(); }
+bool Store::deleteKey(const std::string& key) { return link_->ask({Question::Verb::erase, key}).has_value(); }
 
 bool Store::check(const std::vector<std::string>& keys) {
   return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) {
-    return ask({Question::Verb::get, key}).has_value();
+    return link_->ask({Question::Verb::get, key}).has_value();
   });
 }
 
-std::int64_t Store::getNumKeys() { return number_of(*ask({Question::Verb::count})); }
+std::int64_t Store::getNumKeys() { return number_of(*link_->ask({Question::Verb::count})); }
 
 void Store::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   for (const auto& key : keys) wait_for(key, timeout);

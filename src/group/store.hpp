@@ -62,7 +62,6 @@ class Store final : public c10d::Store {
  private:
   class Link;
   Store(std::shared_ptr<Link> link, std::chrono::milliseconds timeout);
-  std::optional<Bytes> ask(const Question& question);
   Bytes wait_for(const std::string& key, std::chrono::milliseconds timeout);
 
   std::shared_ptr<Link> link_;

@@ -4,10 +4,10 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <exception>
-#include <sstream>
 #include <utility>
 
 namespace muster::detail::group {
@@ -44,12 +44,10 @@ bool Work::isCompleted() {
 
 bool Work::wait(std::chrono::milliseconds timeout) {
   const auto limit = timeout > kNoTimeout ? timeout : limit_;
-  if (!comm::wait_until([this] { return isCompleted(); }, limit)) {
-    std::ostringstream fact;
-    fact << "not finished within " << static_cast<double>(limit.count()) / 1000.0 << " s on rank " << rank_;
-    throw Error(ExitCode::retry, std::string("waiting for ") + title_, fact.str(),
+  if (!comm::wait_until([this] { return isCompleted(); }, limit))
+    throw Error(ExitCode::retry, std::string("waiting for ") + title_,
+                c10::str("not finished within ", static_cast<double>(limit.count()) / 1000.0, " s on rank ", rank_),
                 "A rank is stuck, lost or in another collective; --timeout sets the limit");
-  }
   if (const auto failure = exception()) std::rethrow_exception(failure);
   return true;
 }

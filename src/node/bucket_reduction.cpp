@@ -1,7 +1,7 @@
 #include "node/bucket_reduction.hpp"
 
-#include "node/claims.hpp"
 #include "node/kernels.hpp"
+#include "node/slice.hpp"
 
 #include <algorithm>
 #include <atomic>

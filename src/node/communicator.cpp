@@ -31,12 +31,11 @@ Communicator::~Communicator() = default;
 
 std::size_t Communicator::region_of(const void* data, std::size_t bytes) const noexcept {
   const auto* begin = static_cast<const std::byte*>(data);
-  return static_cast<std::size_t>(std::ranges::find_if(regions_,
-                                                       [&](const Region& region) {
-                                                         const auto* mine = region.of(rank_);
-                                                         return begin >= mine && begin + bytes <= mine + region.stride;
-                                                       }) -
-                                  regions_.begin());
+  for (std::size_t i = 0; i < regions_.size(); ++i) {
+    const auto* mine = regions_[i].of(rank_);
+    if (begin >= mine && begin + bytes <= mine + regions_[i].stride) return i;
+  }
+  return regions_.size();
 }
 
 Communicator::Ticket Communicator::start(std::unique_ptr<Operation> operation, Start start) {

@@ -31,8 +31,8 @@ namespace muster::detail::node {
 /// Memory of all ranks of a node; that of a rank begins at its rank times `stride` from `base`.
 struct Region {
   std::byte* base = nullptr;
-  std::size_t stride = 0;  ///< bytes; of all ranks
-  std::shared_ptr<void> owner = nullptr;
+  std::size_t stride = 0;                  ///< bytes; of all ranks
+  std::shared_ptr<void> memory = nullptr;  ///< kept as long as the region
 
   std::byte* of(int rank) const noexcept { return base + static_cast<std::size_t>(rank) * stride; }
 };

@@ -5,30 +5,15 @@
 
 namespace muster::detail::node {
 
+/// Tables with an entry for each type are in this order.
 enum class Dtype { u8, i8, i16, i32, i64, f16, bf16, f32, f64, c64, c128, boolean };
+inline constexpr std::size_t num_dtypes = static_cast<std::size_t>(Dtype::boolean) + 1;
 
 /// Bytes of one element.
 constexpr std::size_t size_of(Dtype type) noexcept {
-  switch (type) {
-    case Dtype::u8:
-    case Dtype::i8:
-    case Dtype::boolean:
-      return 1;
-    case Dtype::i16:
-    case Dtype::f16:
-    case Dtype::bf16:
-      return 2;
-    case Dtype::i32:
-    case Dtype::f32:
-      return 4;
-    case Dtype::i64:
-    case Dtype::f64:
-    case Dtype::c64:
-      return 8;
-    case Dtype::c128:
-      return 16;
-  }
-  return 0;
+  constexpr std::size_t bytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1};
+  static_assert(sizeof bytes == num_dtypes * sizeof *bytes);
+  return bytes[static_cast<std::size_t>(type)];
 }
 
 }  // namespace muster::detail::node

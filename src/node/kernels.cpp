@@ -34,9 +34,4 @@ void reduce_arrays(std::span<void* const> targets, std::span<const void* const> 
                                      reduction.scale);
 }
 
-void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
-                   const Reduction& reduction) {
-  reduce_arrays(targets, sources, count, reduction, best_isa());
-}
-
 }  // namespace muster::detail::node

@@ -32,8 +32,6 @@ bool reducible(Dtype type, ReduceOp op) noexcept;
 /// who computes it. Half types are reduced in float and rounded once, to nearest. A NaN is the minimum and the maximum
 /// of all. Integers wrap around. On booleans sum and max are or, product and min are and. A target may be a source.
 void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
-                   const Reduction& reduction, Isa isa);
-void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
-                   const Reduction& reduction);
+                   const Reduction& reduction, Isa isa = best_isa());
 
 }  // namespace muster::detail::node

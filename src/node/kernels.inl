@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -31,21 +32,9 @@ struct Complex {
   T re, im;
 };
 
-// The type in which elements are reduced.
+/// The type in which elements are reduced.
 template <class T>
-struct WideOf {
-  using type = T;
-};
-template <>
-struct WideOf<Half> {
-  using type = float;
-};
-template <>
-struct WideOf<Bfloat> {
-  using type = float;
-};
-template <class T>
-using Wide = typename WideOf<T>::type;
+using Wide = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, Bfloat>, float, T>;
 
 inline std::uint32_t bits_of(float x) {
   std::uint32_t u;
@@ -59,7 +48,10 @@ inline float float_of(std::uint32_t u) {
 }
 
 inline float widen(Bfloat x) { return float_of(std::uint32_t{x.bits} << 16); }
-inline Bfloat narrow_bfloat(float x) {
+template <class T>
+T narrow(float x);
+template <>
+inline Bfloat narrow(float x) {
   const std::uint32_t u = bits_of(x);
   const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const std::uint32_t quiet = (u >> 16) | 0x40u;
@@ -75,7 +67,8 @@ inline float widen(Half x) {
   const float tiny = static_cast<float>(rest) * 0x1p-24f;
   return float_of(sign | bits_of(tiny));
 }
-inline Half narrow_half(float x) {
+template <>
+inline Half narrow(float x) {
   const std::uint32_t u = bits_of(x);
   const std::uint32_t sign = (u >> 16) & 0x8000u;
   const std::uint32_t rest = u & 0x7fffffffu;
@@ -90,17 +83,16 @@ inline Half narrow_half(float x) {
   return {static_cast<std::uint16_t>(sign | (rounded >> 13))};
 }
 
-template <class T>
-constexpr bool is_plain_fraction = false;
-template <>
-constexpr bool is_plain_fraction<float> = true;
-template <>
-constexpr bool is_plain_fraction<double> = true;
-
 // Whole arrays: to the wide type and back.
 template <class T>
 [[gnu::noinline]] void load(Wide<T>* __restrict wide, const T* __restrict from, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
+  std::size_t i = 0;
+#if defined(__F16C__)
+  if constexpr (std::is_same_v<T, Half>)
+    for (; i + 8 <= n; i += 8)
+      _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+#endif
+  for (; i < n; ++i) {
     if constexpr (sizeof(Wide<T>) == sizeof(T))
       wide[i] = from[i];
     else
@@ -112,50 +104,19 @@ template <class T>
   if constexpr (sizeof(Wide<T>) == sizeof(T)) {
     std::memcpy(static_cast<void*>(to), wide, n * sizeof(T));
   } else {
-    for (std::size_t i = 0; i < n; ++i) to[i] = narrow_bfloat(wide[i]);
+    std::size_t i = 0;
+#if defined(__F16C__)
+    if constexpr (std::is_same_v<T, Half>)
+      for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(wide + i), 0));
+#endif
+    for (; i < n; ++i) to[i] = narrow<T>(wide[i]);
   }
-}
-template <>
-[[gnu::noinline]] void load<Half>(float* __restrict wide, const Half* __restrict from, std::size_t n) {
-  std::size_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8)
-    _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-#endif
-  for (; i < n; ++i) wide[i] = widen(from[i]);
-}
-template <>
-[[gnu::noinline]] void store<Half>(Half* __restrict to, const float* __restrict wide, std::size_t n) {
-  std::size_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(wide + i), 0));
-#endif
-  for (; i < n; ++i) to[i] = narrow_half(wide[i]);
 }
 
 template <class T>
-struct UnsignedOf {
-  using type = T;
-};
-template <>
-struct UnsignedOf<std::int8_t> {
-  using type = std::uint8_t;
-};
-template <>
-struct UnsignedOf<std::int16_t> {
-  using type = std::uint16_t;
-};
-template <>
-struct UnsignedOf<std::int32_t> {
-  using type = std::uint32_t;
-};
-template <>
-struct UnsignedOf<std::int64_t> {
-  using type = std::uint64_t;
-};
-template <class T>
-using Unsigned = typename UnsignedOf<T>::type;
+using Unsigned =
+    typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
 
 struct Sum {
   template <class T>
@@ -229,21 +190,15 @@ template <class Op, class T>
 }
 
 template <class T>
-[[gnu::noinline]] void multiply(T* __restrict values, T factor, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) values[i] *= factor;
+[[gnu::noinline]] void scale_by(T* __restrict values, double factor, std::size_t n) {
+  if constexpr (std::is_floating_point_v<T>)  // others have no fractions
+    for (std::size_t i = 0; i < n; ++i) values[i] *= static_cast<T>(factor);
 }
 template <class T>
-[[gnu::noinline]] void multiply(Complex<T>* __restrict values, T factor, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) values[i] = {values[i].re * factor, values[i].im * factor};
+[[gnu::noinline]] void scale_by(Complex<T>* __restrict values, double factor, std::size_t n) {
+  const auto by = static_cast<T>(factor);
+  for (std::size_t i = 0; i < n; ++i) values[i] = {values[i].re * by, values[i].im * by};
 }
-template <class T>
-void scale_by(T*, double, std::size_t) {}  // integers and booleans have no fractions
-void scale_by(float* values, double factor, std::size_t n) { multiply(values, static_cast<float>(factor), n); }
-void scale_by(double* values, double factor, std::size_t n) { multiply(values, factor, n); }
-void scale_by(Complex<float>* values, double factor, std::size_t n) {
-  multiply(values, static_cast<float>(factor), n);
-}
-void scale_by(Complex<double>* values, double factor, std::size_t n) { multiply(values, factor, n); }
 
 /// The commonest case in one go: two arrays, and the result to both of them or to one.
 template <class Op, class T>
@@ -259,7 +214,7 @@ template <class Op, class T>
 template <class Op, class T>
 void reduce_blocks(void* const* targets, std::size_t target_count, const void* const* sources, std::size_t source_count,
                    std::size_t count, double scale) {
-  if constexpr (is_plain_fraction<T>) {
+  if constexpr (std::is_floating_point_v<T>) {
     if (source_count == 2 && target_count <= 2)
       return reduce_two<Op>(static_cast<T*>(targets[0]), static_cast<T*>(targets[target_count - 1]),
                             static_cast<const T*>(sources[0]), static_cast<const T*>(sources[1]),
@@ -291,76 +246,30 @@ void reduce_blocks(void* const* targets, std::size_t target_count, const void* c
   }
 }
 
-template <class T>
-ReduceArrays of_number(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return reduce_blocks<Sum, T>;
-    case ReduceOp::product:
-      return reduce_blocks<Product, T>;
-    case ReduceOp::min:
-      return reduce_blocks<Min, T>;
-    case ReduceOp::max:
-      return reduce_blocks<Max, T>;
-    default:
-      return nullptr;
-  }
+/// `Op`: those that have a meaning for the type, which are the first ones of ReduceOp.
+template <class T, class... Op>
+ReduceArrays one_of(ReduceOp op) noexcept {
+  constexpr ReduceArrays kernels[] = {reduce_blocks<Op, T>...};
+  const auto number = static_cast<std::size_t>(op);
+  return number < sizeof...(Op) ? kernels[number] : nullptr;
 }
 template <class T>
-ReduceArrays of_bits(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::bit_and:
-      return reduce_blocks<And, T>;
-    case ReduceOp::bit_or:
-      return reduce_blocks<Or, T>;
-    case ReduceOp::bit_xor:
-      return reduce_blocks<Xor, T>;
-    default:
-      return of_number<T>(op);
-  }
-}
+constexpr auto of_number = one_of<T, Sum, Product, Min, Max>;
 template <class T>
-ReduceArrays of_complex(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return reduce_blocks<Sum, Complex<T>>;
-    case ReduceOp::product:
-      return reduce_blocks<Product, Complex<T>>;
-    default:
-      return nullptr;
-  }
-}
+constexpr auto of_bits = one_of<T, Sum, Product, Min, Max, And, Or, Xor>;
+template <class T>
+constexpr auto of_complex = one_of<Complex<T>, Sum, Product>;
 
 }  // namespace
 
 ReduceArrays MUSTER_ISA(Dtype type, ReduceOp op) noexcept {
-  switch (type) {
-    case Dtype::u8:
-      return of_bits<std::uint8_t>(op);
-    case Dtype::i8:
-      return of_bits<std::int8_t>(op);
-    case Dtype::i16:
-      return of_bits<std::int16_t>(op);
-    case Dtype::i32:
-      return of_bits<std::int32_t>(op);
-    case Dtype::i64:
-      return of_bits<std::int64_t>(op);
-    case Dtype::boolean:
-      return of_bits<Bool>(op);
-    case Dtype::f16:
-      return of_number<Half>(op);
-    case Dtype::bf16:
-      return of_number<Bfloat>(op);
-    case Dtype::f32:
-      return of_number<float>(op);
-    case Dtype::f64:
-      return of_number<double>(op);
-    case Dtype::c64:
-      return of_complex<float>(op);
-    case Dtype::c128:
-      return of_complex<double>(op);
-  }
-  return nullptr;
+  constexpr ReduceArrays (*of_type[])(ReduceOp) noexcept = {
+      of_bits<std::uint8_t>, of_bits<std::int8_t>, of_bits<std::int16_t>, of_bits<std::int32_t>, of_bits<std::int64_t>,
+      of_number<Half>,       of_number<Bfloat>,    of_number<float>,      of_number<double>,     of_complex<float>,
+      of_complex<double>,    of_bits<Bool>,
+  };
+  static_assert(sizeof of_type == num_dtypes * sizeof *of_type);
+  return of_type[static_cast<std::size_t>(type)](op);
 }
 
 }  // namespace muster::detail::node

@@ -2,14 +2,15 @@
 // agree that nothing has to be copied.
 #pragma once
 
-#include "node/claims.hpp"
 #include "node/communicator.hpp"
+#include "node/slice.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 

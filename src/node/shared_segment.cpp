@@ -144,12 +144,7 @@ void SharedSegment::unlink() noexcept {
   if (std::exchange(has_name_, false)) ::shm_unlink(name_.c_str());
 }
 
-SharedSegment::SharedSegment(SharedSegment&& other) noexcept
-    : name_(std::move(other.name_)),
-      has_name_(std::exchange(other.has_name_, false)),
-      file_(std::exchange(other.file_, -1)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+SharedSegment::SharedSegment(SharedSegment&& other) noexcept { *this = std::move(other); }
 
 SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   std::swap(name_, other.name_);

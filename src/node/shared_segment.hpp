@@ -18,6 +18,9 @@ inline std::size_t whole_pages(std::size_t bytes) noexcept {
 }
 /// Bytes of a line of the cache: what two ranks write to lies in different ones.
 constexpr std::size_t cache_line = 64;
+constexpr std::size_t whole_lines(std::size_t bytes) noexcept {
+  return (bytes + cache_line - 1) / cache_line * cache_line;
+}
 
 /// Move-only. Unmapped by the destructor, which concerns this process alone; who created it removes the name there,
 /// unless it has before.

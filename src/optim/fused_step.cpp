@@ -67,7 +67,7 @@ double squares_of_averages(std::span<std::byte* const> gradients, std::size_t co
 
 }  // namespace
 
-/// Of one kind, such as the first moments, and one block: dropped as a whole, as parameters may share a page.
+/// Of one kind, such as the first moments, and one bucket: dropped as a whole, as parameters may share a page.
 struct FusedStep::Pages {
   std::size_t first = 0, bytes = 0;  ///< in the shared memory
   bool changed = false;              ///< somebody wrote to them since the last step
@@ -93,10 +93,10 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
 
 std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                            int states) {
-  // Block by block, the parameters and each kind of their state on pages of their own; then the parts' norms.
+  // Bucket by bucket, the parameters and each kind of their state on pages of their own; then the parts' norms.
   std::vector<std::vector<Pages>> pages;
   std::size_t bytes = 0;
-  for (const auto& [members, count] : gradients.layout().blocks) {
+  for (const auto& [members, count] : gradients.layout().buckets) {
     const auto of_kind = round_up(count * parameters[members.front()].element_size(), node::page_size());
     auto& kinds = pages.emplace_back();
     for (int kind = 0; kind <= states; ++kind) kinds.push_back({std::exchange(bytes, bytes + of_kind), of_kind});
@@ -125,7 +125,7 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
     const auto& parameter = parameters_[i];
     const auto& range = gradients.layout().ranges[i];
     auto& target = targets_.emplace_back();
-    for (const auto& pages : pages_[range.block]) {
+    for (const auto& pages : pages_[range.bucket]) {
       const auto offset = pages.first + range.first * parameter.element_size();
       target.shared.push_back(region_.region.base + offset);
       target.views.push_back(at::from_blob(
@@ -140,7 +140,7 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
 }
 
 std::vector<FusedStep::Pages>& FusedStep::pages_of(std::size_t parameter) {
-  return pages_[gradients_->layout().ranges[parameter].block];
+  return pages_[gradients_->layout().ranges[parameter].bucket];
 }
 
 /// Lets the module see what is in the shared copy.
@@ -241,8 +241,8 @@ double FusedStep::norm() {
   return std::sqrt(sum);
 }
 
-bool FusedStep::in_floats(std::size_t block) const {
-  return parameters_[gradients_->layout().blocks[block].members.front()].scalar_type() == at::kFloat;
+bool FusedStep::in_floats(std::size_t bucket) const {
+  return parameters_[gradients_->layout().buckets[bucket].members.front()].scalar_type() == at::kFloat;
 }
 
 template <class T>
@@ -250,7 +250,7 @@ void FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
                            double scale) {
   Averages<T> averages(gradients, scale);
   const auto& pages = pages_[chunk.bucket];
-  for (const auto i : gradients_->layout().blocks[chunk.bucket].members) {
+  for (const auto i : gradients_->layout().buckets[chunk.bucket].members) {
     const auto& range = gradients_->layout().ranges[i];
     const auto begin = std::max(chunk.first, range.first);
     const auto end = std::min(chunk.first + chunk.count, range.first + range.count);

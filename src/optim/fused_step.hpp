@@ -62,8 +62,8 @@ class FusedStep {
   double norm();
   /// Whether an exception has made another rank abandon the pass.
   bool abandoned() const;
-  /// Whether that block has floats, not doubles.
-  bool in_floats(std::size_t block) const;
+  /// Whether that bucket has floats, not doubles.
+  bool in_floats(std::size_t bucket) const;
   template <class T>
   void step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients, double scale);
 
@@ -74,7 +74,7 @@ class FusedStep {
   std::size_t bytes_;  ///< of parameters and state; the parts' norms follow
   std::shared_ptr<std::byte> view_;
   DirtyPages dirty_;
-  std::vector<std::vector<Pages>> pages_;  ///< [blocks of the exchange][their parameters, then each kind of state]
+  std::vector<std::vector<Pages>> pages_;  ///< [buckets of the exchange][their parameters, then each kind of state]
   std::vector<Target> targets_;            ///< [parameters]
 };
 

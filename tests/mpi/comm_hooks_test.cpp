@@ -1,6 +1,6 @@
 // Communication hooks: what they make of a bucket, and of a model's gradients.
 #include "muster/comm_hooks.hpp"
-#include "gradients/powersgd_hook.hpp"
+#include "gradients/comm_hooks.hpp"
 #include "muster/error.hpp"
 #include "support/prepared.hpp"
 

@@ -1,4 +1,4 @@
-#include "gradients/buckets.hpp"
+#include "gradients/flat_layout.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #include "gradients/flat_layout.hpp"
-#include "gradients/use_sums.hpp"
+#include "gradients/exchange.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
@@ -14,16 +14,16 @@ namespace {
 
 using Members = std::vector<std::vector<std::size_t>>;
 
-TEST(FlatLayout, PutsTheMembersOfABlockOneBehindTheOther) {
+TEST(FlatLayout, PutsTheMembersOfABucketOneBehindTheOther) {
   const FlatLayout layout({at::zeros({2, 3}), at::zeros({4}), at::zeros({})}, {{2, 0}, {1}});
-  ASSERT_EQ(layout.blocks.size(), 2U);
-  EXPECT_EQ(layout.blocks[0].members, (std::vector<std::size_t>{2, 0}));
-  EXPECT_EQ(layout.blocks[0].count, 7U);
-  EXPECT_EQ(layout.blocks[1].count, 4U);
+  ASSERT_EQ(layout.buckets.size(), 2U);
+  EXPECT_EQ(layout.buckets[0].members, (std::vector<std::size_t>{2, 0}));
+  EXPECT_EQ(layout.buckets[0].count, 7U);
+  EXPECT_EQ(layout.buckets[1].count, 4U);
   const std::size_t expected[][4] = {{0, 1, 1, 6}, {1, 0, 0, 4}, {0, 0, 0, 1}};
   for (std::size_t i = 0; i < 3; ++i) {
     const auto& range = layout.ranges[i];
-    EXPECT_EQ(range.block, expected[i][0]) << "parameter " << i;
+    EXPECT_EQ(range.bucket, expected[i][0]) << "parameter " << i;
     EXPECT_EQ(range.number, expected[i][1]) << "parameter " << i;
     EXPECT_EQ(range.first, expected[i][2]) << "parameter " << i;
     EXPECT_EQ(range.count, expected[i][3]) << "parameter " << i;
@@ -31,7 +31,7 @@ TEST(FlatLayout, PutsTheMembersOfABlockOneBehindTheOther) {
 }
 
 TEST(FlatLayout, MayHoldNothing) {
-  EXPECT_TRUE(FlatLayout({}, {}).blocks.empty());
+  EXPECT_TRUE(FlatLayout({}, {}).buckets.empty());
   const FlatLayout layout({at::zeros({0}), at::zeros({5})}, {{0, 1}});
   EXPECT_EQ(layout.ranges[0].count, 0U);
   EXPECT_EQ(layout.ranges[1].first, 0U);
@@ -44,16 +44,16 @@ TEST(FlatLayout, PartsTypesAndKeepsTheOrder) {
   EXPECT_EQ(by_type_and_device({}), Members{});
 }
 
-TEST(FlatLayout, ShowsABlockInTheParametersOrderOfMemory) {
-  const auto block = at::arange(10);
+TEST(FlatLayout, ShowsABucketInTheParametersOrderOfMemory) {
+  const auto bucket = at::arange(10);
   const auto turned = at::zeros({2, 3}).t();
-  const auto view = view_like(turned, block, 4);
+  const auto view = view_like(turned, bucket, 4);
   EXPECT_EQ(view.sizes(), turned.sizes());
   EXPECT_EQ(view.strides(), turned.strides());
-  EXPECT_EQ(view.const_data_ptr(), block[4].const_data_ptr());
+  EXPECT_EQ(view.const_data_ptr(), bucket[4].const_data_ptr());
   const auto with_gaps = at::zeros({2, 6}).slice(1, 0, 3);
-  EXPECT_TRUE(view_like(with_gaps, block, 4).is_contiguous()) << "no more than its elements are in the block";
-  EXPECT_EQ(view_like(with_gaps, block, 4)[1][2].item<int>(), 9);
+  EXPECT_TRUE(view_like(with_gaps, bucket, 4).is_contiguous()) << "no more than its elements are in the bucket";
+  EXPECT_EQ(view_like(with_gaps, bucket, 4)[1][2].item<int>(), 9);
 }
 
 TEST(UseSums, TellHowManyRanksHaveUsedAParameter) {

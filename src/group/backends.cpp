@@ -40,4 +40,24 @@ std::string on_gpus(std::string_view text, bool has_nccl) {
   return text == "auto" ? "nccl" : std::string(text) + ",cuda:nccl";
 }
 
+#if !defined(MUSTER_HAS_GLOO)
+bool has_gloo() noexcept { return false; }
+c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator&, const c10::intrusive_ptr<c10d::Store>&,
+                                            std::chrono::milliseconds) {
+  throw Error(ExitCode::usage, "starting the process group",
+              "this muster has no gloo backend, since gloo's headers were not there when it was built",
+              "Install libgloo-dev and build again, or use --backend mpi");
+}
+#endif
+
+#if !defined(MUSTER_HAS_NCCL)
+bool has_nccl() noexcept { return false; }
+c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator&, const c10::intrusive_ptr<c10d::Store>&,
+                                            std::chrono::milliseconds) {
+  throw Error(ExitCode::usage, "starting the process group",
+              "this muster has no NCCL backend, since it was built with a libtorch without CUDA and NCCL",
+              "Build it with a CUDA build of libtorch (Torch_DIR names one), or use --backend mpi");
+}
+#endif
+
 }  // namespace muster::detail::group

@@ -1,9 +1,8 @@
-#include "gradients/powersgd_hook.hpp"
+#include "gradients/comm_hooks.hpp"
 
 #include "muster/error.hpp"
 
 #include <ATen/OpMathType.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mm.h>
@@ -181,6 +180,23 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
 
 }  // namespace
 }  // namespace detail::gradients
+
+namespace {
+
+CommHook compress_to(at::ScalarType type) {
+  return [type](GradBucket& bucket, c10d::ProcessGroup& group) {
+    const auto& gradients = bucket.gradients;
+    const bool as_it_is = gradients.is_complex() || gradients.element_size() <= 2;
+    const auto sent = as_it_is ? gradients : gradients.to(type);
+    detail::gradients::all_reduce(group, sent);
+    if (!as_it_is) gradients.copy_(sent);
+  };
+}
+
+}  // namespace
+
+CommHook bf16_compress_hook() { return compress_to(at::kBFloat16); }
+CommHook fp16_compress_hook() { return compress_to(at::kHalf); }
 
 CommHook powersgd_hook(const PowerSgdOptions& options) {
   if (options.rank < 1 || options.start_iteration < 0 || !(options.min_compression_rate > 0))
