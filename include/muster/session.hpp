@@ -170,11 +170,7 @@ class Session {
     prepare(module, options);
     return module;
   }
-  /// A module holder, as TORCH_MODULE makes them.
-  template <class Holder>
-  requires requires(const Holder& holder) {
-    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-  }
+  template <ModuleHolder Holder>
   Holder prepare_model(Holder holder, const ModelOptions& options = {}) {
     prepare(holder.ptr(), options);
     return holder;
@@ -224,10 +220,7 @@ class Session {
   /// Batch-norm statistics become the mean over the workers, then the module is in evaluation mode while the scope
   /// lives. Collective.
   Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
-  template <class Holder>
-  requires requires(const Holder& holder) {
-    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-  }
+  template <ModuleHolder Holder>
   Evaluation evaluation(const Holder& holder) const {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }

@@ -41,6 +41,12 @@ namespace detail::checkpoint {
 struct Stateful;
 }
 
+/// A module holder, as TORCH_MODULE makes them.
+template <class T>
+concept ModuleHolder = requires(const T& holder) {
+  { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+};
+
 /// Tensors by path ("layer1.0.weight", "momentum_buffer/fc.bias") and JSON: the state of one object, or of a whole
 /// checkpoint, whose paths then begin with the entry's name ("model/layer1.0.weight").
 struct StateDict {
@@ -55,11 +61,7 @@ class StateEntry {
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*> StateEntry(const std::shared_ptr<M>& module)
       : StateEntry(std::shared_ptr<torch::nn::Module>(module)) {}
-  /// A module holder, as TORCH_MODULE makes them.
-  template <class Holder>
-  requires requires(const Holder& holder) {
-    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-  }
+  template <ModuleHolder Holder>
   StateEntry(const Holder& holder) : StateEntry(std::shared_ptr<torch::nn::Module>(holder.ptr())) {}
   /// SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS.
   StateEntry(torch::optim::Optimizer& optimizer);

@@ -7,50 +7,43 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 namespace muster::detail {
 namespace {
 
-[[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
-  const char* fact = std::strerror(error);
-  const char* remedy = "";
+const char* remedy_of(int error) noexcept {
   switch (error) {
     case ENOSPC:
     case EDQUOT:
-      remedy = "Free some space there, or choose another --storage";
-      break;
+      return "Free some space there, or choose another --storage";
     case EACCES:
     case EPERM:
     case EROFS:
-      remedy = "Check the permissions, or choose another path";
-      break;
+      return "Check the permissions, or choose another path";
     case ENOENT:
-      remedy = "Check the path";
-      break;
+      return "Check the path";
     case ELOOP:
-      fact = "it is a symbolic link, through which nothing is written";
-      remedy = "Remove it, or choose another path";
-      break;
+      return "Remove it, or choose another path";
     case EIO:
     case ESTALE:
-      remedy = "Look after the disk or the file server, then try again";
-      break;
+      return "Look after the disk or the file server, then try again";
     case EMFILE:
     case ENFILE:
-      remedy = "Raise the limit of open files (ulimit -n), then try again";
-      break;
+      return "Raise the limit of open files (ulimit -n), then try again";
     default:
-      break;
+      return "";
   }
-  throw Error(code == ExitCode::data ? code_of_reading(error) : code, std::string(doing) + " " + path.string(), fact,
-              remedy);
+}
+
+[[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
+  throw Error(code == ExitCode::data ? code_of_reading(error) : code, std::string(doing) + " " + path.string(),
+              error == ELOOP ? "it is a symbolic link, through which nothing is written" : std::strerror(error),
+              remedy_of(error));
 }
 
 int open_checked(const std::filesystem::path& path, int flags, ExitCode code, const char* doing) {
@@ -77,6 +70,18 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
   }
 }
 
+std::filesystem::path temporary_beside(std::filesystem::path path) {
+  static std::atomic<int> count{0};
+  return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
+}
+
+bool is_own_group(gid_t id) { return id == ::getegid() || ::group_member(id) != 0; }
+
+std::string user_of(uid_t id) {
+  const passwd* const user = ::getpwuid(id);
+  return user != nullptr ? user->pw_name : "user " + std::to_string(id);
+}
+
 }  // namespace
 
 File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
@@ -99,11 +104,8 @@ File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
 File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 File& File::operator=(File&& other) noexcept {
-  if (this != &other) {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    path_ = std::move(other.path_);
-    descriptor_ = std::exchange(other.descriptor_, -1);
-  }
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
   return *this;
 }
 
@@ -155,27 +157,6 @@ void File::close() {
       descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR)
     fail(ExitCode::retry, "closing", path_, errno);
 }
-
-namespace {
-
-std::filesystem::path temporary_beside(std::filesystem::path path) {
-  static std::atomic<int> count{0};
-  return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
-}
-
-bool is_own_group(gid_t id) {
-  std::vector<gid_t> groups(static_cast<std::size_t>(std::max(0, ::getgroups(0, nullptr))));
-  const int count = ::getgroups(static_cast<int>(groups.size()), groups.data());
-  groups.resize(static_cast<std::size_t>(std::max(0, count)));
-  return id == ::getegid() || std::find(groups.begin(), groups.end(), id) != groups.end();
-}
-
-std::string user_of(uid_t id) {
-  const passwd* const user = ::getpwuid(id);
-  return user != nullptr ? user->pw_name : "user " + std::to_string(id);
-}
-
-}  // namespace
 
 ExitCode code_of_reading(int error) noexcept {
   switch (error) {

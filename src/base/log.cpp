@@ -15,11 +15,11 @@ namespace muster::detail::log {
 namespace {
 
 constexpr std::array<std::string_view, 6> names{"trace", "debug", "info", "warn", "error", "off"};
-constexpr std::array<spdlog::level::level_enum, 6> levels{spdlog::level::trace, spdlog::level::debug,
-                                                          spdlog::level::info,  spdlog::level::warn,
-                                                          spdlog::level::err,   spdlog::level::off};
 
-spdlog::level::level_enum native(Level level) { return levels[static_cast<std::size_t>(level)]; }
+spdlog::level::level_enum native(Level level) {
+  using enum spdlog::level::level_enum;
+  return std::array{trace, debug, info, warn, err, off}[static_cast<std::size_t>(level)];
+}
 
 /// Lines at the end of a file that is no link; each is there when it has been said.
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {

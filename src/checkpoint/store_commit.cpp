@@ -149,7 +149,6 @@ Checkpoint Store::commit(const Contents& contents) {
     on_root(communicator_, [&] {
       save.publish();
       prune();
-      return std::string();
     });
   } catch (...) {
     if (here().rank == 0) tier_.abandon(next_index_);

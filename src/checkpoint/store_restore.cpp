@@ -69,7 +69,6 @@ void Store::take_back_what_is_whole() const {
       if (const int index = candidate[1]; tier_.take_back(index, path))
         log::warn(path.filename().string() + " is whole, and called " + tier_.published(index).filename().string() +
                   " again");
-      return std::string();
     });
   }
 }
@@ -99,7 +98,6 @@ std::optional<Checkpoint> Store::newest() {
     on_root(communicator_, [&] {
       const auto aside = tier_.set_aside(index);
       log::warn(path.filename().string() + " is damaged and now called " + aside.filename().string() + ": " + problem);
-      return std::string();
     });
   }
 }
@@ -120,7 +118,7 @@ void Store::roll_back(int index) {
   });
   if (!done.empty()) return;
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
-  on_root(communicator_, [&] { return add_rollback(tier_.folder(), {index, next_index_ - 1}), std::string(); });
+  on_root(communicator_, [&] { add_rollback(tier_.folder(), {index, next_index_ - 1}); });
 }
 
 Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {

@@ -6,7 +6,7 @@ namespace muster::detail::comm {
 namespace {
 
 /// The outcome, packed, with the result as its text.
-std::string attempt(const std::function<std::string()>& work) {
+std::string packed_outcome(const std::function<std::string()>& work) {
   Outcome mine;
   try {
     mine.text = work();
@@ -19,11 +19,21 @@ std::string attempt(const std::function<std::string()>& work) {
   return pack(mine);
 }
 
+std::optional<Error> conclude(const Communicator& world, const WaitLimits& limits, const Outcome& mine) {
+  const bool done = mine.kind == Outcome::Kind::done;
+  try {
+    return root_cause(agree(world, mine, done ? limits.done : limits.failed), world.topology().hosts);
+  } catch (const Lost& lost) {
+    if (done) throw;
+    throw Lost(Error(mine.code, mine.text + " (then: " + lost.what() + ")"), lost.ranks());
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> on_all(const Communicator& communicator, const std::function<std::string()>& work) {
   std::vector<Outcome> outcomes;
-  for (const auto& packed : communicator.all_gather(attempt(work))) outcomes.push_back(unpack(packed));
+  for (const auto& packed : communicator.all_gather(packed_outcome(work))) outcomes.push_back(unpack(packed));
   if (const auto error = root_cause(outcomes, communicator.topology().hosts)) throw *error;
   std::vector<std::string> results;
   for (auto& outcome : outcomes) results.push_back(std::move(outcome.text));
@@ -31,9 +41,35 @@ std::vector<std::string> on_all(const Communicator& communicator, const std::fun
 }
 
 std::string on_root(const Communicator& communicator, const std::function<std::string()>& work) {
-  auto outcome = unpack(communicator.broadcast(communicator.rank() == 0 ? attempt(work) : ""));
+  auto outcome = unpack(communicator.broadcast(communicator.rank() == 0 ? packed_outcome(work) : ""));
   if (outcome.kind == Outcome::Kind::failed) throw Error(outcome.code, outcome.text);
   return std::move(outcome.text);
+}
+
+std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
+                                    const std::function<void()>& work) {
+  // No rank is still in an earlier collective, where an alarm from this work would reach it.
+  agree(world, {}, limits.done);
+  Outcome mine;
+  try {
+    work();
+  } catch (const Lost&) {
+    throw;
+  } catch (...) {
+    mine = caught(world);
+    raise_alarm(world, mine);
+  }
+  return conclude(world, limits, mine);
+}
+
+void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work) {
+  Outcome mine;
+  try {
+    work();
+  } catch (...) {
+    mine = caught();
+  }
+  if (const auto error = conclude(world, limits, mine)) throw *error;
 }
 
 }  // namespace muster::detail::comm

@@ -2,9 +2,13 @@
 #pragma once
 
 #include "muster/communicator.hpp"
+#include "muster/error.hpp"
 
+#include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -16,5 +20,28 @@ std::vector<std::string> on_all(const Communicator& communicator, const std::fun
 
 /// Runs `work` on rank 0 alone and gives all ranks its result, or the Error that it threw. Collective.
 std::string on_root(const Communicator& communicator, const std::function<std::string()>& work);
+template <class Work>
+requires std::is_void_v<std::invoke_result_t<Work>>
+void on_root(const Communicator& communicator, const Work& work) {
+  on_root(communicator, [&] { return work(), std::string(); });
+}
+
+/// How long a rank waits for the others at the end of the work.
+struct WaitLimits {
+  std::chrono::milliseconds done;    ///< where its own has gone well
+  std::chrono::milliseconds failed;  ///< after a failure
+};
+
+/// How long the other ranks may take to hear of a failure after which nothing is tried again.
+inline constexpr std::chrono::milliseconds final_grace{30'000};
+
+/// Runs `work`, in which the ranks talk to each other, on every rank and returns the root cause if it failed on any:
+/// the same Error everywhere. A rank that fails is heard at once by those that wait for it. Past the limit Lost is
+/// thrown. Collective over the world.
+std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
+                                    const std::function<void()>& work);
+
+/// Runs `work`, in which they do not talk to each other, and throws the root cause. Collective over the world.
+void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work);
 
 }  // namespace muster::detail::comm

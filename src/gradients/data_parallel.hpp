@@ -31,9 +31,9 @@ struct ParallelContext {
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
   std::shared_ptr<const step::Steps> steps;  ///< say which batch counts
   std::shared_ptr<const int> no_sync_depth;  ///< 0: gradients are averaged
-  /// Whether this rank wishes that all stop, asked in every averaging pass (Reducer::stop_wished), on the thread that
-  /// runs backward(). None: it never does.
-  std::function<bool()> wishes_to_stop = {};
+  /// Whether this rank has been asked to stop, looked at in every averaging pass (Reducer::any_stop_requested), on the
+  /// thread that runs backward(). None: it never is.
+  std::function<bool()> stop_requested = {};
   c10::Device device = c10::kCPU;
   /// Gradients go through node-shared memory where that is possible, not through the process group.
   bool share_memory = true;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* averaging = "averaging gradients";
 
-constexpr Flags stop = 1;  ///< wished for by a rank
+constexpr Flags stop = 1;  ///< requested of a rank
 
 [[noreturn]] void refuse(const std::string& fact) {
   throw Error(ExitCode::data, averaging, fact, "Change the model first, then call prepare_model");
@@ -86,7 +86,7 @@ Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, const ParallelContex
       module_(std::move(module)),
       steps_(context.steps),
       no_sync_depth_(context.no_sync_depth),
-      wishes_to_stop_(context.wishes_to_stop),
+      stop_requested_(context.stop_requested),
       make_dense_(std::move(make_dense)),
       make_sparse_(std::move(make_sparse)) {
   const auto sparse = sparse_parameters(*module_);
@@ -246,7 +246,7 @@ void Reducer::begin_exchanges(Arrival arrival) {
   for (auto& p : parameters_) p.added = false;
 }
 
-Flags Reducer::flags() const { return wishes_to_stop_ && wishes_to_stop_() ? stop : 0; }
+Flags Reducer::flags() const { return stop_requested_ && stop_requested_() ? stop : 0; }
 
 bool Reducer::in_backward(const Parameter& parameter) const noexcept {
   return parameter.exchanged() && (parameter.sparse || dense_in_backward_);
@@ -317,7 +317,7 @@ Flags Reducer::flags_of_all() const { return dense_->flags() | (sparse_ ? sparse
 
 void Reducer::count_pass(Flags flags) {
   ++passes_;
-  stop_wished_ = (flags & stop) != 0;
+  any_stop_requested_ = (flags & stop) != 0;
 }
 
 /// What is left when a gradient has been averaged, or used by the optimizer.

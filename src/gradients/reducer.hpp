@@ -65,8 +65,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Passes that have been averaged: with a fused optimizer in its step, with virtual workers after a step's last
   /// micro-batch, else at the end of backward(). The same on all ranks, but for passes without gradients.
   std::int64_t passes() const noexcept { return passes_; }
-  /// Whether any rank wished to stop when the last of them began. The same on all ranks.
-  bool stop_wished() const noexcept { return stop_wished_; }
+  /// Whether any rank had been asked to stop when the last of them began. The same on all ranks.
+  bool any_stop_requested() const noexcept { return any_stop_requested_; }
 
   // For an optimizer that averages by itself: backward() then leaves this rank's own gradients in .grad, and the
   // optimizer takes them from the exchange. Sparse gradients are averaged in backward() all the same.
@@ -176,7 +176,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<const step::Steps> steps_;
   std::shared_ptr<const int> no_sync_depth_;
-  std::function<bool()> wishes_to_stop_;
+  std::function<bool()> stop_requested_;
 
   std::vector<std::pair<std::string, const void*>> names_;  ///< each name and its tensor, as they were
   std::vector<Parameter> parameters_;                       ///< each tensor once
@@ -186,7 +186,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   bool fused_ = false;
   std::int64_t passes_ = 0;
-  bool stop_wished_ = false;
+  bool any_stop_requested_ = false;
   std::function<double(bool averages)> before_pass_;
   std::exception_ptr failure_;
   std::optional<Fingerprint> before_;  ///< of the parameters when the last backward() began

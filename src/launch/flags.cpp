@@ -1,17 +1,106 @@
 #include "launch/flags.hpp"
 
 #include "comm/on_ranks.hpp"
-#include "launch/agreed_flags.hpp"
 #include "launch/settings.hpp"
+#include "muster/json.hpp"
 #include "muster/version.hpp"
+
+#include <stdlib.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <sstream>
+#include <string_view>
 
 namespace muster::detail::launch {
+namespace {
+
+// Flags have the same value on all ranks, whether they come from the command line or from the environment: launchers
+// carry the command line to other hosts, but not always the environment.
+
+/// By name: the values of options, or of variables of the environment.
+using Values = std::map<std::string, std::vector<std::string>>;
+
+std::string pack(const Values& values) {
+  const auto bytes = Json::to_cbor(values);
+  return {bytes.begin(), bytes.end()};
+}
+
+Values unpack(const std::string& packed) { return Json::from_cbor(packed).get<Values>(); }
+
+bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with("MUSTER_"); }
+
+/// Whether it is the same on all ranks.
+bool is_shared(const CLI::Option& option) {
+  const auto name = option.get_name();
+  return name == "--set" || (has_variable(option) && name != "--threads" && name != "--log-level");
+}
+
+/// Empty where it is not set.
+std::string variable(const CLI::Option& option) {
+  const char* const value = std::getenv(option.get_envname().c_str());
+  return value == nullptr ? "" : value;
+}
+
+/// The variables MUSTER_… of `app`'s options that are set on this rank.
+Values environment_of(const CLI::App& app) {
+  Values set;
+  for (const auto* option : app.get_options())
+    if (has_variable(*option))
+      if (auto value = variable(*option); !value.empty()) set[option->get_envname()] = {std::move(value)};
+  return set;
+}
+
+/// This rank's values of the options that are shared. After app.parse(); an Error for a variable that was not taken.
+Values shared_values(const CLI::App& app) {
+  Values shared;
+  for (const auto* option : app.get_options()) {
+    if (const auto value = variable(*option); has_variable(*option) && option->count() == 0 && !value.empty())
+      throw Error(ExitCode::usage, "reading the environment",
+                  option->get_envname() + "=" + value + " is nothing for " + option->get_name(),
+                  "Unset it, or give it a value as --help says");
+    if (!is_shared(*option) || option->count() == 0) continue;
+    auto& values = shared[option->get_name()] = option->results();
+    if (option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast) values = {values.back()};
+  }
+  return shared;
+}
+
+/// Gives the options that have no value on this rank those of rank 0. After app.parse().
+void fill_in(CLI::App& app, const Values& of_rank_0) {
+  for (auto* option : app.get_options()) {
+    const auto found = of_rank_0.find(option->get_name());
+    if (!is_shared(*option) || option->count() > 0 || found == of_rank_0.end()) continue;
+    option->add_result(found->second);
+    option->run_callback();
+  }
+}
+
+/// An Error that names the first option of which some rank has another value than rank 0, or has one where rank 0 has
+/// none. `values` and `hosts` are by rank.
+void require_equal(const std::vector<Values>& values, const std::vector<std::string>& hosts) {
+  const auto on_rank = [&](std::size_t rank, const std::string& name) {
+    std::string text;
+    if (const auto found = values[rank].find(name); found == values[rank].end())
+      text = " not given";
+    else
+      for (const auto& value : found->second) text += " " + value;
+    return text + " on rank " + std::to_string(rank) + " (" + hosts[rank] + ")";
+  };
+  for (std::size_t rank = 1; rank < values.size(); ++rank)
+    for (const auto& [name, value] : values[rank]) {
+      const auto found = values[0].find(name);
+      if (found != values[0].end() && found->second == value) continue;
+      throw Error(ExitCode::usage, "comparing what the ranks were given",
+                  name + " is" + on_rank(rank, name) + " and" + on_rank(0, name),
+                  "Give all ranks the same, by the command line or in the environment of every host");
+    }
+}
+
+}  // namespace
 
 Flags::Flags(const std::string& program, const std::string& version) {
   app.name(program);
@@ -59,7 +148,9 @@ std::string Flags::read(int argc, char** argv) {
 }
 
 bool Flags::parse(const Communicator& world, int argc, char** argv) {
-  set_missing_variables(app, unpack(world.broadcast(pack(environment_of(app)))));
+  const auto here = environment_of(app);
+  for (const auto& [name, of_rank_0] : unpack(world.broadcast(pack(here))))
+    if (!here.contains(name)) ::setenv(name.c_str(), of_rank_0.front().c_str(), 1);
   std::vector<Values> values;
   for (const auto& packed : comm::on_all(world, [&] { return read(argc, argv); })) values.push_back(unpack(packed));
   if (world.all_reduce(std::int64_t{help_.has_value()}, ReduceOp::max) != 0) {

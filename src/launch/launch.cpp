@@ -2,11 +2,11 @@
 
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
 #include "launch/flags.hpp"
 #include "launch/launcher.hpp"
 #include "launch/stop_signal.hpp"
-#include "launch/threads.hpp"
 
 #include <malloc.h>
 #include <sys/mman.h>
@@ -15,13 +15,7 @@
 #include <cstdlib>
 
 namespace muster {
-
-using namespace std::chrono_literals;
-
 namespace {
-
-/// How long the other ranks may take to hear of an error that ends the program.
-constexpr auto grace = 30s;
 
 /// Large tensors come from the heap and go back to it, in place of being mapped and page-faulted anew at every step.
 /// The heap begins with a stretch in huge pages, where the kernel gives them to who asks; memory is taken when it is
@@ -76,13 +70,9 @@ void Launch::State::choose_threads() {
   for (std::size_t r = 0; r < all.size(); ++r)
     if (topology.node_of_rank[r] == topology.node_rank) local.push_back(all[r]);
   cpus = detail::launch::threads_for(local, topology.local_rank);
-  const char* chosen = std::getenv("OMP_NUM_THREADS");
-  if (flags.threads)
-    threads = *flags.threads;
-  else if (chosen != nullptr && std::atoi(chosen) > 0)
-    threads = std::atoi(chosen);
-  else
-    threads = cpus;
+  const char* const variable = std::getenv("OMP_NUM_THREADS");
+  const int chosen = variable == nullptr ? 0 : std::atoi(variable);
+  threads = flags.threads.value_or(chosen > 0 ? chosen : cpus);
   const int of_node = detail::launch::launcher_cpus();
   if (flags.threads || !detail::launch::bound_below_share(local, topology.local_rank, of_node)) return;
   detail::log::warn("each rank is bound to " + std::to_string(cpus) + " of " + std::to_string(of_node) +
@@ -93,11 +83,10 @@ Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
   detail::launch::stop_signal::take_over();
-  const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
-  refuse_separate_worlds(detail::launch::srun_without_pmix(environment));
+  refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
   state_->environment.emplace();
   detail::log::start(rank(), detail::log::Level::info);
-  refuse_separate_worlds(detail::launch::separate_worlds(environment, size()));
+  refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size()));
 }
 
 Launch::~Launch() { detail::log::flush(); }
@@ -127,7 +116,8 @@ void Launch::give_up(const Error& error) {
 }
 
 int Launch::run_body(const std::function<int()>& body) {
-  using detail::comm::Outcome;
+  namespace comm = detail::comm;
+  using comm::Outcome;
   int status = 0;
   Outcome mine;
   try {
@@ -135,27 +125,22 @@ int Launch::run_body(const std::function<int()>& body) {
     if (!parser.parse(communicator(), state_->argc, state_->argv)) return 0;
     detail::log::start(rank(), detail::log::level_from_name(parser.log_level()));
     state_->flags = parser.resolve();
-    if (const auto& timeout = state_->flags.timeout) detail::comm::set_time_limit(communicator(), *timeout);
+    if (const auto& timeout = state_->flags.timeout) comm::set_time_limit(communicator(), *timeout);
     state_->choose_threads();
     status = body();
-  } catch (const detail::comm::Lost& error) {
+  } catch (const comm::Lost& error) {
     give_up(error);
   } catch (...) {
-    mine = detail::comm::caught();
-    detail::comm::raise_alarm(communicator(), mine);
+    mine = comm::caught();
+    comm::raise_alarm(communicator(), mine);
   }
 
   try {
-    const auto limit =
-        mine.kind == Outcome::Kind::done ? detail::comm::time_limit(communicator()) : std::chrono::milliseconds(grace);
-    const auto cause =
-        detail::comm::root_cause(detail::comm::agree(communicator(), mine, limit), communicator().topology().hosts);
-    if (cause) {
-      detail::log::error(cause->what());
-      return static_cast<int>(cause->code());
-    }
-    return status;
-  } catch (const detail::comm::Lost& error) {
+    const auto limit = mine.kind == Outcome::Kind::done ? comm::time_limit(communicator()) : comm::final_grace;
+    const auto cause = comm::root_cause(comm::agree(communicator(), mine, limit), communicator().topology().hosts);
+    print(cause);
+    return cause ? static_cast<int>(cause->code()) : status;
+  } catch (const comm::Lost& error) {
     give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));
   }
 }

@@ -1,9 +1,10 @@
-// Whether the launcher started one world of N ranks, as was meant, or N worlds of one rank each.
+// What the launcher has given: one world of N ranks, as was meant, or N worlds of one rank each; and CPUs.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace muster::detail::launch {
 
@@ -11,8 +12,7 @@ using Environment = std::function<const char*(const char*)>;  ///< as std::geten
 
 /// N worlds of one rank.
 struct SeparateWorlds {
-  int tasks = 0;     ///< processes that the launcher says it started
-  int task = 0;      ///< this one's number among them
+  int task = 0;      ///< this process's number among those that the launcher says it started
   std::string fact;  ///< for the error text
   std::string remedy;
 };
@@ -23,5 +23,18 @@ std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment);
 
 /// After it: MPI has one rank, the launcher started several processes.
 std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size);
+
+/// masks[r][c] is '1' if local rank r may run on CPU c. The CPUs of `rank`, each divided by the ranks that share it;
+/// at least 1.
+int threads_for(const std::vector<std::string>& masks, int rank);
+
+/// CPUs that the launcher itself (this process's parent) may run on: those of the node that the job has.
+int launcher_cpus();
+
+/// Whether `rank` is bound to less than its share of the node's `cpus`.
+bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
+
+/// This process's mask in that form.
+std::string own_mask();
 
 }  // namespace muster::detail::launch

@@ -4,9 +4,9 @@
 #include "muster/error.hpp"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <numeric>
+#include <utility>
 
 namespace muster::detail::launch {
 namespace {
@@ -16,6 +16,29 @@ void collect_keys(const Json& value, const std::string& prefix, std::vector<std:
     keys.push_back(prefix + key);
     if (child.is_object()) collect_keys(child, prefix + key + ".", keys);
   }
+}
+
+/// The candidate with the fewest edits (Levenshtein); empty if there are none.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  std::string best;
+  std::size_t fewest = static_cast<std::size_t>(-1);
+  for (const auto& candidate : candidates) {
+    std::vector<std::size_t> row(candidate.size() + 1);
+    std::iota(row.begin(), row.end(), 0);
+    for (std::size_t i = 1; i <= word.size(); ++i) {
+      std::size_t diagonal = std::exchange(row[0], i);
+      for (std::size_t j = 1; j <= candidate.size(); ++j) {
+        const auto replaced = diagonal + (word[i - 1] == candidate[j - 1] ? 0 : 1);
+        diagonal = row[j];
+        row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+      }
+    }
+    if (row.back() < fewest) {
+      fewest = row.back();
+      best = candidate;
+    }
+  }
+  return best;
 }
 
 [[noreturn]] void unknown_key(ExitCode code, const std::string& doing, const std::string& key, const Json& defaults) {
@@ -90,27 +113,6 @@ void apply_setting(Json& config, const std::string& setting, const Json& default
   lay_over(*target, parse_value(setting.substr(equals + 1), *target), ExitCode::usage, doing, key, defaults);
 }
 
-[[noreturn]] void refuse_duration(std::string_view whole) {
-  throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(whole) + "\" is not one",
-              "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
-}
-
-/// Seconds that can be added to any time: 30 years.
-constexpr std::int64_t most_seconds = 1'000'000'000;
-
-std::int64_t parse_number(std::string_view text, std::string_view whole) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > most_seconds)
-    refuse_duration(whole);
-  return value;
-}
-
-std::chrono::seconds bounded(std::int64_t seconds, std::string_view whole) {
-  if (seconds > most_seconds) refuse_duration(whole);
-  return std::chrono::seconds(seconds);
-}
-
 }  // namespace
 
 Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set) {
@@ -127,55 +129,26 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
 }
 
 std::chrono::seconds parse_duration(std::string_view text) {
-  std::int64_t seconds = 0;
-  if (text.find(':') != std::string_view::npos || text.find('-') != std::string_view::npos) {
-    auto rest = text;
-    std::int64_t days = 0;
-    if (const auto dash = rest.find('-'); dash != std::string_view::npos) {
-      days = parse_number(rest.substr(0, dash), text);
-      rest.remove_prefix(dash + 1);
-    }
-    for (bool more = true; more;) {
-      const auto colon = rest.find(':');
-      seconds = bounded(seconds * 60 + parse_number(rest.substr(0, colon), text), text).count();
-      more = colon != std::string_view::npos;
-      if (more) rest.remove_prefix(colon + 1);
-    }
-    return bounded(seconds + days * 86400, text);
-  }
-  auto rest = text;
-  while (!rest.empty()) {
-    const auto unit = rest.find_first_not_of("0123456789");
-    const auto value = parse_number(rest.substr(0, unit), text);
-    if (unit == std::string_view::npos) return bounded(seconds + value, text);
-    const char letter = rest[unit];
-    seconds += value * (letter == 'h' ? 3600 : letter == 'm' ? 60 : letter == 's' ? 1 : parse_number("?", text));
-    static_cast<void>(bounded(seconds, text));
-    rest.remove_prefix(unit + 1);
-  }
-  return text.empty() ? std::chrono::seconds(parse_number(text, text)) : std::chrono::seconds(seconds);
-}
-
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  std::string best;
-  std::size_t fewest = static_cast<std::size_t>(-1);
-  for (const auto& candidate : candidates) {
-    std::vector<std::size_t> row(candidate.size() + 1);
-    std::iota(row.begin(), row.end(), 0);
-    for (std::size_t i = 1; i <= word.size(); ++i) {
-      std::size_t diagonal = std::exchange(row[0], i);
-      for (std::size_t j = 1; j <= candidate.size(); ++j) {
-        const auto replaced = diagonal + (word[i - 1] == candidate[j - 1] ? 0 : 1);
-        diagonal = row[j];
-        row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-      }
-    }
-    if (row.back() < fewest) {
-      fewest = row.back();
-      best = candidate;
-    }
-  }
-  return best;
+  constexpr std::uint64_t most = 1'000'000'000;  // seconds that can be added to any time: 30 years
+  std::uint64_t clock = 0, others = 0;
+  const char *at = text.data(), *const end = at + text.size();
+  std::string_view units = "-:hms";  // that may come next
+  do {
+    std::uint64_t value = 0;
+    const auto [stop, error] = std::from_chars(at, end, value);
+    const char unit = stop == end ? 's' : *stop;
+    if (unit == ':')
+      clock = (clock + value) * 60;
+    else
+      others += value * (unit == '-' ? 86400 : unit == 'h' ? 3600 : unit == 'm' ? 60 : 1);
+    if (error != std::errc() || (stop != end && units.find(unit) == units.npos) || value > most ||
+        clock + others > most)
+      throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not one",
+                  "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
+    units = unit == '-' || unit == ':' ? ":" : "hms";
+    at = stop == end ? end : stop + 1;
+  } while (at != end || units == ":");
+  return std::chrono::seconds(clock + others);
 }
 
 }  // namespace muster::detail::launch

@@ -20,7 +20,4 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
 /// "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH:MM:SS". ExitCode::usage if it is none of them.
 std::chrono::seconds parse_duration(std::string_view text);
 
-/// The candidate with the fewest edits (Levenshtein); empty if there are none.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
-
 }  // namespace muster::detail::launch

@@ -32,7 +32,7 @@ Sinks::Sinks(bool first_worker, const std::filesystem::path& run, Progress progr
 }
 
 void Sinks::start(const Communicator& workers, const Start& start) {
-  comm::on_root(workers, [&] { return tell(&Sink::start, start), std::string(); });
+  comm::on_root(workers, [&] { tell(&Sink::start, start); });
   if (workers.rank() != 0) tell(&Sink::start, start);
 }
 

@@ -1,9 +1,7 @@
-#include "train/attempts.hpp"
-
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
-#include "train/check.hpp"
-#include "train/on_all_ranks.hpp"
+#include "comm/on_ranks.hpp"
+#include "train/fit.hpp"
 #include "train/session_state.hpp"
 
 #include <ATen/Parallel.h>
@@ -72,14 +70,14 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
   const int max_failures = plan.options.run_config.failure_config.max_failures;
   for (int failures = 0;; ++failures) {
     const bool last = max_failures >= 0 && failures >= max_failures;
-    WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
+    comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
     if (!plan.works()) limits.done = as_long_as_it_takes;
-    if (last) limits.failed = final_grace;
+    if (last) limits.failed = comm::final_grace;
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto workers = world.split(plan.works() ? 0 : 1);
     const auto control = workers.duplicate();
     bool stopped = false;
-    const auto error = try_on_all_ranks(world, limits, [&] {
+    const auto error = comm::attempt_on_all(world, limits, [&] {
       if (plan.works()) attempt(plan, run, workers, control, device, train_loop, stopped);
     });
     if (!error) return {};

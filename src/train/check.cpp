@@ -1,9 +1,8 @@
-#include "train/check.hpp"
-
 #include "base/log.hpp"
+#include "comm/on_ranks.hpp"
 #include "data/sources/fingerprint.hpp"
 #include "data/sources/source.hpp"
-#include "train/on_all_ranks.hpp"
+#include "train/fit.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -56,7 +55,7 @@ at::Device check_together(const Plan& plan) {
   const auto& datasets = plan.options.datasets;
   at::Device device = at::kCPU;
   std::map<std::string, data::Fingerprint> prints;
-  check_on_all_ranks(plan.world(), {.done = plan.wait_limit, .failed = final_grace}, [&] {
+  comm::check_on_all(plan.world(), {.done = plan.wait_limit, .failed = comm::final_grace}, [&] {
     if (!plan.works()) return;
     device = choose_device(plan);
     for (const auto& [name, dataset] : datasets) prints[name] = dataset.source()->fingerprint();

@@ -62,10 +62,6 @@ Json to(const std::map<std::string, T>& values) {
   return json;
 }
 
-void require(bool holds, const std::string& fact) {
-  if (!holds) throw InvalidOption("", fact);
-}
-
 template <class T>
 void from(const Json& json, T& value) {
   if constexpr (std::is_same_v<T, bool>) {

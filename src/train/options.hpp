@@ -17,6 +17,10 @@ struct InvalidOption : Error {
   std::string fact;
 };
 
+inline void require(bool holds, const std::string& fact) {
+  if (!holds) throw InvalidOption("", fact);
+}
+
 /// What `read` finds invalid lies under `key`.
 template <class Read>
 void under(const std::string& key, const Read& read) {

@@ -47,12 +47,8 @@ Json params_of(const TrainerOptions& options) {
 TrainerOptions options_in(const Json& params, const std::filesystem::path& file) try {
   if (!params.is_object()) throw InvalidOption("it", "is not an object");
   for (const char* key : {"train_loop_config", "metadata", "scaling_config", "run_config"})
-    under(key, [&] {
-      if (!params.contains(key)) throw InvalidOption("", "is missing");
-    });
-  under("finished", [&] {
-    if (!params.value("finished", Json(false)).is_boolean()) throw InvalidOption("", "is neither true nor false");
-  });
+    under(key, [&] { require(params.contains(key), "is missing"); });
+  under("finished", [&] { require(params.value("finished", Json(false)).is_boolean(), "is neither true nor false"); });
   TrainerOptions options;
   auto rest = known(params, options);
   rest.erase("run_config");

@@ -28,10 +28,6 @@ struct Contribution {
   }
 };
 
-bool any(const std::vector<Contribution>& all, bool Contribution::*flag) {
-  return std::any_of(all.begin(), all.end(), [&](const Contribution& one) { return one.*flag; });
-}
-
 /// The metrics of all ranks, and how far training has come.
 Json make_row(const Counters& counters, Json metrics, int world_size) {
   const double seconds = std::chrono::duration<double>(Counters::Clock::now() - counters.last_report).count();
@@ -72,9 +68,10 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
              .pack();
        }))
     all.push_back(Contribution::unpack(bytes));
-  stop.request.learn(any(all, &Contribution::asked_to_stop));
-  const bool has_state = any(all, &Contribution::has_state), has_files = any(all, &Contribution::has_files);
-  if (!std::all_of(all.begin(), all.end(), [&](const auto& one) { return one.has_state == has_state; }))
+  using std::ranges::any_of;
+  stop.request.learn(any_of(all, &Contribution::asked_to_stop));
+  const bool has_state = any_of(all, &Contribution::has_state), has_files = any_of(all, &Contribution::has_files);
+  if (has_state && !std::ranges::all_of(all, &Contribution::has_state))
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
 

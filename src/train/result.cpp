@@ -1,9 +1,8 @@
-#include "train/result.hpp"
-
 #include "base/log.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "comm/on_ranks.hpp"
 #include "observe/history.hpp"
+#include "train/fit.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -49,14 +48,11 @@ Result finish(const Plan& plan, RunFolder& run, const std::optional<Error>& erro
 Result read_result(const Plan& plan, const RunFolder& run) {
   const auto content = Json::parse(comm::on_root(plan.world(), [&] {
     Json checkpoints = Json::array();
-    std::string newest;
-    int newest_index = -1;
-    for (const auto& info : ranked_checkpoints(run.path(), plan.options.run_config.checkpoint_config)) {
-      checkpoints.push_back({info.path.string(), info.metrics});
-      if (info.index > newest_index) newest = info.path.string();
-      newest_index = std::max(newest_index, info.index);
-    }
-    return Json{observe::History::read(run.path()), checkpoints, newest}.dump();
+    const auto ranked = ranked_checkpoints(run.path(), plan.options.run_config.checkpoint_config);
+    for (const auto& info : ranked) checkpoints.push_back({info.path.string(), info.metrics});
+    const auto newest = std::ranges::max_element(ranked, {}, &CheckpointInfo::index);
+    return Json{observe::History::read(run.path()), checkpoints, newest == ranked.end() ? "" : newest->path.string()}
+        .dump();
   }));
   Result result;
   result.path = run.path();

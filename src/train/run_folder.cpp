@@ -34,13 +34,6 @@ std::string default_name(const std::string& program, const std::filesystem::path
   return name;
 }
 
-void check_storage(const std::filesystem::path& storage) {
-  const auto text = storage.string();
-  if (text.find("://") != std::string::npos)
-    throw Error(ExitCode::usage, "opening the storage " + text, "it is a URL",
-                "Name a folder on a file system that all nodes share");
-}
-
 }  // namespace
 
 void check_run_name(const std::string& name) {
@@ -58,13 +51,14 @@ std::filesystem::path whole_path(const std::filesystem::path& path) {
   return whole.has_filename() ? whole : whole.parent_path();
 }
 
-RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config)
-    : root_(world.rank() == 0) {
+RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config) {
   const auto& flags = launch.flags();
   const auto chosen = comm::on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
-    check_storage(storage);
+    if (storage.string().find("://") != std::string::npos)
+      throw Error(ExitCode::usage, "opening the storage " + storage.string(), "it is a URL",
+                  "Name a folder on a file system that all nodes share");
     name_ = flags.name.value_or(config.name);
     if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
     check_run_name(name_);
@@ -90,7 +84,11 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
   log::write_to(path_ / "logs" / file);
   // Here the others hear of a rank that could not open its log.
-  comm::on_root(world, [&] { return remove_unfinished(), std::string(); });
+  comm::on_root(world, [&] {
+    for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
+                             ".owner", "logs/.owner"})
+      remove_unfinished(path_ / name);
+  });
 }
 
 void RunFolder::lock() {
@@ -142,7 +140,7 @@ void RunFolder::check_shared(const Communicator& world) const {
     }
   }
   const auto all = world.all_gather(seen);
-  if (root_) std::filesystem::remove(file);
+  if (world.rank() == 0) std::filesystem::remove(file);
   for (std::size_t r = 0; r < all.size(); ++r)
     if (all[r] != token)
       throw Error(
@@ -166,12 +164,6 @@ void RunFolder::mark_finished() noexcept {
     log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
               error.what());
   }
-}
-
-void RunFolder::remove_unfinished() const {
-  for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
-                           ".owner", "logs/.owner"})
-    muster::detail::remove_unfinished(path_ / name);
 }
 
 void RunFolder::write_error(const std::string& text) const noexcept {

@@ -23,7 +23,8 @@ std::filesystem::path whole_path(const std::filesystem::path& path);
 class RunFolder {
  public:
   /// Chooses the name (flag, then RunConfig, then program and Slurm job or time), makes the folder, locks it (an
-  /// Error if another job has it), and makes sure that every node sees the same storage. Collective over the world.
+  /// Error if another job has it), makes sure that every node sees the same storage, and removes what an interrupted
+  /// job has left of files that it was writing. Collective over the world.
   RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config);
 
   const std::filesystem::path& path() const noexcept { return path_; }
@@ -35,8 +36,6 @@ class RunFolder {
   void write_params(Json params);
   /// Says in it that training is done, which it is whether that can be written or not. By the same rank.
   void mark_finished() noexcept;
-  /// Removes what an interrupted job has left of files that it was writing. By one rank.
-  void remove_unfinished() const;
   /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
   /// with a file takes the place of the cause.
   void write_error(const std::string& text) const noexcept;
@@ -47,7 +46,6 @@ class RunFolder {
   void lock();
   void check_shared(const Communicator& world) const;
 
-  bool root_ = false;
   std::filesystem::path path_;
   std::string name_;
   Json params_;

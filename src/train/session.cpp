@@ -3,14 +3,22 @@
 #include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
 #include "optim/optimizer_step.hpp"
-#include "train/process_groups.hpp"
 #include "train/session_state.hpp"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace muster {
+
+/// What the backend has given the session. Known here alone, since c10d's header is heavy.
+struct detail::train::ProcessGroups {
+  /// A new one over the workers. Collective.
+  std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make = {};
+  /// The training function's own.
+  c10::intrusive_ptr<c10d::ProcessGroup> own = {};
+};
 
 using detail::train::SessionState;
 
@@ -30,8 +38,7 @@ Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
-  const bool last = ++epoch_ >= session_->counters.epochs;
-  if (last) return *this;
+  if (++epoch_ >= session_->counters.epochs) return *this;  // the last is over
   session_->stop_if_asked();
   session_->data.cursors->begin_epoch(epoch_);
   return *this;
@@ -89,7 +96,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
        .new_group = state_->groups->make,
        .steps = state_->counters.steps,
        .no_sync_depth = state_->no_sync_depth,
-       .wishes_to_stop = [state = state_] { return state->plan.launch.stop_requested(); },
+       .stop_requested = [state = state_] { return state->plan.launch.stop_requested(); },
        .device = get_device(),
        .share_memory = share_memory,
        .spare_core = spare_core,

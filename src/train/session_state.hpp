@@ -3,13 +3,10 @@
 
 #include "gradients/data_parallel.hpp"
 #include "muster/session.hpp"
-#include "train/counters.hpp"
-#include "train/outputs.hpp"
 #include "train/resolve.hpp"
 #include "train/run_folder.hpp"
-#include "train/session_data.hpp"
+#include "train/session_parts.hpp"
 #include "train/stop.hpp"
-#include "train/workers.hpp"
 
 #include <memory>
 #include <optional>
@@ -18,14 +15,6 @@
 namespace muster::detail::train {
 
 struct ProcessGroups;
-
-/// What the attempt goes on from.
-struct StartingPoint {
-  std::optional<Checkpoint> from = {};
-  std::optional<checkpoint::Restored> content = {};
-  bool handed_out = false;     ///< the training function loads the checkpoint by itself
-  bool loss_reported = false;  ///< that something begins again has been said, or there was no need to
-};
 
 struct SessionState {
   SessionState(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,

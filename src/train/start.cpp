@@ -1,10 +1,9 @@
-#include "train/start.hpp"
-
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/tier.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/version.hpp"
+#include "train/fit.hpp"
 #include "train/params.hpp"
 
 #include <set>
@@ -47,7 +46,6 @@ bool start(const Plan& plan, RunFolder& run) {
     if (resume == Resume::never && !list_checkpoints(run.path()).empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                   "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
-    return std::string();
   });
 
   const Json params = describe(plan, run);
@@ -55,10 +53,10 @@ bool start(const Plan& plan, RunFolder& run) {
   if (resume == Resume::automatic && previous.is_object() && previous.value("finished", false) &&
       previous.value("train_loop_config", Json()) == params.at("train_loop_config")) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
-    comm::on_root(world, [&] { return checkpoint::Tier(run.path()).remove_unfinished(), std::string(); });
+    comm::on_root(world, [&] { checkpoint::Tier(run.path()).remove_unfinished(); });
     return false;
   }
-  comm::on_root(world, [&] { return run.write_params(params), std::string(); });
+  comm::on_root(world, [&] { run.write_params(params); });
 
   const auto& nodes = world.topology().node_of_rank;
   const auto used_nodes = std::set<int>(nodes.begin(), nodes.begin() + plan.workers).size();

@@ -103,7 +103,7 @@ void SessionState::stop_if_asked() {
   for (const auto& prepared : models)
     if (const auto reducer = prepared->reducer()) {
       averaged += reducer->passes();
-      asked = asked || reducer->stop_wished();
+      asked = asked || reducer->any_stop_requested();
     }
   if (std::exchange(stop.averaging_passes, averaged) != averaged)
     stop.request.learn(asked);

@@ -1,20 +1,20 @@
 #include "muster/trainer.hpp"
 
+#include "base/log.hpp"
 #include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
-#include "train/attempts.hpp"
-#include "train/check.hpp"
-#include "train/on_all_ranks.hpp"
+#include "group/backends.hpp"
+#include "muster/process_group.hpp"
+#include "train/fit.hpp"
 #include "train/params.hpp"
-#include "train/resolve.hpp"
-#include "train/result.hpp"
-#include "train/run_folder.hpp"
-#include "train/start.hpp"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <utility>
 
 namespace muster {
-
 namespace {
 
 class TorchBackendConfig final : public BackendConfig {
@@ -28,6 +28,23 @@ class TorchBackendConfig final : public BackendConfig {
 };
 
 }  // namespace
+
+void TorchBackend::on_start(Session& session) {
+  const bool on_gpu = session.get_device().is_cuda();
+  ProcessGroupOptions options{.backend = session.flags().backend.value_or(config_.backend)};
+  if (on_gpu) options.backend = detail::group::on_gpus(options.backend, has_backend("nccl"));
+  if (on_gpu && session.world_rank() == 0 && options.backend == "auto")
+    detail::log::warn("this muster has no NCCL backend, so that tensors go from GPU to GPU by way of the CPU and MPI");
+  session.set_process_group(
+      [workers = session.communicator(), options] { return make_process_group(workers, options); });
+}
+
+void TorchBackend::on_shutdown(Session& session) {
+  if (!session.get_device().is_cuda() || session.failed()) return;
+  // A call of NCCL returns before the GPU has done it, and a group that goes cuts off what the other ranks still do.
+  at::detail::getCUDAHooks().deviceSynchronize(session.get_device().index());
+  session.barrier();
+}
 
 DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, TrainerOptions options)
     : launch_(launch), train_loop_(std::move(train_loop)), options_(std::move(options)) {}
@@ -44,16 +61,17 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 
 Result DataParallelTrainer::fit() {
   using namespace detail::train;
+  namespace comm = detail::comm;
   const auto& world = launch_.communicator();
-  check_on_all_ranks(world, {.done = detail::comm::time_limit(world), .failed = final_grace}, [&] { setup(); });
+  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace}, [&] { setup(); });
   const Plan plan = resolve(launch_, options_, backend_config());
   RunFolder run(world, launch_, plan.options.run_config);
   try {
-    const detail::comm::TimeLimit everywhere(world, plan.wait_limit);
+    const comm::TimeLimit everywhere(world, plan.wait_limit);
     const auto device = check_together(plan);
     if (!start(plan, run)) return read_result(plan, run);
     return finish(plan, run, train_with_retries(plan, run, device, train_loop_));
-  } catch (const detail::comm::Lost& lost) {
+  } catch (const comm::Lost& lost) {
     run.write_error(world, lost);
     throw;
   }

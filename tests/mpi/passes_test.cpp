@@ -557,21 +557,21 @@ TEST(TwoModels, MayBeUnfrozenTogetherAndComeInAnotherOrderOnEachRank) {
   expect_gradients(second, mean_of(loss(), second->parameters()), "b.");
 }
 
-/// Ranks wish at some steps: none, all, the last, the first.
-bool wishes(int step, int of_rank) {
+/// Ranks are asked to stop at some steps: none, all, the last, the first.
+bool asked(int step, int of_rank) {
   return step == 1 || (step == 2 && of_rank == size() - 1) || (step == 3 && of_rank == 0);
 }
 
-TEST(AWishToStop, RidesWithEveryPass) {
+TEST(AStopRequest, RidesWithEveryPass) {
   test::Preparation prepare;
   int step = 0;
-  prepare.shared.wishes_to_stop = [&] { return wishes(step, rank()); };
+  prepare.shared.stop_requested = [&] { return asked(step, rank()); };
   Prepared a(prepare);
   auto& reducer = *a.model->reducer();
-  EXPECT_FALSE(reducer.stop_wished());
+  EXPECT_FALSE(reducer.any_stop_requested());
   for (; step < 5; ++step) {
     a.net->loss(step, rank(), step != 3).backward();
-    EXPECT_EQ(reducer.stop_wished(), step >= 1 && step <= 3) << step;
+    EXPECT_EQ(reducer.any_stop_requested(), step >= 1 && step <= 3) << step;
     EXPECT_EQ(reducer.passes(), step + 1);
     const NoSync scope(prepare.no_sync_depth);
     a.net->loss(step, rank()).backward();
@@ -579,11 +579,11 @@ TEST(AWishToStop, RidesWithEveryPass) {
   }
 }
 
-TEST(AWishToStop, RidesWithAPreparedOptimizersStep) {
+TEST(AStopRequest, RidesWithAPreparedOptimizersStep) {
   for (const double norm : {0.0, 1.0}) {  // with a norm, gradients are gone through twice
     test::Preparation prepare;
     int step = 0;
-    prepare.shared.wishes_to_stop = [&] { return wishes(step, rank()); };
+    prepare.shared.stop_requested = [&] { return asked(step, rank()); };
     Prepared a(prepare);
     torch::optim::SGD own(a.net->parameters(), torch::optim::SGDOptions(0.001));
     auto how = optim::make_optimizer_step(own, {a.model}, {.max_grad_norm = norm, .fuse = Fuse::always});
@@ -592,17 +592,17 @@ TEST(AWishToStop, RidesWithAPreparedOptimizersStep) {
       optimizer.zero_grad();
       a.net->loss(step, rank()).backward();
       optimizer.step();
-      EXPECT_EQ(a.model->reducer()->stop_wished(), step >= 1 && step <= 3) << step;
+      EXPECT_EQ(a.model->reducer()->any_stop_requested(), step >= 1 && step <= 3) << step;
       EXPECT_EQ(a.model->reducer()->passes(), step + 1);
     }
   }
 }
 
-TEST(AWishToStop, RidesWithSparseGradients) {
+TEST(AStopRequest, RidesWithSparseGradients) {
   for (const bool alone : {true, false}) {
     test::Preparation prepare;
     int step = 0;
-    prepare.shared.wishes_to_stop = [&] { return wishes(step, rank()); };
+    prepare.shared.stop_requested = [&] { return asked(step, rank()); };
     auto module = std::make_shared<nn::Module>();
     auto words = module->register_module("words", nn::Embedding(nn::EmbeddingOptions(6, 2).sparse(true)));
     auto out = nn::Linear(2, 2);
@@ -611,12 +611,12 @@ TEST(AWishToStop, RidesWithSparseGradients) {
     for (; step < 5; ++step) {
       const auto x = words->forward(at::full({2}, step, at::kLong));
       (alone ? x : out->forward(x)).sum().backward();
-      EXPECT_EQ(prepared->reducer()->stop_wished(), step >= 1 && step <= 3) << step;
+      EXPECT_EQ(prepared->reducer()->any_stop_requested(), step >= 1 && step <= 3) << step;
     }
   }
 }
 
-TEST(AWishToStop, RidesWithTheShardsOfVirtualWorkers) {
+TEST(AStopRequest, RidesWithTheShardsOfVirtualWorkers) {
   constexpr int shards = 2;
   test::Preparation prepare;
   prepare.shared.share = {.total = shards * size(), .first = shards * rank(), .count = shards, .fixed = true};
@@ -626,7 +626,7 @@ TEST(AWishToStop, RidesWithTheShardsOfVirtualWorkers) {
   weight.global = weight.total = shards * size();
   weight.micro_batches = shards;
   int step = 0;
-  prepare.shared.wishes_to_stop = [&] { return weight.micro_batch == 0 && wishes(step, rank()); };
+  prepare.shared.stop_requested = [&] { return weight.micro_batch == 0 && asked(step, rank()); };
   Prepared a(prepare);
   for (; step < 5; ++step)
     for (weight.micro_batch = 0; weight.micro_batch < shards; ++weight.micro_batch) {
@@ -634,7 +634,7 @@ TEST(AWishToStop, RidesWithTheShardsOfVirtualWorkers) {
       EXPECT_EQ(a.model->reducer()->passes(), step);
       a.net->loss(step, rank()).backward();
       if (weight.completes_step()) {
-        EXPECT_EQ(a.model->reducer()->stop_wished(), step >= 1 && step <= 3) << step;
+        EXPECT_EQ(a.model->reducer()->any_stop_requested(), step >= 1 && step <= 3) << step;
       }
     }
 }

@@ -1,6 +1,5 @@
 #include "launch/launcher.hpp"
 #include "launch/settings.hpp"
-#include "launch/threads.hpp"
 #include "muster/error.hpp"
 
 #include <gtest/gtest.h>
