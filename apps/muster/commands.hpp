@@ -5,6 +5,7 @@
 
 namespace muster::tool {
 
+void add_run(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_checkpoint(CLI::App& app);

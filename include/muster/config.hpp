@@ -46,8 +46,8 @@ void to_json(Json& json, const CheckpointConfig& options);
 void from_json(const Json& json, CheckpointConfig& options);
 
 struct FailureConfig {
-  /// Retries of a training function that ended with an error known to all ranks, from the newest checkpoint:
-  /// 0 none, -1 no limit. A rank that is lost or stuck ends the job instead, with ExitCode::retry.
+  /// Failures since the last new checkpoint after which training goes on from it: 0 none, -1 no limit. Errors that all
+  /// ranks know of are tried again inside the job; after a lost or stuck rank (ExitCode::retry) `muster run` does it.
   int max_failures = 0;
 };
 void to_json(Json& json, const FailureConfig& options);

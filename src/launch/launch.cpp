@@ -7,6 +7,7 @@
 #include "launch/flags.hpp"
 #include "launch/launcher.hpp"
 #include "launch/stop_signal.hpp"
+#include "launch/supervised.hpp"
 
 #include <malloc.h>
 #include <sys/mman.h>
@@ -83,6 +84,7 @@ Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
   detail::launch::stop_signal::take_over();
+  if (detail::launch::supervisor()) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
   state_->environment.emplace();
   detail::log::start(rank(), detail::log::Level::info);
@@ -139,7 +141,9 @@ int Launch::run_body(const std::function<int()>& body) {
     const auto limit = mine.kind == Outcome::Kind::done ? comm::time_limit(communicator()) : comm::final_grace;
     const auto cause = comm::root_cause(comm::agree(communicator(), mine, limit), communicator().topology().hosts);
     print(cause);
-    return cause ? static_cast<int>(cause->code()) : status;
+    if (cause) status = static_cast<int>(cause->code());
+    if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(status));
+    return status;
   } catch (const comm::Lost& error) {
     give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));
   }

@@ -1,6 +1,8 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
+#include "launch/supervised.hpp"
+#include "train/failures.hpp"
 #include "train/fit.hpp"
 #include "train/session_state.hpp"
 
@@ -62,14 +64,49 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
   }
 }
 
+/// Of this run: those that were in this process and, under `muster run`, in those before it. Rank 0 counts.
+class FailureCount {
+ public:
+  FailureCount(const Communicator& world, const RunFolder& run) : world_(world), run_(run) {
+    agree([&] {
+      if (supervisor_) failures_ = read_failures(run_.path(), supervisor_->id).value_or(failures_);
+    });
+  }
+  /// One more. Collective.
+  void add() {
+    agree([&] {
+      failures_ = failures_.after(newest_index(run_.path()));
+      try {
+        if (supervisor_) write_failures(run_.path(), supervisor_->id, failures_);
+      } catch (const Error& error) {
+        log::warn(std::string("the number of failures is not kept: ") + error.what());
+      }
+    });
+  }
+  const Failures& failures() const noexcept { return failures_; }
+
+ private:
+  template <class Work>
+  void agree(Work&& work) {
+    failures_.count = std::stoi(comm::on_root(world_, [&] { return work(), std::to_string(failures_.count); }));
+  }
+
+  const Communicator& world_;
+  const RunFolder& run_;
+  const std::optional<launch::Supervisor> supervisor_ = launch::supervisor();
+  Failures failures_;
+};
+
 }  // namespace
 
 std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, at::Device device,
                                         const TrainLoop& train_loop) {
   const auto& world = plan.world();
-  const int max_failures = plan.options.run_config.failure_config.max_failures;
-  for (int failures = 0;; ++failures) {
-    const bool last = max_failures >= 0 && failures >= max_failures;
+  const auto supervisor = launch::supervisor();
+  const int max_failures = supervisor && supervisor->max_failures ? *supervisor->max_failures
+                                                                  : plan.options.run_config.failure_config.max_failures;
+  for (FailureCount count(world, run);;) {
+    const bool last = !count.failures().after(count.failures().newest).may_retry(max_failures);
     comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
     if (!plan.works()) limits.done = as_long_as_it_takes;
     if (last) limits.failed = comm::final_grace;
@@ -82,12 +119,15 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
     });
     if (!error) return {};
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
-    if (last || error->code() == ExitCode::usage || error->code() == ExitCode::stopped) return error;
+    if (error->code() == ExitCode::usage || error->code() == ExitCode::stopped) return error;
     // A stop at which nothing could be saved; ranks that only wait do not know of it.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{stopped}, ReduceOp::max) != 0) return error;
+    count.add();
+    if (!count.failures().may_retry(max_failures)) return error;
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
-                std::to_string(failures + 1) + (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+                std::to_string(count.failures().count) +
+                (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
   }
 }
 

@@ -3,12 +3,20 @@
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
 #include "launch/settings.hpp"
+#include "launch/supervised.hpp"
+
+#include <algorithm>
 
 namespace muster::detail::train {
 namespace {
 
-int count_workers(const Launch& launch, const ScalingConfig& scaling) {
-  const int workers = launch.flags().workers.value_or(scaling.num_workers.value_or(launch.size()));
+/// `full` is that of the launch when none of its ranks is missing, 0 where none may; then that of the workers.
+int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full) {
+  int workers = launch.flags().workers.value_or(scaling.num_workers.value_or(std::max(launch.size(), full)));
+  if (full > 0 && workers <= full) {
+    full = workers;
+    workers = std::min(workers, launch.size());
+  }
   if (workers < 1)
     throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
                 "Ask for 1 or more");
@@ -46,10 +54,14 @@ step::Share Plan::share(int worker) const {
 Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_ptr<const BackendConfig> backend) {
   const auto& flags = launch.flags();
   const auto& scaling = options.scaling_config;
+  const auto supervisor = launch::supervisor();
+  int full = supervisor ? supervisor->full_workers : 0;
+  const int workers = count_workers(launch, scaling, full);
   Plan plan{.launch = launch,
             .options = options,
             .backend = std::move(backend),
-            .workers = count_workers(launch, scaling),
+            .workers = workers,
+            .full_workers = full,
             .threads = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank()))};
   static_cast<void>(plan.share(0));
   plan.options.train_loop_config = Json::parse(comm::on_root(

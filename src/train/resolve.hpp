@@ -14,6 +14,7 @@ struct Plan {
   TrainerOptions options;                        ///< the configuration with --config and --set laid over it
   std::shared_ptr<const BackendConfig> backend;  ///< null for none
   int workers = 1;                               ///< they are the lowest ranks of the launch; the others wait
+  int full_workers = 0;                          ///< where fewer may go on (muster run --min-workers): all of them
   int threads = 1;                               ///< of torch, on each worker
   std::chrono::milliseconds wait_limit{};        ///< of every wait of ranks for each other
 

@@ -3,7 +3,9 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
+#include "launch/supervised.hpp"
 #include "muster/error.hpp"
+#include "train/failures.hpp"
 #include "train/params.hpp"
 
 #include <fcntl.h>
@@ -17,20 +19,35 @@
 #include <cstdlib>
 #include <ctime>
 #include <random>
+#include <set>
 #include <thread>
 
 namespace muster::detail::train {
 namespace {
 
-std::string default_name(const std::string& program, const std::filesystem::path& storage) {
-  if (const char* job = std::getenv("SLURM_JOB_ID")) return program + "_" + job;
+std::string now_as_text() {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   ::localtime_r(&now, &local);
   char text[32];
-  std::strftime(text, sizeof text, "_%Y-%m-%d_%H-%M-%S", &local);
-  auto name = program + text;
-  for (int i = 2; std::filesystem::exists(storage / name); ++i) name = program + text + "_" + std::to_string(i);
+  std::strftime(text, sizeof text, "%Y-%m-%d_%H-%M-%S", &local);
+  return text;
+}
+
+/// A name that is free; or, where `muster run` has started the program again, the one that it had before: of several
+/// runs of a program, the first has the first name.
+std::string default_name(const std::string& program, const std::filesystem::path& storage) {
+  if (const char* job = std::getenv("SLURM_JOB_ID")) return program + "_" + job;
+  static std::set<std::string> taken;  // by this process
+  const auto supervisor = launch::supervisor();
+  const auto first = program + "_" + (supervisor ? supervisor->started : now_as_text());
+  const auto free = [&](const std::string& name) {
+    if (!std::filesystem::exists(storage / name)) return true;
+    return supervisor && !taken.contains(name) && read_failures(storage / name, supervisor->id).has_value();
+  };
+  auto name = first;
+  for (int i = 2; !free(name); ++i) name = first + "_" + std::to_string(i);
+  taken.insert(name);
   return name;
 }
 
@@ -68,6 +85,13 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
     lock();
+    const auto supervisor = launch::supervisor();
+    const bool started_again = supervisor && read_failures(path_, supervisor->id);
+    if (flags.resume == Resume::never && !started_again && newest_index(path_) >= 0)
+      throw Error(ExitCode::usage, "starting the run " + path_.string(), "--resume never is set and it has checkpoints",
+                  "Choose another --name, or remove that folder");
+    if (supervisor && !started_again) write_failures(path_, supervisor->id, {});
+    launch::tell_supervisor(launch::telling_run, path_.string());
     if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
       params_ = read_json(file);
       options_in(params_, file);

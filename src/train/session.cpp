@@ -151,6 +151,7 @@ detail::data::Worker detail::data::worker_of(const Session& session) {
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
   return {.rank = workers.rank(),
           .world = workers.size(),
+          .full = workers.full,
           .seed = workers.seed,
           .device = workers.device,
           .cursors = session.state_->data.cursors};

@@ -21,7 +21,8 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   const auto& split = config.datasets_to_split;
   const bool is_split = config.split_all || std::find(split.begin(), split.end(), name) != split.end();
   auto state = std::make_shared<data::ShardState>(
-      data::CursorOptions{.name = name, .share = workers.share, .split = is_split, .seed = workers.seed},
+      data::CursorOptions{
+          .name = name, .share = workers.share, .full = workers.full, .split = is_split, .seed = workers.seed},
       dataset->second, workers.device);
   cursors->add(state);
   return shards.emplace(name, state).first->second;

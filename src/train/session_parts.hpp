@@ -46,6 +46,7 @@ struct Workers {
   Communicator control;  ///< the same workers over another channel, for reports, checkpoints and stops
   at::Device device = at::kCPU;
   step::Share share = {};
+  int full = 0;  ///< where fewer may go on: the workers when none is missing
   std::uint64_t seed = 0;
   std::optional<MicroBatchGenerators> generators = {};  ///< with virtual workers
 

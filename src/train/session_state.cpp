@@ -39,6 +39,7 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
               .control = control,
               .device = device,
               .share = plan.share(own.rank()),
+              .full = plan.options.scaling_config.virtual_workers ? 0 : plan.full_workers,
               .seed = plan.launch.flags().seed},
       data{.datasets = plan.options.datasets,
            .config = plan.options.dataset_config,

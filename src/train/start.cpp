@@ -41,16 +41,9 @@ std::string counted(std::size_t count, const char* what) {
 
 bool start(const Plan& plan, RunFolder& run) {
   const auto& world = plan.world();
-  const auto resume = plan.launch.flags().resume;
-  comm::on_root(world, [&] {
-    if (resume == Resume::never && !list_checkpoints(run.path()).empty())
-      throw Error(ExitCode::usage, "starting the run " + run.path().string(),
-                  "--resume never is set and it has checkpoints", "Choose another --name, or remove that folder");
-  });
-
   const Json params = describe(plan, run);
   const auto& previous = run.params();
-  if (resume == Resume::automatic && previous.is_object() && previous.value("finished", false) &&
+  if (plan.launch.flags().resume == Resume::automatic && previous.is_object() && previous.value("finished", false) &&
       previous.value("train_loop_config", Json()) == params.at("train_loop_config")) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
     comm::on_root(world, [&] { checkpoint::Tier(run.path()).remove_unfinished(); });

@@ -2,7 +2,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
 muster(0 bench --help)
-foreach(name allreduce step start)
+foreach(name allreduce step start recovery)
   expect_match("${out}" "\n  ${name} ")
 endforeach()
 if(out MATCHES "\n  job ")

@@ -1,8 +1,8 @@
 # Every subcommand explains itself, with an example, in 80 columns.
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
-foreach(command "" convert "convert idx" "convert npy" "convert csv" inspect checkpoint "checkpoint ls" "checkpoint verify"
-        bench "bench allreduce" "bench step" "bench start")
+foreach(command "" run convert "convert idx" "convert npy" "convert csv" inspect checkpoint "checkpoint ls" "checkpoint verify"
+        bench "bench allreduce" "bench step" "bench start" "bench recovery")
   string(REPLACE " " ";" words "${command}")
   muster(0 ${words} --help)
   expect_match("${out}" "Example:\n  muster ")

@@ -270,6 +270,25 @@ TEST(Train, TriesAgainFromTheNewestCheckpoint) {
   EXPECT_EQ(fit.weights, straight.weights);
 }
 
+TEST(Train, FailuresAreCountedAnewAfterProgress) {
+  auto options = with_line("progress");
+  options.run_config.failure_config.max_failures = 1;
+  int attempts = 0;
+  const auto train = [&](bool saves) {
+    return [&attempts, saves](Session& session, const Config&) {
+      double value = ++attempts;
+      auto state = session.state({{"value", value}});
+      if (saves) session.report({{"value", value}}, state);
+      if (attempts < 5) throw std::runtime_error("a passing trouble");
+    };
+  };
+  EXPECT_EQ(run({test::shared_folder(), {}, options}, train(true)).first, 0);
+  EXPECT_EQ(attempts, 5);
+  attempts = 0;
+  EXPECT_EQ(run({test::shared_folder(), {}, options}, train(false)).first, 1);
+  EXPECT_EQ(attempts, 2);
+}
+
 TEST(Train, SparesGetTheSameResult) {
   auto options = with_line("spares");
   options.scaling_config.num_workers = 1;

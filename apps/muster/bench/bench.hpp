@@ -38,6 +38,7 @@ struct Benchmark {
 Benchmark allreduce();
 Benchmark step();
 Benchmark start();
+Benchmark recovery();
 
 /// What `muster bench job NAME ARGUMENTS…` runs on each rank: a child of a benchmark that compares whole processes. Its
 /// last line on stdout is its result in JSON.

@@ -1,13 +1,20 @@
 // The jobs that whole-process benchmarks run, each on several ranks; rank 0 prints the result.
 #include "bench.hpp"
+#include "programs.hpp"
 #include "rounds.hpp"
 #include "step_cases.hpp"
 #include "training.hpp"
 
+#include <torch/nn/functional/loss.h>
 #include <muster/error.hpp>
 #include <muster/mpi.hpp>
+#include <muster/trainer.hpp>
+
+#include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <string>
 
@@ -16,10 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void print_done() {
-  const auto now = std::chrono::nanoseconds(Clock::now().time_since_epoch());
-  std::cout << nlohmann::json{{"done_ns", now.count()}} << std::endl;
-}
+std::int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
+
+void print_done() { std::cout << nlohmann::json{{"done_ns", now_ns()}} << std::endl; }
 
 /// Median of the steps' times, that of the slowest rank.
 void time_steps(Session& session, const StepCase& job, int steps) {
@@ -45,6 +51,48 @@ void first_step(Session& session) {
   if (session.world_rank() == 0) print_done();
 }
 
+/// Saves every 20 steps. In its first life the last rank kills itself after 70; in the second one the first step is
+/// what is waited for. `note` says when that was.
+void lose_a_rank(Session& session, const std::filesystem::path& note) {
+  const auto model = session.prepare_model(fresh_model("mlp"));
+  auto optimizer = session.prepare_optimizer(momentum_sgd(*model));
+  const auto batches = random_batches(session.world_rank(), 64);
+  std::int64_t steps = 0;
+  auto state = session.state({{"model", model}, {"optimizer", optimizer}, {"steps", steps}});
+  const bool goes_on = state.restore();
+  for (;;) {
+    const auto& batch = batches[static_cast<std::size_t>(steps) % batches.size()];
+    optimizer.zero_grad();
+    torch::nn::functional::cross_entropy(model->forward(batch.images), batch.labels).backward();
+    optimizer.step();
+    ++steps;
+    if (goes_on) break;
+    if (steps % 20 == 0) session.report({{"steps", steps}}, state);
+    if (steps < 70 || session.world_rank() + 1 < session.world_size()) continue;
+    std::ofstream(note) << now_ns() << std::flush;
+    ::raise(SIGKILL);
+  }
+  session.barrier();
+  if (session.world_rank() != 0) return;
+  const auto done = now_ns();
+  std::int64_t killed = 0;
+  std::ifstream(note) >> killed;
+  std::cout << nlohmann::json{{"done_ns", done}, {"killed_ns", killed}} << std::endl;
+}
+
+/// Its run is in the benchmark's folder and has a name, so that it is found again; it is gone at the end.
+void recover(Launch& launch) {
+  const char* const folder = std::getenv(folder_variable);
+  if (folder == nullptr)
+    throw Error(ExitCode::usage, "running a job of a benchmark", "this one is started by muster bench recovery");
+  const std::filesystem::path storage(folder), note = storage / "killed";
+  const auto result = TorchTrainer(launch, [&](Session& session) { lose_a_rank(session, note); },
+                                   {.run_config = {.name = "recovery", .storage_path = storage}})
+                          .fit();
+  if (result.error) throw *result.error;
+  if (launch.rank() == 0) std::filesystem::remove_all(storage / "recovery");
+}
+
 /// libtorch has been loaded with this program.
 void load() {
   int rank = 0;
@@ -60,6 +108,7 @@ void load() {
 void run_job(const std::string& name, const std::vector<std::string>& arguments) {
   if (name == "load") return load();
   launched([&](Launch& launch) {
+    if (name == "recovery") return recover(launch);
     in_session(launch, name, [&](Session& session) {
       if (name == "first-step") return first_step(session);
       if (name == "step" && arguments.size() == 2)

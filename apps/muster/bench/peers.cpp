@@ -64,21 +64,25 @@ std::string Peers::missing(const std::string& names, const std::string& module, 
          packages + " && . peers/bin/activate";
 }
 
-std::optional<Program> Peers::torchrun(const std::string& name, int ranks,
-                                       const std::vector<std::string>& arguments) const {
+std::optional<Program> Peers::torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
+                                       const std::vector<std::string>& flags) const {
   if (!state_->torch_python) return std::nullopt;
+  const auto folder = state_->scratch.path().string();
   Command command{.words = {*state_->torch_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                            std::to_string(ranks), (state_->scratch.path() / "torch_job.py").string()},
-                  .environment = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
+                            std::to_string(ranks)},
+                  .environment = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}, {folder_variable, folder}},
                   .limit = patience};
-  command.words.insert(command.words.end(), arguments.begin(), arguments.end());
+  auto& words = command.words;
+  words.insert(words.end(), flags.begin(), flags.end());
+  words.push_back(folder + "/torch_job.py");
+  words.insert(words.end(), arguments.begin(), arguments.end());
   return Program{name, std::move(command)};
 }
 
-std::optional<Program> Peers::ray_train(int ranks) const {
+std::optional<Program> Peers::ray_train(const std::string& job, int ranks) const {
   if (!state_->ray_python) return std::nullopt;
   const auto& folder = state_->scratch.path();
-  return Program{"ray_train", Command{.words = {*state_->ray_python, (folder / "ray_job.py").string(),
+  return Program{"ray_train", Command{.words = {*state_->ray_python, (folder / "ray_job.py").string(), job,
                                                 std::to_string(ranks), folder.string()},
                                       .environment = {{"OMP_NUM_THREADS", "1"}, {"RAY_USAGE_STATS_ENABLED", "0"}},
                                       .limit = patience}};

@@ -33,9 +33,10 @@ class Peers {
 
   /// torchrun of that many ranks with DDP over gloo, at its best settings: one thread, the loopback device. Nothing
   /// where no Python has torch.
-  std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments) const;
-  /// Ray Train; nothing where no Python has it.
-  std::optional<Program> ray_train(int ranks) const;
+  std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
+                                  const std::vector<std::string>& flags = {}) const;
+  /// Ray Train's job of that name; nothing where no Python has it.
+  std::optional<Program> ray_train(const std::string& job, int ranks) const;
   /// "NAMES are left out: …", with how to get the Python module.
   static std::string missing(const std::string& names, const std::string& module, const std::string& packages);
 

@@ -49,6 +49,13 @@ Command on_ranks(int ranks, const std::vector<std::string>& arguments) {
   return command;
 }
 
+Command supervised(int ranks, const std::vector<std::string>& arguments) {
+  const auto tool = this_tool().string();
+  Command command{.words = {tool, "run", "-n", std::to_string(ranks), "--max-failures", "1", "--", tool, "bench"}};
+  command.words.insert(command.words.end(), arguments.begin(), arguments.end());
+  return command;
+}
+
 std::optional<std::string> python_with(const std::vector<std::string>& modules) {
   std::vector<std::filesystem::path> places;
   if (const char* environment = std::getenv("VIRTUAL_ENV"))

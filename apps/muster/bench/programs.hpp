@@ -17,6 +17,9 @@ bool started_by_launcher();
 /// An Error with ExitCode::missing_package where there is no mpirun.
 Command on_ranks(int ranks, const std::vector<std::string>& arguments);
 
+/// The same under `muster run`, which starts them again once.
+Command supervised(int ranks, const std::vector<std::string>& arguments);
+
 /// The Python that has those modules: of $VIRTUAL_ENV, of build/venv beside this tool's build, or in PATH.
 std::optional<std::string> python_with(const std::vector<std::string>& modules);
 

@@ -1,7 +1,7 @@
-"""A job under Ray Train, as `muster bench start` compares it: when the first step was done, by the machine's monotonic
-clock, as the last line.
+"""A job under Ray Train, as `muster bench` compares it. The last line says, by the machine's monotonic clock,
 
-ray_job.py RANKS FOLDER"""
+ray_job.py start RANKS FOLDER      when the first step was done
+ray_job.py recovery RANKS FOLDER   the same after a rank was killed and the job started again, and when that was"""
 
 import json
 import os
@@ -10,7 +10,8 @@ import tempfile
 import time
 
 import ray
-from ray.train import RunConfig, ScalingConfig
+import ray.train
+from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 
@@ -18,26 +19,44 @@ def worker(config):
     import torch.distributed as dist
 
     sys.path.insert(0, config["scripts"])
+    import torch
     import torch_job
 
-    torch_job.Training("mlp", 64, prepare_model).step()
-    dist.barrier()
+    folder = os.path.dirname(config["result"])
+
+    def newest():
+        checkpoint = ray.train.get_checkpoint()
+        return os.path.join(checkpoint.path, "state.pt") if checkpoint else None
+
+    def save(state):
+        if dist.get_rank() != 0:
+            return ray.train.report({"steps": state["steps"]})
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            torch.save(state, os.path.join(made, "state.pt"))
+            ray.train.report({"steps": state["steps"]}, checkpoint=Checkpoint.from_directory(made))
+
+    if config["job"] == "recovery":
+        result = torch_job.recover(folder, prepare_model, newest, save, dist.get_rank(), dist.get_world_size())
+    else:
+        torch_job.Training("mlp", 64, prepare_model).step()
+        dist.barrier()
+        result = {"done_ns": time.monotonic_ns()}
     if dist.get_rank() == 0:
         with open(config["result"], "w") as file:
-            json.dump({"done_ns": time.monotonic_ns()}, file)
+            json.dump(result, file)
 
 
 def main():
-    ranks, folder = int(sys.argv[1]), sys.argv[2]
+    job, ranks, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     with tempfile.TemporaryDirectory(dir=folder) as storage:
         result = os.path.join(storage, "result.json")
         ray.init(include_dashboard=False, num_cpus=max(2, ranks))
         TorchTrainer(
             worker,
-            train_loop_config={"scripts": os.path.dirname(os.path.abspath(__file__)), "result": result},
+            train_loop_config={"job": job, "scripts": os.path.dirname(os.path.abspath(__file__)), "result": result},
             torch_config=TorchConfig(backend="gloo"),
             scaling_config=ScalingConfig(num_workers=ranks, use_gpu=False),
-            run_config=RunConfig(name="start", storage_path=storage),
+            run_config=RunConfig(name=job, storage_path=storage, failure_config=FailureConfig(max_failures=3)),
         ).fit()
         ray.shutdown()
         with open(result) as file:

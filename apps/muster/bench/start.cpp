@@ -39,7 +39,7 @@ void measure_first_step(std::vector<Row>& rows, const Options& options) {
       programs.push_back(std::move(*torchrun));
     else
       notes.push_back(Peers::missing("torchrun", "torch", "torch"));
-    if (auto ray = peers->ray_train(options.ranks))
+    if (auto ray = peers->ray_train("start", options.ranks))
       programs.push_back(std::move(*ray));
     else
       notes.push_back(Peers::missing("ray_train", "ray", "'ray[train]' torch"));

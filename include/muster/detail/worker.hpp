@@ -17,6 +17,7 @@ class Cursors;
 struct Worker {
   int rank = 0;
   int world = 1;
+  int full = 0;                      ///< the ranks of the job when none is missing; 0: `world`
   std::uint64_t seed = 0;            ///< the run's
   c10::Device device = c10::kCPU;    ///< where batches go
   std::shared_ptr<Cursors> cursors;  ///< what a loader hands out counts there, and there its position is saved

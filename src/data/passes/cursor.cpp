@@ -84,6 +84,8 @@ void Cursor::restore(const Json& position, bool complete) {
     }
     last_.global_batch = position.at("global_batch_size");
     last_.workers = position.value("workers", 0);
+    auto& full = options_.full;
+    if (full > 0 && last_.workers > 0) full = last_.workers;
     restored_ = true;
   } catch (const Json::exception& error) {
     refuse_position(options_.name, error.what());
@@ -96,7 +98,8 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
   const auto per_worker = split || !options.global_batch_size
                               ? options.batch_size
                               : (*options.global_batch_size - 1) / options_.share.total + 1;
-  const auto batch = split && options.global_batch_size ? *options.global_batch_size : times(per_worker, share.total);
+  const auto batch = split && options.global_batch_size ? *options.global_batch_size
+                                                        : times(per_worker, split ? options_.batches_in_step() : 1);
   Pass pass{.order = Order(count, {}),
             .plan = {count, options_.resumable ? batch : 0, options.drop_last},
             .share = share,
@@ -124,12 +127,17 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
 
 void Cursor::say_if_steps_changed(const Pass& pass, const BatchOptions& options) {
   if (!std::exchange(restored_, false) || last_.global_batch == 0 || options.global_batch_size) return;
-  if (pass.plan.global_batch == last_.global_batch) return;
+  const auto what = (options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": ";
+  if (pass.plan.global_batch == last_.global_batch) {
+    if (options_.batches_in_step() != options_.share.total)
+      log::info(what + "a step still takes " + std::to_string(last_.global_batch) + " samples, now over " +
+                std::to_string(options_.share.total) + " workers, and not batch_size on each");
+    return;
+  }
   // An epoch's steps may be as large as the program wants.
-  if (last_.consumed == 0 && last_.workers == options_.share.total) return;
-  log::warn((options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": a step now takes " +
-            std::to_string(pass.plan.global_batch) + " samples over " + std::to_string(options_.share.total) +
-            " workers, it took " + std::to_string(last_.global_batch) +
+  if (last_.consumed == 0 && last_.workers == options_.batches_in_step()) return;
+  log::warn(what + "a step now takes " + std::to_string(pass.plan.global_batch) + " samples over " +
+            std::to_string(options_.share.total) + " workers, it took " + std::to_string(last_.global_batch) +
             " before the restart; global_batch_size keeps it the same at any number of workers");
 }
 
@@ -164,7 +172,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
            .consumed = last_.consumed,
            .window = goes_on ? last_.window : window_of(options, options_.share),
            .global_batch = pass.plan.global_batch,
-           .workers = options_.share.total,
+           .workers = options_.batches_in_step(),
            .samples = count,
            .others = steps_->begin_pass({.number = pass.number,
                                          .source = this,

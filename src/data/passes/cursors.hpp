@@ -35,10 +35,13 @@ struct Pass {
 struct CursorOptions {
   std::string name;
   step::Share share = {};
+  int full = 0;  ///< as many times batch_size are in a step, though workers may be missing; 0: one for each there is
   bool split = true;  ///< else every rank sees all of it, and it has no position
   std::uint64_t seed = 0;
   bool loader = false;    ///< a data loader, not a dataset
   bool resumable = true;  ///< false where a sampler of the user's own chooses the samples
+
+  int batches_in_step() const noexcept { return full > 0 ? full : share.total; }
 };
 
 /// One per dataset or loader and session, shared by all that iterate over it; belongs to the thread that runs the
@@ -96,7 +99,7 @@ class Cursor {
     std::int64_t consumed = 0;      ///< samples that it has taken, or that a restored one had
     std::int64_t window = 0;        ///< of its local shuffle: depends on the number of workers when it began
     std::int64_t global_batch = 0;  ///< of its steps
-    int workers = 0;                ///< among which they were divided; 0: not known
+    int workers = 0;                ///< as many times batch_size are in them; 0: not known
     std::int64_t samples = 0;       ///< of the dataset, as it began
     // Where it stands among the others.
     std::vector<step::BatchOfPass> others = {};  ///< the batches in hand when it began

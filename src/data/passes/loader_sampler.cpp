@@ -30,6 +30,7 @@ class CountedSampler : public LoaderSampler {
     if (!cursor_ || cursor_->options().resumable != resumable) {
       cursor_ = std::make_shared<Cursor>(CursorOptions{.name = options.name,
                                                        .share = {.total = worker.world, .first = worker.rank},
+                                                       .full = worker.full,
                                                        .seed = worker.seed,
                                                        .loader = true,
                                                        .resumable = resumable});

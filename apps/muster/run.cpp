@@ -1,0 +1,43 @@
+// muster run: starts a program on its ranks, watches it, and starts it again.
+#include "commands.hpp"
+
+#include <muster/error.hpp>
+#include <muster/supervise.hpp>
+
+#include <memory>
+
+namespace muster::tool {
+
+void add_run(CLI::App& app) {
+  auto* command = app.add_subcommand("run", "Start a program on its ranks, and again when it fails");
+  const auto options = std::make_shared<SuperviseOptions>();
+  command->add_option("-n,--ranks", options->ranks, "Ranks [the tasks of the Slurm job, else the CPUs]")
+      ->option_text("N");
+  command->add_option("--hosts", options->hosts, "Where, with how many slots [here, or the Slurm job's nodes]")
+      ->option_text("n1,n2:4");
+  command
+      ->add_option("--max-failures", options->max_failures,
+                   "Starts after failures, counted anew after a new checkpoint; -1: no limit [the program's]")
+      ->option_text("K");
+  command
+      ->add_option("--min-workers", options->min_workers,
+                   "Go on with so few where there are no more, with as many samples in a step [all]")
+      ->option_text("M");
+  const auto grace = std::make_shared<int>(static_cast<int>(options->grace.count()));
+  command->add_option("--grace", *grace, "Seconds to save and stop in, before the end [60]")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("S");
+  command->add_option("command", options->command, "The program and its arguments")
+      ->required()
+      ->option_text("-- PROGRAM ARGS...");
+  command->footer(
+      "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 let it save its state and stop (exit code\n"
+      "85); the second Ctrl-C ends it at once (130).\n\n"
+      "Example:\n  muster run -n 2 --max-failures 3 -- ./fit --name demo --storage runs");
+  command->callback([options, grace] {
+    options->grace = std::chrono::seconds(*grace);
+    if (const int code = supervise(*options); code != 0) throw CLI::RuntimeError(code);
+  });
+}
+
+}  // namespace muster::tool

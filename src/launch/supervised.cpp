@@ -1,0 +1,91 @@
+#include "launch/supervised.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::launch {
+namespace {
+
+std::string value_of(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void end() noexcept { ::kill(::getpid(), SIGKILL); }
+
+void end_with_any(std::vector<pollfd> processes) noexcept {
+  while (::poll(processes.data(), processes.size(), -1) < 0) {
+  }
+  end();
+}
+
+pid_t parent_of(pid_t process) {
+  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  pid_t parent = 0;
+  if (const auto name = text.rfind(')'); name != std::string::npos)
+    std::sscanf(text.c_str() + name, ") %*c %d", &parent);
+  return parent;
+}
+
+bool is_supervised(pid_t process) {
+  std::ifstream environment("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(environment)), {});
+  return text.find(std::string(variable::supervised) + "=") != std::string::npos;
+}
+
+}  // namespace
+
+std::optional<Supervisor> supervisor() {
+  if (value_of(variable::supervised).empty()) return {};
+  Supervisor found{.id = value_of(variable::id), .started = value_of(variable::started), .max_failures = {}};
+  if (const auto most = value_of(variable::max_failures); !most.empty()) found.max_failures = std::atoi(most.c_str());
+  found.full_workers = std::atoi(value_of(variable::full_workers).c_str());
+  return found;
+}
+
+void tell_supervisor(std::string_view what, std::string_view text) noexcept {
+  if (std::getenv(variable::supervised) == nullptr) return;
+  std::string line(telling);
+  line.append(what).append(" ").append(text).append("\n");
+  // In one piece, so that nothing comes between; that it may be lost is provided for.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+void end_with_launcher() noexcept try {
+  const pid_t parent = ::getppid();
+  std::vector<pollfd> processes;
+  // Scripts may stand between the launcher and this process; they have the variable as well.
+  for (pid_t process = parent; process > 1; process = parent_of(process)) {
+    if (process != parent && !is_supervised(process)) break;
+    const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
+    if (descriptor >= 0) processes.push_back({descriptor, POLLIN, 0});
+  }
+  if (::getppid() != parent) end();
+  if (processes
+          .empty()) {  // an old kernel; this looks at the thread of the parent that has started us, not at all of it
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return;
+  }
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the other threads
+  std::thread(end_with_any, std::move(processes)).detach();
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+} catch (const std::exception&) {  // no thread, no memory: then the launcher alone ends this process
+}
+
+}  // namespace muster::detail::launch

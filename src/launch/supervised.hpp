@@ -1,0 +1,43 @@
+// What a rank knows of the `muster run` that has started it, and what it tells it.
+//
+// `muster run` reads the stderr of the job, wherever its ranks run. A line that begins with `telling` is for it alone,
+// and it keeps errors ("muster: error: …") for its own report of the cause.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace muster::detail::launch {
+
+struct Supervisor {
+  std::string id;                   ///< of one `muster run`, the same over all its restarts
+  std::string started;              ///< when that was, as part of a run's name
+  std::optional<int> max_failures;  ///< --max-failures
+  int full_workers = 0;             ///< ranks of the job when none is missing; 0 without --min-workers
+};
+
+/// From the environment (`variables` of it); none where nobody supervises this process.
+std::optional<Supervisor> supervisor();
+
+/// In the environment of a supervised rank.
+namespace variable {
+inline constexpr const char* supervised = "MUSTER_SUPERVISED";  // 1
+inline constexpr const char* id = "MUSTER_SUPERVISOR";
+inline constexpr const char* started = "MUSTER_STARTED";
+inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
+inline constexpr const char* full_workers = "MUSTER_FULL_WORKERS";
+}  // namespace variable
+
+/// What is told, followed by a space and a text without line breaks.
+inline constexpr std::string_view telling = "\x1emuster ";
+inline constexpr std::string_view telling_run = "run";      ///< the folder of the run that begins
+inline constexpr std::string_view telling_ended = "ended";  ///< the exit code: every rank is through its work
+
+/// Nothing where nobody supervises.
+void tell_supervisor(std::string_view what, std::string_view text) noexcept;
+
+/// From now on this process is killed when its launcher ends, in whatever way; that ends with `muster run`.
+void end_with_launcher() noexcept;
+
+}  // namespace muster::detail::launch

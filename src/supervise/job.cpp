@@ -1,0 +1,176 @@
+#include "supervise/job.hpp"
+
+#include "base/log.hpp"
+#include "muster/error.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+namespace muster::detail::supervise {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+/// How long a launcher of ranks on other nodes may take to end them.
+constexpr auto patience = 3s;
+
+[[noreturn]] void fail(const char* what) {
+  throw Error(ExitCode::retry, "starting the ranks", std::string(what) + ": " + std::strerror(errno),
+              "Look at the limits of this machine (ulimit -a)");
+}
+
+std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& more) {
+  std::map<std::string, std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    variables[text.substr(0, text.find('='))] = text;
+  }
+  for (const auto& [name, value] : more) variables[name] = name + "=" + value;
+  std::vector<std::string> entries;
+  for (auto& [name, text] : variables) entries.push_back(std::move(text));
+  return entries;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (auto& string : strings) result.push_back(string.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+/// Between vfork and exec: system calls only.
+[[noreturn]] void become(char* const* words, char* const* variables, pid_t parent, int input, int error) {
+  ::setsid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);
+  // Until it passes them on to its ranks.
+  for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::dup2(input, STDIN_FILENO);
+  ::dup2(error, STDERR_FILENO);
+  ::execve(words[0], words, variables);
+  ::_exit(127);
+}
+
+std::vector<pid_t> children_of(pid_t process) {
+  std::vector<pid_t> children;
+  std::error_code gone;
+  for (const auto& thread : fs::directory_iterator("/proc/" + std::to_string(process) + "/task", gone)) {
+    std::ifstream list(thread.path() / "children");
+    for (pid_t child = 0; list >> child;) children.push_back(child);
+  }
+  return children;
+}
+
+/// Kills all children of this process, and those that they leave to it.
+void end_children() {
+  for (const auto begin = std::chrono::steady_clock::now();;) {
+    for (const auto child : children_of(::getpid())) ::kill(child, SIGKILL);
+    pid_t ended = 0;
+    while ((ended = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
+    }
+    if (ended < 0) return;  // there is none
+    if (std::chrono::steady_clock::now() - begin > 2 * patience)
+      return log::warn("a process of the job does not end; it waits for a device or a file system");
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+}  // namespace
+
+Job::Job(const LaunchCommand& command, Launcher::Kind kind) : kind_(kind) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  auto words = command.words;
+  auto variables = environment_with(command.environment);
+  const auto words_to = pointers(words), variables_to = pointers(variables);
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("making a pipe");
+  output_ = ends[0];
+  ::fcntl(output_, F_SETFL, O_NONBLOCK);
+  const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const pid_t self = ::getpid();
+  launcher_ = ::vfork();  // which copies no page tables: those of libtorch take milliseconds
+  if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, nothing, ends[1]);
+  ::close(ends[1]);
+  ::close(nothing);
+  if (launcher_ < 0) {
+    ::close(output_);
+    fail("starting a process");
+  }
+}
+
+std::string Job::read() {
+  std::string text;
+  std::array<char, 16384> buffer{};
+  ssize_t count = 0;
+  while ((count = ::read(output_, buffer.data(), buffer.size())) > 0)
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+  if (count == 0) close_output();
+  return text;
+}
+
+bool Job::ended() {
+  int status = 0;
+  if (!status_ && ::waitpid(launcher_, &status, WNOHANG) == launcher_) status_ = status;
+  return status_.has_value();
+}
+
+int Job::code() const noexcept { return status_ && WIFEXITED(*status_) ? WEXITSTATUS(*status_) : 0; }
+int Job::signal() const noexcept { return status_ && WIFSIGNALED(*status_) ? WTERMSIG(*status_) : 0; }
+
+bool Job::ask_to_stop() {
+  if (kind_ == Launcher::Kind::mpirun && children_of(launcher_).empty()) return false;
+  ::kill(launcher_, SIGUSR1);
+  return true;
+}
+
+void Job::end() {
+  if (!ended() && kind_ == Launcher::Kind::srun) {
+    // Its ranks are children of Slurm's daemons, which it asks to end them.
+    ::kill(launcher_, SIGTERM);
+    for (const auto begin = std::chrono::steady_clock::now();
+         !ended() && std::chrono::steady_clock::now() - begin < patience;)
+      std::this_thread::sleep_for(10ms);
+  }
+  if (!ended()) {
+    ::kill(launcher_, SIGKILL);
+    int status = 0;
+    if (::waitpid(launcher_, &status, 0) == launcher_) status_ = status;
+  }
+  end_children();
+}
+
+void Job::close_output() noexcept {
+  if (output_ >= 0) ::close(output_);
+  output_ = -1;
+}
+
+std::filesystem::path find_program(const std::string& name) {
+  const auto is_program = [](const fs::path& path) {
+    return fs::is_regular_file(path) && ::access(path.c_str(), X_OK) == 0;
+  };
+  if (name.find('/') != std::string::npos) return is_program(name) ? fs::path(name) : fs::path();
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (!folder.empty() && is_program(fs::path(folder) / name)) return fs::path(folder) / name;
+  return {};
+}
+
+}  // namespace muster::detail::supervise

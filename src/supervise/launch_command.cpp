@@ -1,0 +1,124 @@
+#include "supervise/launch_command.hpp"
+
+#include "launch/supervised.hpp"
+#include "muster/error.hpp"
+
+#include <cstdlib>
+#include <sstream>
+
+namespace muster::detail::supervise {
+namespace {
+
+int number_in(const Environment& environment, const char* name) {
+  const char* const value = environment(name);
+  return value == nullptr ? 0 : std::atoi(value);
+}
+
+struct Host {
+  std::string name, entry;
+  int slots = 1;
+};
+
+/// "n1,n2:4" without those that were lost.
+std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
+  std::vector<Host> hosts;
+  std::istringstream list(text);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    const auto colon = entry.find(':');
+    const auto name = entry.substr(0, colon);
+    if (lost.contains(name)) continue;
+    hosts.push_back({name, entry, colon == std::string::npos ? 1 : std::atoi(entry.c_str() + colon + 1)});
+  }
+  return hosts;
+}
+
+int slots_of(const std::vector<Host>& hosts) {
+  int slots = 0;
+  for (const auto& host : hosts) slots += host.slots;
+  return slots;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ",") + word;
+  return text;
+}
+
+}  // namespace
+
+Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment) {
+  const bool several = environment("SLURM_JOB_ID") != nullptr && number_in(environment, "SLURM_JOB_NUM_NODES") > 1;
+  return several && options.hosts.empty() ? Launcher::Kind::srun : Launcher::Kind::mpirun;
+}
+
+int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cpus) {
+  if (options.ranks) return *options.ranks;
+  if (!options.hosts.empty()) return slots_of(hosts_in(options.hosts));
+  const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : number_in(environment, "SLURM_NTASKS");
+  return tasks > 0 ? tasks : cpus;
+}
+
+int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment) {
+  const bool slurm = launcher_kind(options, environment) == Launcher::Kind::srun;
+  const int all = slurm ? number_in(environment, "SLURM_JOB_NUM_NODES") : slots_of(hosts_in(options.hosts));
+  const int left = slurm ? all - static_cast<int>(lost.size()) : slots_of(hosts_in(options.hosts, lost));
+  return all > 0 ? static_cast<int>(std::int64_t{ranks} * left / all) : ranks;
+}
+
+void check(const SuperviseOptions& options, int ranks, const Environment& environment) {
+  const auto refuse = [](const std::string& fact, const std::string& remedy) {
+    throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
+  };
+  if (options.command.empty()) refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
+  if (number_in(environment, "OMPI_COMM_WORLD_SIZE") > 1 || number_in(environment, "PMI_SIZE") > 1)
+    refuse("a launcher has started this program", "Start it plainly; it starts the ranks itself");
+  if (ranks < 1) refuse(std::to_string(ranks) + " is not a number of ranks", "Ask for 1 or more");
+  const int least = options.min_workers.value_or(1);
+  if (least < 1 || least > ranks)
+    refuse("--min-workers is " + std::to_string(least) + " of " + std::to_string(ranks) + " ranks",
+           "Give it from 1 to the number of ranks");
+  if (options.max_failures.value_or(0) < -1)
+    refuse("--max-failures is " + std::to_string(*options.max_failures), "Give a number, or -1 for no limit");
+}
+
+LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& options, int ranks, const Hosts& lost,
+                             const Introduction& introduction, const Folders& folders, const Environment& environment) {
+  namespace variable = launch::variable;
+  const bool mpirun = launcher.kind == Launcher::Kind::mpirun;
+  LaunchCommand command{.words = {launcher.path.string()}, .environment = {}};
+  auto& words = command.words;
+  std::vector<std::pair<std::string, std::string>> told{
+      {variable::supervised, "1"}, {variable::id, introduction.id}, {variable::started, introduction.started}};
+  if (options.max_failures) told.emplace_back(variable::max_failures, std::to_string(*options.max_failures));
+  if (introduction.full_workers > 0)
+    told.emplace_back(variable::full_workers, std::to_string(introduction.full_workers));
+
+  if (!mpirun) words.insert(words.end(), {"--mpi=pmix", "--kill-on-bad-exit=1"});
+  if (!mpirun && !lost.empty()) words.push_back("--exclude=" + joined({lost.begin(), lost.end()}));
+  words.insert(words.end(), {"-n", std::to_string(ranks)});
+  if (mpirun && !options.hosts.empty()) {
+    std::vector<std::string> entries;
+    for (const auto& host : hosts_in(options.hosts, lost)) entries.push_back(host.entry);
+    words.insert(words.end(), {"--host", joined(entries)});
+    for (const auto& [name, value] : told) words.insert(words.end(), {"-x", name});
+  }
+  words.insert(words.end(), options.command.begin(), options.command.end());
+
+  // Of Open MPI: as root too, with more ranks than cores, not pinned; the first rank that goes takes the others with it
+  // at once. Other launchers do not know these. What the user has chosen stays.
+  std::vector<std::pair<std::string, std::string>> settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                                            {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                                            {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+                                                            {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+                                                            {"OMPI_MCA_odls_base_sigkill_timeout", "0"}};
+  if (mpirun && options.hosts.empty()) {
+    settings.emplace_back("OMPI_MCA_orte_tmpdir_base", folders.temporary.string());
+    settings.emplace_back("OMPI_MCA_btl_vader_backing_directory", folders.shared_memory.string());
+  }
+  for (auto& setting : settings)
+    if (environment(setting.first.c_str()) == nullptr) command.environment.push_back(std::move(setting));
+  command.environment.insert(command.environment.end(), told.begin(), told.end());
+  return command;
+}
+
+}  // namespace muster::detail::supervise

@@ -1,0 +1,173 @@
+#include "supervise/launcher_output.hpp"
+
+#include "launch/supervised.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace muster::detail::supervise {
+namespace {
+
+constexpr std::string_view error_prefix = "muster: error: ";
+constexpr std::string_view erase_line = "\033[K";  // of a progress line that makes room
+
+/// What is in the first line of a message of mpirun, whose name may be another: of the ranks' end, which we tell
+/// ourselves, and of what it could not do.
+constexpr std::array<std::string_view, 4> of_their_end{"Primary job ", " noticed that process rank ",
+                                                       " detected that one ", "MPI_ABORT was invoked"};
+constexpr std::array<std::string_view, 8> of_trouble{" was unable to ", "There are not enough slots",   "ORTE has lost",
+                                                     "ORTE was unable", "ORTE does not know",           "A daemon",
+                                                     "An ORTE daemon",  "All nodes which are allocated"};
+/// Lines of their own.
+constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd: "};
+constexpr std::array<std::string_view, 6> in_passing{
+    ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
+    "orte_base_help_aggregate", " total processes failed to start", " total processes killed"};
+
+template <std::size_t n>
+bool has_any(std::string_view line, const std::array<std::string_view, n>& parts) {
+  return std::any_of(parts.begin(), parts.end(), [&](auto part) { return line.find(part) != std::string_view::npos; });
+}
+
+bool is_dashes(std::string_view line) {
+  return line.size() >= 70 && line.find_first_not_of('-') == std::string_view::npos;
+}
+
+/// Whether a line that begins so may be one that is not shown.
+bool may_be_ours(std::string_view begun) {
+  if (erase_line.starts_with(begun)) return true;
+  if (begun.starts_with(erase_line)) begun.remove_prefix(erase_line.size());
+  const auto may_begin = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
+  return may_begin(launch::telling) || may_begin(error_prefix) ||
+         std::any_of(of_slurm.begin(), of_slurm.end(), may_begin) || may_begin("mpirun: ") || may_begin("mpiexec: ") ||
+         begun.find_first_not_of('-') == std::string_view::npos || begun.front() == '[' ||
+         (begun.front() >= '0' && begun.front() <= '9');
+}
+
+int signal_named(std::string_view name) {
+  for (int signal = 1; signal < 32; ++signal)
+    if (name.starts_with(::strsignal(signal))) return signal;
+  return 0;
+}
+
+}  // namespace
+
+std::string LauncherOutput::take(std::string_view bytes) {
+  std::string shown;
+  for (const char c : bytes) {
+    if (showing_) {
+      shown += c;
+      showing_ = c != '\n' && c != '\r';
+    } else if (c == '\n') {
+      shown += take_line(std::exchange(line_, {}));
+    } else if (c == '\r') {
+      shown += std::exchange(line_, {}) + c;
+    } else {
+      line_ += c;
+      if (in_block_ || may_be_ours(line_)) continue;
+      shown += std::exchange(line_, {});
+      showing_ = true;
+    }
+  }
+  return shown;
+}
+
+std::string LauncherOutput::finish() {
+  auto rest = std::exchange(block_, {}) + std::exchange(line_, {});
+  in_block_ = showing_ = false;
+  return rest;
+}
+
+std::string LauncherOutput::take_line(const std::string& line) {
+  if (in_block_) return take_block_line(line);
+  if (!is_dashes(line)) return shown_of(line);
+  in_block_ = true;
+  block_ = line + "\n";
+  return {};
+}
+
+std::string LauncherOutput::take_block_line(const std::string& line) {
+  const bool first = block_.find('\n') + 1 == block_.size();
+  if (first && is_dashes(line)) return {};  // the end of one whose beginning was lost; this one begins another
+  if (first && !has_any(line, of_their_end) && !has_any(line, of_trouble)) {
+    in_block_ = false;
+    return std::exchange(block_, {}) + shown_of(line);
+  }
+  if (!is_dashes(line)) {
+    block_ += line + "\n";
+    return {};
+  }
+  block_.erase(0, block_.find('\n') + 1);
+  keep_block();
+  block_.clear();
+  in_block_ = false;
+  return {};
+}
+
+/// What is to be shown of a line that has ended.
+std::string LauncherOutput::shown_of(const std::string& line) {
+  if (!keep(line)) return line + "\n";
+  return std::string(line.starts_with(erase_line) ? erase_line : "");
+}
+
+/// Whether the line was for us.
+bool LauncherOutput::keep(std::string_view line) {
+  if (line.starts_with(erase_line)) line.remove_prefix(erase_line.size());
+  if (line.starts_with(launch::telling)) {
+    line.remove_prefix(launch::telling.size());
+    const auto space = line.find(' ');
+    const auto what = line.substr(0, space);
+    const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
+    if (what == launch::telling_run) words_.run = text;
+    if (what == launch::telling_ended) words_.ended = std::atoi(text.c_str());
+    return true;
+  }
+  if (line.starts_with(error_prefix)) {
+    if (words_.error.empty()) words_.error = line.substr(error_prefix.size());
+    return true;
+  }
+  if (has_any(line, in_passing)) return true;
+  if (std::none_of(of_slurm.begin(), of_slurm.end(), [&](auto beginning) { return line.starts_with(beginning); }))
+    return false;
+  std::array<char, 256> host{};
+  int rank = 0, end = 0;
+  const std::string text(line);
+  if (std::sscanf(text.c_str(), "srun: error: %255[^:]: task %d: %n", host.data(), &rank, &end) == 2 && end > 0) {
+    if (const int signal = signal_named(text.substr(static_cast<std::size_t>(end))); signal != 0 && !words_.lost)
+      words_.lost = {rank, host.data(), signal};
+    if (!words_.failed_rank) words_.failed_rank = rank;
+  } else if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
+    words_.host = host.data();
+  }
+  return true;
+}
+
+void LauncherOutput::keep_block() {
+  std::array<char, 256> host{};
+  int rank = 0, pid = 0, signal = 0;
+  if (std::sscanf(block_.c_str(), "%*s noticed that process rank %d with PID %d on node %255s exited on signal %d",
+                  &rank, &pid, host.data(), &signal) == 4) {
+    if (!words_.lost) words_.lost = {rank, host.data(), signal};
+    return;
+  }
+  if (const auto name = block_.find("Process name: [["); name != std::string::npos && !words_.failed_rank) {
+    int family = 0, job = 0;
+    if (std::sscanf(block_.c_str() + name, "Process name: [[%d,%d],%d]", &family, &job, &rank) == 3)
+      words_.failed_rank = rank;
+  }
+  if (!has_any(block_.substr(0, block_.find('\n')), of_trouble)) return;
+  if (const auto remote = block_.find("Remote daemon"); remote != std::string::npos)
+    if (const auto node = block_.find(" on node ", remote); node != std::string::npos)
+      words_.host = block_.substr(node + 9, block_.find('\n', node) - node - 9);
+  if (!words_.launcher.empty()) return;
+  auto text = block_.substr(0, block_.find("\n\n"));
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  text.erase(text.find_last_not_of(" .:") + 1);
+  words_.launcher = text + (words_.host ? ", on " + *words_.host : "");
+}
+
+}  // namespace muster::detail::supervise

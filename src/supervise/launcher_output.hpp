@@ -1,0 +1,52 @@
+// The stderr of a launcher: what the ranks write there is passed on; what the launcher says of their end, and what they
+// tell their supervisor, is kept for its report.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace muster::detail::supervise {
+
+/// A rank that a signal has ended, as the launcher saw it.
+struct LostRank {
+  int rank = 0;
+  std::string host = {};
+  int signal = 0;
+};
+
+/// What was said in one start.
+struct Words {
+  std::string run = {};                  ///< the folder of the run
+  std::string error = {};                ///< the first error that a rank has printed
+  std::optional<int> ended = {};         ///< every rank was through its work, and the job was to end with that code
+  std::optional<LostRank> lost = {};     ///< the first one
+  std::optional<int> failed_rank = {};   ///< the first one that ended with a code other than 0
+  std::string launcher = {};             ///< why the launcher could not start the ranks, or lost them
+  std::optional<std::string> host = {};  ///< that it has lost
+};
+
+class LauncherOutput {
+ public:
+  /// Takes what was read, gives what is to be shown of it now: also of lines that have not ended yet.
+  std::string take(std::string_view bytes);
+  /// What is left to show at the end.
+  std::string finish();
+
+  const Words& words() const noexcept { return words_; }
+
+ private:
+  std::string take_line(const std::string& line);
+  std::string take_block_line(const std::string& line);
+  std::string shown_of(const std::string& line);
+  bool keep(std::string_view line);
+  void keep_block();
+
+  Words words_;
+  std::string line_;      ///< begun, and not shown yet
+  bool showing_ = false;  ///< the line that has begun is not ours
+  std::string block_;     ///< of a message of the launcher between lines of dashes
+  bool in_block_ = false;
+};
+
+}  // namespace muster::detail::supervise

@@ -1,0 +1,73 @@
+#include "supervise/own_folders.hpp"
+
+#include "muster/error.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace muster::detail::supervise {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* prefix = "muster-run-";
+
+int open_folder(const fs::path& folder) {
+  return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+/// Those of dead processes: of this user, and nobody holds the lock.
+void remove_leftovers(const fs::path& parent) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(parent, ignored)) {
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    const int folder = open_folder(entry.path());
+    struct stat found {};
+    if (folder >= 0 && ::fstat(folder, &found) == 0 && found.st_uid == ::geteuid() &&
+        ::flock(folder, LOCK_EX | LOCK_NB) == 0)
+      fs::remove_all(entry.path(), ignored);
+    if (folder >= 0) ::close(folder);
+  }
+}
+
+/// A new one in `parent`, and its lock.
+fs::path make_folder(const fs::path& parent, int& lock) {
+  remove_leftovers(parent);
+  for (;;) {
+    auto name = (parent / (std::string(prefix) + "XXXXXX")).string();
+    if (::mkdtemp(name.data()) == nullptr)
+      throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
+                  "Make room there; TMPDIR names another place than /tmp");
+    lock = open_folder(name);
+    if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) == 0 && fs::exists(name)) return name;
+    ::close(lock);  // another muster run took it for a leftover before it was locked
+  }
+}
+
+}  // namespace
+
+OwnFolders::OwnFolders() {
+  paths_.temporary = make_folder(fs::temp_directory_path(), locks_[0]);
+  paths_.shared_memory = make_folder("/dev/shm", locks_[1]);
+}
+
+OwnFolders::~OwnFolders() {
+  std::error_code ignored;
+  for (const auto& folder : {paths_.temporary, paths_.shared_memory}) fs::remove_all(folder, ignored);
+  for (const int lock : locks_) ::close(lock);
+}
+
+void OwnFolders::empty() noexcept {
+  std::error_code ignored;
+  for (const auto& folder : {paths_.temporary, paths_.shared_memory})
+    for (const auto& entry : fs::directory_iterator(folder, ignored)) fs::remove_all(entry.path(), ignored);
+}
+
+}  // namespace muster::detail::supervise

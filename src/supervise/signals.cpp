@@ -1,0 +1,52 @@
+#include "supervise/signals.hpp"
+
+#include "muster/error.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace muster::detail::supervise {
+namespace {
+
+// A handler knows no object, so there is one of these.
+std::array<int, 2> ends{-1, -1};
+
+void note(int signal) {
+  const int before = errno;
+  const auto number = static_cast<char>(signal);
+  [[maybe_unused]] const auto written = ::write(ends[1], &number, 1);
+  errno = before;
+}
+
+}  // namespace
+
+Signals::Signals() {
+  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0)
+    throw Error(ExitCode::retry, "starting the ranks", std::string("making a pipe: ") + std::strerror(errno));
+  struct sigaction action {};
+  action.sa_handler = note;
+  action.sa_flags = SA_RESTART;
+  for (std::size_t i = 0; i < handled.size(); ++i) ::sigaction(handled[i], &action, &before_[i]);
+}
+
+Signals::~Signals() {
+  for (std::size_t i = 0; i < handled.size(); ++i) ::sigaction(handled[i], &before_[i], nullptr);
+  for (auto& end : ends) ::close(end);
+}
+
+int Signals::descriptor() const noexcept { return ends[0]; }
+
+void Signals::take() {
+  std::array<char, 64> came{};
+  for (ssize_t count = 0; (count = ::read(ends[0], came.data(), came.size())) > 0;)
+    for (ssize_t i = 0; i < count; ++i) {
+      const int signal = came[static_cast<std::size_t>(i)];
+      interrupts_ += signal == SIGINT;
+      stop_wished_ = stop_wished_ || signal != SIGCHLD;
+    }
+}
+
+}  // namespace muster::detail::supervise

@@ -1,0 +1,34 @@
+// The signals that `muster run` gets: wishes to stop, and that a child has ended.
+#pragma once
+
+#include <signal.h>
+
+#include <array>
+
+namespace muster::detail::supervise {
+
+/// While it lives, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are wishes. One at a time.
+class Signals {
+ public:
+  Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+  ~Signals();
+
+  /// To be polled: something has come, which take() takes in.
+  int descriptor() const noexcept;
+  void take();
+
+  bool stop_wished() const noexcept { return stop_wished_; }
+  /// A second SIGINT has come.
+  bool at_once() const noexcept { return interrupts_ > 1; }
+
+ private:
+  static constexpr std::array<int, 5> handled{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD};
+
+  std::array<struct sigaction, handled.size()> before_{};
+  bool stop_wished_ = false;
+  int interrupts_ = 0;
+};
+
+}  // namespace muster::detail::supervise

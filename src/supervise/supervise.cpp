@@ -1,0 +1,277 @@
+// muster run, from the command line to the exit code: start, watch, judge, report, and again.
+#include "muster/supervise.hpp"
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "base/log.hpp"
+#include "launch/supervised.hpp"
+#include "muster/error.hpp"
+#include "supervise/job.hpp"
+#include "supervise/own_folders.hpp"
+#include "supervise/signals.hpp"
+#include "supervise/verdict.hpp"
+#include "train/failures.hpp"
+
+#include <poll.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <ctime>
+#include <iostream>
+#include <random>
+
+namespace muster {
+namespace detail::supervise {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+const char* environment(const char* name) { return std::getenv(name); }
+
+int own_cpus() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+}
+
+Launcher find_launcher(Launcher::Kind kind) {
+  if (kind == Launcher::Kind::srun) {
+    if (auto path = find_program("srun"); !path.empty()) return {kind, path};
+    throw Error(ExitCode::missing_package, "starting the ranks", "this is a job of Slurm and there is no srun in PATH",
+                "Load its module, or give --hosts");
+  }
+  for (const auto* name : {MUSTER_MPIEXEC, "mpirun", "mpiexec"})
+    if (auto path = find_program(name); !path.empty()) return {kind, path};
+  throw Error(ExitCode::missing_package, "starting the ranks",
+              "there is no mpirun, neither " MUSTER_MPIEXEC " nor in PATH",
+              "Install Open MPI's programs (Debian: openmpi-bin) or load its module");
+}
+
+Introduction introduce(const SuperviseOptions& options, int ranks) {
+  std::random_device random;
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  std::array<char, 32> started{};
+  std::strftime(started.data(), started.size(), "%Y-%m-%d_%H-%M-%S", &local);
+  return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
+          .started = started.data(),
+          .full_workers = options.min_workers ? ranks : 0};
+}
+
+/// One start, to its end: nothing of it is left then.
+End watch(Job& job, Signals& signals, std::chrono::seconds grace) {
+  LauncherOutput output;
+  const auto show = [&](const std::string& text) { std::cerr << text << std::flush; };
+  bool told = false;
+  std::optional<Clock::time_point> deadline;
+  End end;
+  while (!job.ended() && !signals.at_once()) {
+    if (signals.stop_wished() && !deadline) {
+      deadline = Clock::now() + grace;
+      log::info("stopping; the ranks have " + std::to_string(grace.count()) +
+                " s to save their state. A second Ctrl-C ends them at once");
+    }
+    if (deadline && !told) told = job.ask_to_stop();
+    if (deadline && Clock::now() >= *deadline) {
+      end.grace_over = true;
+      break;
+    }
+    const int timeout = !deadline ? -1 : !told ? 10 : 100;  // ms
+    std::array<pollfd, 2> sources{{{signals.descriptor(), POLLIN, 0}, {job.output(), POLLIN, 0}}};
+    ::poll(sources.data(), sources.size(), timeout);
+    signals.take();
+    show(output.take(job.read()));
+  }
+  end.code = job.code();
+  end.launcher_signal = job.signal();
+  job.end();
+  show(output.take(job.read()) + output.finish());
+  end.words = output.words();
+  return end;
+}
+
+/// What the ranks of this start have left there.
+std::string error_in_file(const fs::path& run, fs::file_time_type started) {
+  std::error_code none;
+  const auto file = run / "error.txt";
+  const auto written = fs::last_write_time(file, none);
+  if (run.empty() || none || written < started) return {};
+  try {
+    auto text = read_file(file, 1 << 20);
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    return text;
+  } catch (const Error& error) {
+    return std::string("the ranks have left a cause that cannot be read: ") + error.what();
+  }
+}
+
+/// FailureConfig's, which the run has written down.
+int configured_failures(const fs::path& run) {
+  try {
+    return read_json(run / "params.json").at("run_config").at("max_failures").get<int>();
+  } catch (const std::exception&) {  // it did not come so far
+    return 0;
+  }
+}
+
+/// Waits before the next start; false where a signal has ended that.
+bool wait(Signals& signals, std::chrono::seconds time) {
+  const auto until = Clock::now() + time;
+  while (!signals.stop_wished()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    if (left <= 0) return true;
+    pollfd source{signals.descriptor(), POLLIN, 0};
+    ::poll(&source, 1, static_cast<int>(left));
+    signals.take();
+  }
+  return false;
+}
+
+/// What all starts have in common, and what is known of them.
+class Supervision {
+ public:
+  explicit Supervision(const SuperviseOptions& options)
+      : options_(options),
+        launcher_(find_launcher(launcher_kind(options, environment))),
+        demand_{.ranks = wanted_ranks(options, environment, own_cpus()), .max_failures = 0} {
+    check(options, demand_.ranks, environment);
+    demand_.min_workers = options.min_workers.value_or(demand_.ranks);
+    introduction_ = introduce(options, demand_.ranks);
+    if (launcher_.kind == Launcher::Kind::mpirun && options.hosts.empty() && find_program(options.command[0]).empty())
+      throw Error(ExitCode::usage, "starting " + options.command[0], "there is no such program",
+                  "Give the path of one, as in ./fit");
+  }
+
+  int run() {
+    for (int ranks = demand_.ranks;;) {
+      const auto started = fs::file_time_type::clock::now();
+      const auto end = start(ranks);
+      if (signals_.at_once()) return interrupted();
+      if (!end.words.run.empty()) run_ = end.words.run;
+      const int code = code_of(end);
+      if (code == 0) return say_if_broken_off(end);
+      const auto cause = cause_of(end, error_in_file(run_, started));
+      if (is_failure(code) && !signals_.stop_wished()) count();
+      auto next = what_next(end, failures_, demand_, ranks, signals_.stop_wished());
+      leave_out_lost_host(end, next);
+      keep(end, cause);
+      if (!next.again) return give_up(end, cause, next.code);
+      say_what_follows(end, cause, next);
+      if (!wait(signals_, next.wait)) return stopped_between();
+      ranks = next.ranks;
+    }
+  }
+
+ private:
+  End start(int ranks) {
+    End end;
+    {
+      Job job(launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment),
+              launcher_.kind);
+      end = watch(job, signals_, options_.grace);
+    }
+    folders_.empty();
+    return end;
+  }
+
+  /// One failure more; the job may have counted some by itself.
+  void count() {
+    demand_.max_failures = options_.max_failures.value_or(run_.empty() ? 0 : configured_failures(run_));
+    if (run_.empty()) {
+      failures_ = failures_.after(-1);
+      return;
+    }
+    failures_ = train::read_failures(run_, introduction_.id).value_or(failures_).after(train::newest_index(run_));
+    try {
+      train::write_failures(run_, introduction_.id, failures_);
+    } catch (const Error& error) {
+      log::warn(std::string("the number of failures is not kept in the run's folder: ") + error.what());
+    }
+  }
+
+  /// A rank that was killed cannot leave a cause itself.
+  void keep(const End& end, const std::string& cause) const {
+    if (run_.empty() || (!end.words.lost && end.launcher_signal == 0 && !end.grace_over)) return;
+    try {
+      write_file(run_ / "error.txt", cause + "\n");
+    } catch (const Error& error) {
+      log::warn(std::string("the cause of the failure is not kept: ") + error.what());
+    }
+  }
+
+  /// Where the launcher has named one, and there is room for enough ranks without it. After a start that had no trouble
+  /// with hosts, all of them are tried again.
+  void leave_out_lost_host(const End& end, Next& next) {
+    if (end.words.launcher.empty()) lost_hosts_.clear();
+    if (!end.words.host) return;
+    lost_hosts_.insert(*end.words.host);
+    next.ranks = ranks_without(lost_hosts_, options_, demand_.ranks, environment);
+    if (next.ranks >= demand_.min_workers) return;
+    lost_hosts_.clear();
+    next.ranks = demand_.ranks;
+  }
+
+  int give_up(const End& end, const std::string& cause, int code) const {
+    auto text = cause;
+    if (is_failure(code) && !signals_.stop_wished()) {
+      if (demand_.max_failures > 0)
+        text += ". It is not started again: " + std::to_string(failures_.count) +
+                " failures since the last progress, and --max-failures is " + std::to_string(demand_.max_failures);
+      if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
+    }
+    log::error(text);
+    return code;
+  }
+
+  void say_what_follows(const End& end, const std::string& cause, const Next& next) const {
+    auto text = cause;
+    if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
+    text += ". Starting again";
+    if (next.ranks != demand_.ranks) text += " with " + std::to_string(next.ranks) + " ranks";
+    if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
+    text += failures_.newest < 0 ? "" : " from the newest checkpoint";
+    text += " (failure " + std::to_string(failures_.count);
+    if (demand_.max_failures > 0) text += " of " + std::to_string(demand_.max_failures);
+    log::warn(text + ")");
+  }
+
+  /// The ranks had done their work.
+  static int say_if_broken_off(const End& end) {
+    if (end.code != 0 || end.launcher_signal != 0) log::warn("the work is done; after that " + cause_of(end, ""));
+    return 0;
+  }
+
+  static int interrupted() {
+    log::error("interrupted; what came after the newest checkpoint is lost");
+    return static_cast<int>(ExitCode::interrupted);
+  }
+
+  int stopped_between() const {
+    if (signals_.at_once()) return interrupted();
+    const bool saved = failures_.newest >= 0;
+    log::error(saved ? "stopped on request before the next start; the newest checkpoint has the state"
+                     : "stopped on request before the next start, and there is no state saved");
+    return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
+  }
+
+  const SuperviseOptions& options_;
+  Launcher launcher_;
+  Demand demand_;
+  Introduction introduction_;
+  Signals signals_;
+  OwnFolders folders_;
+  train::Failures failures_;  ///< of this muster run
+  Hosts lost_hosts_;          ///< the next start does without them
+  fs::path run_;              ///< the folder of the run, once a rank has told it
+};
+
+}  // namespace
+}  // namespace detail::supervise
+
+int supervise(const SuperviseOptions& options) { return detail::supervise::Supervision(options).run(); }
+
+}  // namespace muster

@@ -1,0 +1,72 @@
+#include "supervise/verdict.hpp"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+namespace muster::detail::supervise {
+namespace {
+
+std::string signal_text(int signal) {
+  return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")" +
+         (signal == SIGKILL   ? ", as the kernel does where memory runs out"
+          : signal == SIGUSR1 ? ", the wish to stop, which the program does not know (yet)"
+                              : "");
+}
+
+/// A launcher that does not say how a rank has ended may have a code as shells have it.
+bool lost_a_rank(const End& end) {
+  const bool as_in_shells = end.code > 128 && end.code < 160 && end.code != static_cast<int>(ExitCode::interrupted);
+  return end.words.lost.has_value() || end.launcher_signal != 0 || as_in_shells;
+}
+
+}  // namespace
+
+int code_of(const End& end) {
+  const bool broken_off = lost_a_rank(end) || end.grace_over || !end.words.launcher.empty();
+  if (!broken_off) return end.code;
+  return end.words.ended.value_or(static_cast<int>(ExitCode::retry));
+}
+
+bool is_failure(int code) {
+  using enum ExitCode;
+  constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};
+  return std::find(final_ones.begin(), final_ones.end(), static_cast<ExitCode>(code)) == final_ones.end();
+}
+
+Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished) {
+  Next next{.code = code_of(end), .ranks = demand.ranks};
+  if (stop_wished || !is_failure(next.code) || !failures.may_retry(demand.max_failures)) return next;
+  next.again = true;
+  next.wait = train::back_off(failures);
+  if (!end.words.launcher.empty()) next.ranks = std::max(demand.min_workers, ranks / 2);
+  return next;
+}
+
+std::string cause_of(const End& end, const std::string& in_file) {
+  const auto& words = end.words;
+  if (end.grace_over) return "the ranks did not stop within the time that they were given, and were ended";
+  if (end.code == static_cast<int>(ExitCode::stopped) && words.error.empty()) return "stopped on request";
+  if (const auto& lost = words.lost)
+    return "rank " + std::to_string(lost->rank) + " (" + lost->host + ") was ended by " + signal_text(lost->signal);
+  if (!words.error.empty()) return words.error;
+  if (!in_file.empty()) return in_file;
+  if (!words.launcher.empty()) return words.launcher;
+  if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
+  return (words.failed_rank ? "rank " + std::to_string(*words.failed_rank) : "the program") + " ended with exit code " +
+         std::to_string(end.code);
+}
+
+std::string where_to_look(const End& end) {
+  const auto& words = end.words;
+  if (words.run.empty()) return {};
+  const auto rank = words.lost ? words.lost->rank : words.failed_rank.value_or(-1);
+  if (rank < 0) return "The logs of the ranks are in " + words.run + "/logs";
+  std::array<char, 32> file{};
+  std::snprintf(file.data(), file.size(), "rank_%05d.log", rank);
+  return "The log of rank " + std::to_string(rank) + " is " + words.run + "/logs/" + file.data();
+}
+
+}  // namespace muster::detail::supervise

@@ -1,0 +1,53 @@
+// What an end means, and what comes after it: pure functions.
+#pragma once
+
+#include "muster/error.hpp"
+#include "supervise/launcher_output.hpp"
+#include "train/failures.hpp"
+
+#include <chrono>
+#include <string>
+
+namespace muster::detail::supervise {
+
+/// How one start of the job has ended.
+struct End {
+  int code = 0;             ///< the launcher's exit code
+  int launcher_signal = 0;  ///< or what has ended it
+  Words words = {};
+  bool grace_over = false;  ///< it did not heed the wish to stop, and was ended
+};
+
+/// What is asked of all starts.
+struct Demand {
+  int ranks = 1;
+  int min_workers = 1;  ///< `ranks` where all are wanted
+  int max_failures = 0;
+};
+
+struct Next {
+  bool again = false;
+  int code = 0;                    ///< to end with
+  std::chrono::seconds wait = {};  ///< before the next start
+  int ranks = 0;                   ///< of it
+};
+
+/// The code that the job has ended with. What the ranks had agreed on before they went stands, whatever happened to
+/// them or to the launcher then; a signal is a lost rank, ExitCode::retry.
+int code_of(const End& end);
+
+/// `failures` counts this end, if it is one. `ranks` of this start: where the launcher could not start so many, half
+/// of them are tried next, and all of them again after a start that ran.
+Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished);
+
+/// Whether a job that has ended with that code is a failure that is counted.
+bool is_failure(int code);
+
+/// The root cause, as far as the launcher and the ranks have said it; `in_file` is what the ranks have left in
+/// error.txt, empty if nothing. "rank 1 (n2) was ended by signal 9 (Killed)".
+std::string cause_of(const End& end, const std::string& in_file);
+
+/// Where to read more: "The log of rank 1 is RUN/logs/rank_00001.log"; empty if no run is known.
+std::string where_to_look(const End& end);
+
+}  // namespace muster::detail::supervise

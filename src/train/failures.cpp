@@ -1,0 +1,44 @@
+#include "train/failures.hpp"
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "checkpoint/tier.hpp"
+
+#include <algorithm>
+
+namespace muster::detail::train {
+namespace {
+
+constexpr std::chrono::seconds longest_wait{60};
+
+std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
+
+}  // namespace
+
+std::chrono::seconds back_off(const Failures& failures) noexcept {
+  if (failures.count < 2) return {};
+  return std::min(longest_wait, std::chrono::seconds(1) * (1 << std::min(failures.count - 2, 30)));
+}
+
+int newest_index(const std::filesystem::path& run) {
+  const auto published = checkpoint::Tier(run).list().published;
+  return published.empty() ? -1 : published.rbegin()->first;
+}
+
+std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor) {
+  try {
+    const auto saved = read_json(file_of(run));
+    if (saved.at("supervisor") != supervisor) return {};
+    return Failures{saved.at("failures"), saved.at("checkpoint")};
+  } catch (const std::exception&) {  // not there, or not whole: then nothing was counted
+    return {};
+  }
+}
+
+void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures) {
+  write_file(
+      file_of(run),
+      Json{{"supervisor", supervisor}, {"failures", failures.count}, {"checkpoint", failures.newest}}.dump() + "\n");
+}
+
+}  // namespace muster::detail::train

@@ -1,0 +1,85 @@
+// A run that counts how often each sample was seen, in its state, and does to itself at a step what its settings say.
+// At the end every sample must have been seen once in each epoch, whatever happened in between.
+#include "muster/launch.hpp"
+#include "muster/trainer.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace {
+
+constexpr std::int64_t samples = 400;
+constexpr std::int64_t global_batch = 40;
+
+void do_it(const std::string& fault) {
+  if (fault == "kill") ::raise(SIGKILL);
+  if (fault == "throw") throw std::runtime_error("the loss is a teapot");
+  if (fault.starts_with("exit ")) std::_Exit(std::atoi(fault.c_str() + 5));
+}
+
+/// The step is done: says so, with the time by the clock that all processes of a machine share.
+void say(const muster::Session& session, std::int64_t step, std::int64_t size) {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  std::printf("step %lld rank %d pid %d samples %lld ms %lld\n", static_cast<long long>(step), session.world_rank(),
+              static_cast<int>(::getpid()), static_cast<long long>(size),
+              static_cast<long long>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000);
+  std::fflush(stdout);
+}
+
+void train(muster::Session& session, const muster::Config& config) {
+  const std::string fault = config.at("fault");
+  const std::int64_t epochs = config.at("epochs"), at = config.at("at"), every = config.at("every");
+  auto seen = at::zeros({samples}, at::kLong);
+  auto state = session.state({{"seen", seen}});
+  const bool goes_on = state.restore();
+  const bool faulty = session.world_rank() == config.at("rank") && (!goes_on || config.at("always"));
+  if (faulty && at == 0) do_it(fault);
+  for ([[maybe_unused]] const auto epoch : session.epochs(epochs)) {
+    for (const auto& batch :
+         session.get_dataset_shard().iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
+      std::vector<std::int64_t> own(samples);
+      const auto* const x = batch["x"].const_data_ptr<std::int64_t>();
+      for (std::int64_t i = 0; i < batch.size(); ++i) ++own[static_cast<std::size_t>(x[i])];
+      session.communicator().all_reduce(std::span(own));
+      for (std::int64_t i = 0; i < samples; ++i) seen[i] += own[static_cast<std::size_t>(i)];
+      ::usleep(1000 * config.at("work_ms").get<unsigned>());
+      say(session, session.global_step(), batch.global_size());
+      if (config.at("same_batch") && batch.global_size() != global_batch)
+        throw std::runtime_error("the step has " + std::to_string(batch.global_size()) + " samples");
+      if (faulty && session.global_step() == at) do_it(fault);
+      if (session.global_step() % every == 0) session.report({{"step", session.global_step()}}, state);
+    }
+  }
+  if (!seen.eq(epochs).all().item<bool>()) throw std::runtime_error("a sample was lost or came twice");
+  if (session.world_rank() == 0) std::printf("every sample was seen %lld times\n", static_cast<long long>(epochs));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  muster::Launch launch(argc, argv);
+  return launch.run([&] {
+    return muster::TorchTrainer(launch, train,
+                                {.train_loop_config = {{"fault", ""},
+                                                       {"at", -1},
+                                                       {"rank", 1},
+                                                       {"always", false},
+                                                       {"every", 5},
+                                                       {"batch_size", 20},
+                                                       {"epochs", 4},
+                                                       {"work_ms", 20},
+                                                       {"same_batch", false}},
+                                 .run_config = {.checkpoint_config = {.num_to_keep = 2}},
+                                 .datasets = {{"train", muster::Dataset::from_tensors({{"x", at::arange(samples)}})}}})
+        .fit();
+  });
+}

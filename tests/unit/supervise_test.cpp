@@ -1,0 +1,245 @@
+// What muster run reads and decides, without a process.
+#include "muster/error.hpp"
+#include "supervise/launch_command.hpp"
+#include "supervise/verdict.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+namespace muster::detail::supervise {
+namespace {
+
+using train::Failures;
+
+const std::string dashes(74, '-');
+
+TEST(LauncherOutput, PassesOnWhatRanksWrite) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take("epoch 1\nepoch"), "epoch 1\nepoch");
+  EXPECT_EQ(output.take(" 2"), " 2");
+  EXPECT_EQ(output.take("\n\r 10%"), "\n\r 10%");
+  EXPECT_EQ(output.take("\r 20%\r\033[Kdone\n"), "\r 20%\r\033[Kdone\n");
+  EXPECT_EQ(output.take("a table\n" + dashes + "\n"), "a table\n");
+  EXPECT_EQ(output.take("x | y\n" + dashes + "\n1 | 2\n"), dashes + "\nx | y\n" + dashes + "\n1 | 2\n");
+  EXPECT_EQ(output.take("muster: "), "");
+  EXPECT_EQ(output.take("warning: slow\n"), "muster: warning: slow\n");
+  EXPECT_EQ(output.take("12 of 13"), "");
+  EXPECT_EQ(output.finish(), "12 of 13");
+  EXPECT_EQ(output.words().error, "");
+}
+
+TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take("one\n\x1emuster run /runs/demo\nmuster: error: rank 1 (n1): full\nmuster: error: later\n"),
+            "one\n");
+  EXPECT_EQ(output.take("\r 10%\r\033[Kmuster: error: third\n\x1emuster ended 65\n"), "\r 10%\r\033[K");
+  EXPECT_EQ(output.words().run, "/runs/demo");
+  EXPECT_EQ(output.words().error, "rank 1 (n1): full");
+  EXPECT_EQ(output.words().ended, 65);
+}
+
+TEST(LauncherOutput, KeepsTheBannersOfMpirun) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take(dashes +
+                        "\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. Per "
+                        "user-direction, the job has been aborted.\n" +
+                        dashes + "\n" + dashes +
+                        "\nmpiexec noticed that process rank 3 with PID 0 on node n2 exited on signal 11 (Segmentation "
+                        "fault).\n" +
+                        dashes + "\nafter\n"),
+            "after\n");
+  ASSERT_TRUE(output.words().lost);
+  EXPECT_EQ(output.words().lost->rank, 3);
+  EXPECT_EQ(output.words().lost->host, "n2");
+  EXPECT_EQ(output.words().lost->signal, 11);
+  EXPECT_EQ(output.words().launcher, "");
+
+  LauncherOutput exits;
+  exits.take(dashes +
+             "\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be "
+             "terminated. The first process to do so was:\n\n  Process name: [[26155,1],1]\n  Exit code:    3\n" +
+             dashes + "\n");
+  EXPECT_EQ(exits.words().failed_rank, 1);
+  EXPECT_FALSE(exits.words().lost);
+}
+
+TEST(LauncherOutput, KeepsWhyThereAreNoRanks) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take("[n1:1234] 1 more process has sent help message help-mpi-api.txt / mpi-abort\n" + dashes +
+                        "\nORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[1,0],0] on node "
+                        "n1\n  Remote daemon: [[1,0],1] on node n2\n\nThis is usually due to a failure.\n" +
+                        dashes + "\n"),
+            "");
+  EXPECT_EQ(output.words().host, "n2");
+  EXPECT_EQ(output.words().launcher, "ORTE has lost communication with a remote daemon, on n2");
+}
+
+TEST(LauncherOutput, KeepsTheWordsOfSrun) {
+  LauncherOutput output;
+  EXPECT_EQ(
+      output.take("srun: error: n2: task 3: Killed\nsrun: Terminating StepId=5.0\nslurmstepd: error: *** STEP 5.0 "
+                  "ON n1 CANCELLED AT 2026-11-22T11:00:00 ***\nhere\n"),
+      "here\n");
+  ASSERT_TRUE(output.words().lost);
+  EXPECT_EQ(output.words().lost->rank, 3);
+  EXPECT_EQ(output.words().lost->signal, 9);
+  LauncherOutput exits;
+  exits.take("srun: error: n1: task 1: Exited with exit code 3\n");
+  EXPECT_EQ(exits.words().failed_rank, 1);
+  EXPECT_FALSE(exits.words().lost);
+}
+
+End lost_rank() { return {.code = 137, .words = {.lost = LostRank{1, "n1", 9}}}; }
+
+TEST(Verdict, CodesComeThrough) {
+  for (const int code : {0, 1, 7, 64, 65, 69, 75, 85, 130, 200}) EXPECT_EQ(code_of({.code = code}), code);
+  EXPECT_EQ(code_of(lost_rank()), 75);
+  EXPECT_EQ(code_of({.launcher_signal = 9}), 75);
+  EXPECT_EQ(code_of({.code = 137}), 75);
+  EXPECT_EQ(code_of({.grace_over = true}), 75);
+  EXPECT_EQ(code_of({.code = 1, .words = {.launcher = "There are not enough slots"}}), 75);
+}
+
+TEST(Verdict, AFinishedJobNeverEndsAsFailed) {
+  auto end = lost_rank();
+  end.words.ended = 0;
+  EXPECT_EQ(code_of(end), 0);
+  EXPECT_EQ(code_of({.launcher_signal = 9, .words = {.ended = 0}}), 0);
+  EXPECT_EQ(code_of({.code = 137, .words = {.ended = 65}}), 65);
+  EXPECT_EQ(code_of({.code = 3, .words = {.ended = 0}}), 3);  // the program's own, after that
+}
+
+TEST(Verdict, WhatIsTriedAgain) {
+  const Demand demand{.ranks = 2, .min_workers = 2, .max_failures = 3};
+  const Failures first{.count = 1};
+  for (const int code : {64, 65, 69, 85, 130}) EXPECT_FALSE(what_next({.code = code}, first, demand, 2, false).again);
+  for (const int code : {1, 7, 75}) EXPECT_TRUE(what_next({.code = code}, first, demand, 2, false).again);
+  EXPECT_TRUE(what_next(lost_rank(), first, demand, 2, false).again);
+  EXPECT_FALSE(what_next(lost_rank(), first, demand, 2, /*stop_wished=*/true).again);
+  EXPECT_TRUE(what_next(lost_rank(), {.count = 3}, demand, 2, false).again);
+  const auto last = what_next(lost_rank(), {.count = 4}, demand, 2, false);
+  EXPECT_FALSE(last.again);
+  EXPECT_EQ(last.code, 75);
+}
+
+/// When a job that always ends so, at that number of checkpoints, is started: seconds of a clock that only waits move.
+std::vector<int> starts(int max_failures, const std::vector<int>& newest_checkpoints) {
+  std::vector<int> times{0};
+  Failures failures;
+  for (const int newest : newest_checkpoints) {
+    failures = failures.after(newest);
+    const auto next = what_next(lost_rank(), failures, {.ranks = 2, .max_failures = max_failures}, 2, false);
+    if (!next.again) break;
+    times.push_back(times.back() + static_cast<int>(next.wait.count()));
+  }
+  return times;
+}
+
+TEST(Verdict, AlwaysCrashing) {
+  EXPECT_EQ(starts(0, std::vector(20, -1)), (std::vector{0}));
+  EXPECT_EQ(starts(4, std::vector(20, -1)), (std::vector{0, 0, 1, 3, 7}));
+  EXPECT_EQ(starts(-1, std::vector(10, -1)), (std::vector{0, 0, 1, 3, 7, 15, 31, 63, 123, 183, 243}));
+  EXPECT_EQ(train::back_off({.count = 1'000'000}).count(), 60);
+}
+
+TEST(Verdict, ProgressResetsTheCount) {
+  EXPECT_EQ(starts(2, {0, 1, 2, 3, 4}), (std::vector{0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(starts(2, {0, 0, 1, 1, 1, 1}), (std::vector{0, 0, 1, 1, 2}));
+}
+
+TEST(Verdict, FewerRanksWhereThereAreNoMore) {
+  const Demand demand{.ranks = 8, .min_workers = 3, .max_failures = -1};
+  const End none{.code = 1, .words = {.launcher = "There are not enough slots"}};
+  EXPECT_EQ(what_next(none, {.count = 1}, demand, 8, false).ranks, 4);
+  EXPECT_EQ(what_next(none, {.count = 2}, demand, 4, false).ranks, 3);
+  EXPECT_EQ(what_next(lost_rank(), {.count = 1}, demand, 3, false).ranks, 8);
+}
+
+TEST(Verdict, OneRootCause) {
+  auto end = lost_rank();
+  end.words.error = "rank 0 (n1): waiting for rank 1";
+  EXPECT_TRUE(cause_of(end, "").starts_with("rank 1 (n1) was ended by signal 9 (Killed)"));
+  EXPECT_EQ(cause_of({.code = 65, .words = {.error = "opening x.h5"}}, "older"), "opening x.h5");
+  EXPECT_EQ(cause_of({.code = 75}, "rank 1 (n1): stuck"), "rank 1 (n1): stuck");
+  EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
+  end.words.run = "/runs/demo";
+  EXPECT_EQ(where_to_look(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
+}
+
+class LaunchCommandTest : public testing::Test {
+ protected:
+  Environment environment = [this](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+  LaunchCommand command(Launcher::Kind kind, int ranks, const Hosts& lost = {}) {
+    return launch_command({kind, "/bin/launcher"}, options, ranks, lost,
+                          {.id = "7", .started = "now", .full_workers = 4}, {"/tmp/t", "/dev/shm/s"}, environment);
+  }
+  static std::string value(const LaunchCommand& command, const std::string& name) {
+    for (const auto& [key, text] : command.environment)
+      if (key == name) return text;
+    return "missing";
+  }
+
+  std::map<std::string, std::string> variables;
+  SuperviseOptions options{.command = {"./fit", "--epochs", "3"}, .max_failures = 5};
+};
+
+TEST_F(LaunchCommandTest, HereByMpirun) {
+  variables["OMPI_MCA_hwloc_base_binding_policy"] = "core";
+  const auto made = command(Launcher::Kind::mpirun, 2);
+  EXPECT_EQ(made.words, (std::vector<std::string>{"/bin/launcher", "-n", "2", "./fit", "--epochs", "3"}));
+  EXPECT_EQ(value(made, "MUSTER_SUPERVISED"), "1");
+  EXPECT_EQ(value(made, "MUSTER_MAX_FAILURES"), "5");
+  EXPECT_EQ(value(made, "MUSTER_FULL_WORKERS"), "4");
+  EXPECT_EQ(value(made, "OMPI_MCA_odls_base_sigkill_timeout"), "0");
+  EXPECT_EQ(value(made, "OMPI_MCA_btl_vader_backing_directory"), "/dev/shm/s");
+  EXPECT_EQ(value(made, "OMPI_MCA_hwloc_base_binding_policy"), "missing");  // the user's own stays
+}
+
+TEST_F(LaunchCommandTest, OnHosts) {
+  options.hosts = "n1,n2:4";
+  const auto made = command(Launcher::Kind::mpirun, 5);
+  const auto& words = made.words;
+  EXPECT_NE(std::find(words.begin(), words.end(), "n1,n2:4"), words.end());
+  EXPECT_NE(std::find(words.begin(), words.end(), "MUSTER_SUPERVISED"), words.end());
+  EXPECT_EQ(value(made, "OMPI_MCA_btl_vader_backing_directory"), "missing");
+  EXPECT_EQ(wanted_ranks(options, environment, 1), 5);
+  EXPECT_EQ(ranks_without({"n2"}, options, 5, environment), 1);
+  EXPECT_EQ(ranks_without({"n1"}, options, 10, environment), 8);
+  EXPECT_EQ(command(Launcher::Kind::mpirun, 4, {"n1"}).words[4], "n2:4");
+}
+
+TEST_F(LaunchCommandTest, InSlurm) {
+  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 6);
+  variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "1"}, {"SLURM_NTASKS", "8"}};
+  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 8);
+  variables["SLURM_JOB_NUM_NODES"] = "2";
+  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::srun);
+  const auto made = command(Launcher::Kind::srun, 8);
+  EXPECT_EQ(made.words[1], "--mpi=pmix");
+  EXPECT_EQ(command(Launcher::Kind::srun, 4, {"n2"}).words[3], "--exclude=n2");
+  EXPECT_EQ(ranks_without({"n2"}, options, 8, environment), 4);
+  options.hosts = "n1";
+  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
+}
+
+TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
+  EXPECT_NO_THROW(check(options, 2, environment));
+  variables["OMPI_COMM_WORLD_SIZE"] = "2";
+  EXPECT_THROW(check(options, 2, environment), Error);
+  variables.clear();
+  EXPECT_THROW(check(options, 0, environment), Error);
+  options.min_workers = 3;
+  EXPECT_THROW(check(options, 2, environment), Error);
+  options = {};
+  EXPECT_THROW(check(options, 2, environment), Error);
+}
+
+}  // namespace
+}  // namespace muster::detail::supervise
