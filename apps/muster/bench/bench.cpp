@@ -148,7 +148,8 @@ void muster::tool::add_bench(CLI::App& app) {
   auto* command = app.add_subcommand("bench", "Measure muster beside MPI, torch's DDP and the machine itself");
   command->require_subcommand(1);
   command->footer("Example:\n  muster bench step -n 2 --case \"mlp batch 64\" --with-peers");
-  for (const auto& benchmark : {bench::allreduce(), bench::step(), bench::start(), bench::recovery()})
+  for (const auto& benchmark :
+       {bench::allreduce(), bench::step(), bench::checkpoint(), bench::start(), bench::recovery()})
     bench::add(*command, benchmark);
 
   auto* job = command->add_subcommand("job")->group("");

@@ -1,9 +1,10 @@
-// What a benchmark is, and the three there are.
+// What a benchmark is, and those that there are.
 #pragma once
 
 #include "row.hpp"
 
 #include <muster/launch.hpp>
+#include <muster/session.hpp>
 
 #include <functional>
 #include <string>
@@ -39,10 +40,14 @@ Benchmark allreduce();
 Benchmark step();
 Benchmark start();
 Benchmark recovery();
+Benchmark checkpoint();
 
 /// What `muster bench job NAME ARGUMENTS…` runs on each rank: a child of a benchmark that compares whole processes. Its
 /// last line on stdout is its result in JSON.
 void run_job(const std::string& name, const std::vector<std::string>& arguments);
+
+/// The job of `checkpoint`: the median time of some saves, or of some restores.
+void time_checkpoints(Session& session, const std::string& which);
 
 /// Calls `body` on this rank of a launch; where that fails its message is printed and CLI::RuntimeError has its code.
 void launched(const std::function<void(Launch&)>& body);

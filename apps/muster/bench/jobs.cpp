@@ -111,6 +111,7 @@ void run_job(const std::string& name, const std::vector<std::string>& arguments)
     if (name == "recovery") return recover(launch);
     in_session(launch, name, [&](Session& session) {
       if (name == "first-step") return first_step(session);
+      if (name == "checkpoint" && arguments.size() == 1) return time_checkpoints(session, arguments[0]);
       if (name == "step" && arguments.size() == 2)
         return time_steps(session, step_case(arguments[0]), std::stoi(arguments[1]));
       throw Error(ExitCode::usage, "running a job of a benchmark", "there is no job " + name);

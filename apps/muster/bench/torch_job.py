@@ -3,21 +3,28 @@
 torch_job.py step MODEL BATCH STEPS   the median time of a step, that of the slowest rank
 torch_job.py start                    when the first step was done, by the machine's monotonic clock
 torch_job.py recovery                 the same after a rank was killed and the job started again, and when that was
+torch_job.py torch_save|dcp|torch_load FOLDER MB TENSORS   the median time of a save until it is durable, by rank 0 or
+                                      by all, or of a load into tensors that are there
 
 The models are those of apps/models. Rank 0 prints the result as its last line."""
 
 import json
+import logging
 import os
 import signal
+import shutil
 import statistics
 import sys
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 WARM_UP_STEPS = 5
+warnings.filterwarnings("ignore")
+logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
 
 
 def perceptron(*sizes):
@@ -156,12 +163,76 @@ def recover_by_files():
     return result
 
 
+def sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def torch_save(state, path):
+    if dist.get_rank() == 0:
+        with open(os.path.join(path, "state.pt"), "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(path)
+
+
+def dcp_save(state, path):
+    import torch.distributed.checkpoint as dcp  # which takes a while
+
+    dcp.save(state, checkpoint_id=path)
+    if dist.get_rank() == 0:
+        sync(path)
+
+
+def torch_load(state, path):
+    for name, values in torch.load(os.path.join(path, "state.pt"), weights_only=True, mmap=True).items():
+        state[name].copy_(values)
+
+
+def time_checkpoints(method, folder, megabytes, tensors, times=5):
+    """The slowest rank's, from a barrier on; the first of them warms up."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    state = {f"t{i:03}": torch.rand(megabytes * 1_000_000 // 4 // tensors) for i in range(tensors)}
+    target = {name: torch.zeros_like(values) for name, values in state.items()}
+    path = os.path.join(folder, "checkpoint")
+    seconds = []
+    for _ in range(times + 1):
+        if dist.get_rank() == 0 and not (method == "torch_load" and seconds):
+            shutil.rmtree(path, ignore_errors=True)
+            os.mkdir(path)
+            if method == "torch_load":
+                torch_save(state, path)
+            os.sync()
+        dist.barrier()
+        start = time.perf_counter()
+        if method == "torch_load":
+            torch_load(target, path)
+        else:
+            {"torch_save": torch_save, "dcp": dcp_save}[method](state, path)
+        taken = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        seconds.append(taken.item())
+        if method == "torch_load":
+            assert all(target[name].equal(values) for name, values in state.items())
+            for values in target.values():
+                values.zero_()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(path)
+    return {"ms": 1e3 * statistics.median(seconds[1:])}
+
+
 def main():
     dist.init_process_group("gloo")
     if sys.argv[1] == "start":
         result = first_step()
     elif sys.argv[1] == "recovery":
         result = recover_by_files()
+    elif sys.argv[1] in ("torch_save", "dcp", "torch_load"):
+        result = time_checkpoints(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
         result = time_steps(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     if dist.get_rank() == 0:

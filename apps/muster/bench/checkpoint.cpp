@@ -1,0 +1,206 @@
+// muster bench checkpoint: a state until it is durable, against the disk alone and what torch has, and back.
+#include "../progress_line.hpp"
+#include "bench.hpp"
+#include "peers.hpp"
+#include "programs.hpp"
+#include "rounds.hpp"
+#include "training.hpp"
+
+#include <fcntl.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+#include <unistd.h>
+#include <muster/checkpoint.hpp>
+#include <muster/error.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+namespace muster::bench {
+namespace {
+
+constexpr const char* save_case = "save";
+constexpr const char* restore_case = "restore";
+
+/// What is saved and restored: parameters of a model, the same on every rank.
+constexpr int tensors = 160;
+constexpr std::int64_t megabytes = 420;
+
+struct Model : torch::nn::Module {
+  explicit Model(std::uint64_t seed) {
+    torch::manual_seed(seed);
+    for (int i = 0; i < tensors; ++i)
+      register_parameter("t" + std::to_string(i), torch::rand({megabytes * 1'000'000 / 4 / tensors}));
+  }
+};
+
+/// Reports the model; the checkpoint is durable then. Collective.
+Checkpoint save(Session& session, const std::shared_ptr<Model>& model) {
+  session.report({}, session.state({{"model", model}}));
+  return *session.get_checkpoint();
+}
+
+/// Removes a folder, on rank 0, and brings the disk to rest. Collective.
+void clear_away(const Communicator& communicator, const std::filesystem::path& folder) {
+  communicator.barrier();
+  if (communicator.rank() == 0) {
+    std::filesystem::remove_all(folder);
+    ::sync();
+  }
+  communicator.barrier();
+}
+
+/// The floor: a rank's part of the bytes, which lie ready in aligned memory, past the system's cache into a new file
+/// with space taken for it.
+class RawFile {
+ public:
+  RawFile(std::filesystem::path path, std::size_t bytes)
+      : path_(std::move(path)),
+        bytes_((bytes + block - 1) / block * block),
+        buffer_(static_cast<char*>(std::aligned_alloc(block, chunk)), std::free) {
+    for (std::size_t i = 0; i < chunk; ++i) buffer_.get()[i] = static_cast<char>(i * 0x9E3779B97F4A7C15 >> 56);
+  }
+
+  void write() const {
+    const int file = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    check(file >= 0);
+    check(::fallocate(file, 0, 0, static_cast<off_t>(bytes_)) == 0 || errno == EOPNOTSUPP);
+    // Where the file system does not take this, its cache is the floor.
+    ::fcntl(file, F_SETFL, ::fcntl(file, F_GETFL) | O_DIRECT);
+    for (std::size_t at = 0; at < bytes_; at += chunk) {
+      const auto size = std::min(chunk, bytes_ - at);
+      check(::pwrite(file, buffer_.get(), size, static_cast<off_t>(at)) == static_cast<ssize_t>(size));
+    }
+    check(::fdatasync(file) == 0);
+    check(::close(file) == 0);
+  }
+  void remove() const { std::filesystem::remove(path_); }
+
+ private:
+  static constexpr std::size_t chunk = 16 << 20, block = 4096;
+  void check(bool well) const {
+    if (!well)
+      throw Error(ExitCode::retry, "writing " + path_.string(), std::strerror(errno), "Name another with TMPDIR");
+  }
+
+  std::filesystem::path path_;
+  std::size_t bytes_;
+  std::unique_ptr<char, void (*)(void*)> buffer_;
+};
+
+std::vector<Candidate> saving(Session& session) {
+  const auto& communicator = session.communicator();
+  const auto model = std::make_shared<Model>(1);
+  const auto saved = std::make_shared<std::filesystem::path>(save(session, model).path());
+  const auto raw = std::make_shared<RawFile>(saved->parent_path() / ("raw." + std::to_string(communicator.rank())),
+                                             static_cast<std::size_t>(megabytes * 1'000'000 / communicator.size()));
+  const auto clear = [=] { clear_away(communicator, *saved); };
+  const auto muster = [&](const char* name) {
+    return Candidate{.name = name, .run = [=, &session] { *saved = save(session, model).path(); }, .after = clear};
+  };
+  clear();
+  return {muster(ours),
+          {.name = "raw", .run = [=] { raw->write(); }, .after = [=] { raw->remove(), clear(); }},
+          muster(twin)};
+}
+
+std::vector<Candidate> restoring(Session& session) {
+  const auto& communicator = session.communicator();
+  const auto model = std::make_shared<Model>(1), target = std::make_shared<Model>(2);
+  const auto checkpoint = save(session, model);
+  const auto check = [=] {
+    const auto mine = target->parameters(), saved = model->parameters();
+    bool same = true;
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      same = same && mine[i].equal(saved[i]);
+      mine[i].detach().zero_();
+    }
+    if (communicator.all_reduce(std::int64_t{same}) != communicator.size())
+      throw Error(ExitCode::user_error, "checking what was restored", "it is not what was saved",
+                  "No figure of this run counts");
+  };
+  const auto muster = [&](const char* name) {
+    return Candidate{.name = name, .run = [=] { checkpoint.load("model", target); }, .after = check};
+  };
+  const auto copy = [=] {
+    const auto to = target->parameters(), from = model->parameters();
+    for (std::size_t i = 0; i < to.size(); ++i)
+      std::memcpy(to[i].mutable_data_ptr(), from[i].const_data_ptr(), from[i].nbytes());
+  };
+  return {muster(ours), {.name = "memcpy", .run = copy, .after = check}, muster(twin)};
+}
+
+Timings measure_case(Session& session, const std::string& name, int rounds, tool::ProgressLine& line) {
+  const auto candidates = name == save_case ? saving(session) : restoring(session);
+  for (const auto& candidate : candidates) candidate.run(), candidate.after();  // they warm up
+  return measure(session.communicator(), candidates, rounds, [&](int round) {
+    line.show("checkpoint " + name + ": round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
+  });
+}
+
+std::vector<Row> measure_checkpoints(Launch& launch, const Options& options) {
+  tool::ProgressLine line(launch.rank() == 0, options.progress);
+  const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
+  std::vector<Row> rows;
+  for (const auto& name : options.cases)
+    in_session(launch, name,
+               [&](Session& session) { rows.push_back(make_row(name, measure_case(session, name, rounds, line))); });
+  return rows;
+}
+
+void add_checkpoint_peers(std::vector<Row>& rows, const Options& options) {
+  if (!options.with_peers) return;
+  const Peers peers;
+  const ScratchFolder folder;
+  tool::ProgressLine line;
+  const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
+  for (auto& row : rows) {
+    const bool saves = row.name == save_case;
+    std::vector<Program> programs{{ours, on_ranks(options.ranks, {"job", "checkpoint", row.name})}};
+    for (const auto& name :
+         saves ? std::vector<std::string>{"torch_save", "dcp"} : std::vector<std::string>{"torch_load"})
+      if (auto peer = peers.torchrun(
+              name, options.ranks, {name, folder.path().string(), std::to_string(megabytes), std::to_string(tensors)}))
+        programs.push_back(std::move(*peer));
+    if (programs.size() == 1) {
+      row.notes.push_back(Peers::missing(saves ? "torch_save, dcp" : "torch_load", "torch", "torch"));
+      continue;
+    }
+    add_peers(row, alternate(
+                       programs, rounds,
+                       [](const Finished&, const auto& result) { return result.at("ms").template get<double>(); },
+                       [&](int round, const std::string& program) {
+                         line.show("checkpoint " + row.name + ": " + program + ", round " + std::to_string(round + 1) +
+                                   " of " + std::to_string(rounds));
+                       }));
+    row.notes.push_back(
+        saves ? "torch_save (rank 0 alone) and dcp are processes of their own, in " + std::to_string(rounds) +
+                    " rounds beside processes of muster"
+              : "torch_load maps its file (mmap) and copies what is in it; muster verifies it as well; both "
+                "files are in the system's cache");
+  }
+}
+
+}  // namespace
+
+void time_checkpoints(Session& session, const std::string& which) {
+  tool::ProgressLine silent(false);
+  const auto ms = measure_case(session, which, 5, silent).ms.front();
+  if (session.world_rank() == 0) std::cout << nlohmann::json{{"ms", median(ms)}} << std::endl;
+}
+
+Benchmark checkpoint() {
+  return {.name = "checkpoint",
+          .description = "Save 420 MB until durable, and restore them, against the disk and torch",
+          .cases = {save_case, restore_case},
+          .inside = measure_checkpoints,
+          .processes = add_checkpoint_peers};
+}
+
+}  // namespace muster::bench
