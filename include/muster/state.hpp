@@ -92,7 +92,7 @@ class StateEntry {
 ///
 /// Tensors have the same shape and type on every rank, else an Error (ExitCode::user_error). A checkpoint holds them as
 /// [world, …], and values as a list. Restored, each rank gets its own back; at another number of ranks it is refused
-/// (ExitCode::data) before anything is changed. A save brings all ranks' to every rank, so it is for what is small.
+/// (ExitCode::data) before anything is changed. A save brings all ranks' values to every rank; tensors may be large.
 inline StateEntry per_rank(StateEntry entry) {
   entry.per_rank_ = true;
   return entry;

@@ -9,12 +9,13 @@ find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
-# xxHash brings no package of CMake's. Its code is taken from the header, so nothing is linked and no user needs it.
-find_path(muster_xxhash_include xxhash.h REQUIRED)
-mark_as_advanced(muster_xxhash_include)
-add_library(muster_xxhash INTERFACE)
-target_include_directories(muster_xxhash SYSTEM INTERFACE "${muster_xxhash_include}")
-target_compile_definitions(muster_xxhash INTERFACE XXH_INLINE_ALL)
+# ISA-L, for checksums, brings no package of CMake's.
+find_path(muster_isal_include isa-l/crc.h REQUIRED)
+find_library(muster_isal_library isal REQUIRED)
+mark_as_advanced(muster_isal_include muster_isal_library)
+add_library(muster_isal INTERFACE)
+target_include_directories(muster_isal SYSTEM INTERFACE $<BUILD_INTERFACE:${muster_isal_include}>)
+target_link_libraries(muster_isal INTERFACE "${muster_isal_library}")
 
 # Where a libtorch is when the user named none: the wheel of a virtual environment.
 file(GLOB muster_torch_hints

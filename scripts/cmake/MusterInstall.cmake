@@ -7,7 +7,7 @@ if(BUILD_SHARED_LIBS)
   list(APPEND muster_installed muster_signals)
 else()
   # A static library leaves its own dependencies to whoever links it.
-  list(APPEND muster_installed muster_mpi muster_libhdf5)
+  list(APPEND muster_installed muster_mpi muster_libhdf5 muster_isal)
 endif()
 install(TARGETS ${muster_installed} EXPORT musterTargets)
 install(EXPORT musterTargets NAMESPACE muster:: DESTINATION "${muster_package_dir}")

@@ -1,5 +1,6 @@
 #include "base/file.hpp"
 
+#include "base/direct.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -57,11 +58,17 @@ int open_checked(const std::filesystem::path& path, int flags, ExitCode code, co
 void write_all(int descriptor, const std::filesystem::path& path, std::span<const std::byte> from,
                const std::uint64_t* offset) {
   std::uint64_t at = offset ? *offset : 0;
+  bool may_be_direct = offset != nullptr;
   while (!from.empty()) {
     const auto wrote = offset ? ::pwrite(descriptor, from.data(), from.size(), static_cast<off_t>(at))
                               : ::write(descriptor, from.data(), from.size());
     if (wrote < 0) {
       if (errno == EINTR) continue;
+      // A file system may take write_directly() and not the write, or no more than a part of a block before it is full.
+      if (errno == EINVAL && std::exchange(may_be_direct, false)) {
+        write_through_cache(descriptor);
+        continue;
+      }
       fail(ExitCode::retry, "writing", path, errno);
     }
     if (wrote == 0) fail(ExitCode::retry, "writing", path, ENOSPC);

@@ -4,7 +4,9 @@
 #include "base/json.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/files/state_file.hpp"
+#include "checkpoint/files/state_reader.hpp"
+#include "checkpoint/files/state_writer.hpp"
+#include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/replication.hpp"
 #include "checkpoint/tier.hpp"
@@ -42,7 +44,8 @@ Checkpoint Checkpoint::from_directory(fs::path path) {
 }
 
 Checkpoint Checkpoint::from_dict(const StateEntries& entries) {
-  const auto state = gather_per_rank(nullptr, collect(entries), replication_of(entries));
+  const auto state = collect(entries);
+  const auto replication = replication_of(entries);
   check_storable(state.tensors);
   auto name = (fs::temp_directory_path() / "muster-checkpoint-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr)
@@ -51,12 +54,17 @@ Checkpoint Checkpoint::from_dict(const StateEntries& entries) {
   const fs::path path = name;
   Checkpoint made(path, std::shared_ptr<void>(nullptr, [path](void*) { remove_folder(path); }));
   made.ranks_ = 1;
-  const auto layout = lay_out(path / state_name, state.tensors);
+  const auto layout = lay_out(state.tensors, per_rank_tensors(state, replication));
+  create_state_file(path / state_name, layout);
   FileEntry file{.name = state_name,
                  .bytes = layout.bytes,
                  .piece_bytes = piece_bytes_for(layout.bytes),
-                 .crc32 = write_pieces(path / state_name, layout, state.tensors, piece_writers(layout, 1), 0)};
-  write_manifest(path, {.time = time_now(), .values = state.values, .tensors = layout.tensors, .files = {file}});
+                 .crc32 = StateWriter().write(path / state_name, layout, state.tensors,
+                                              pieces_of(plan_writers(layout.bytes, piece_owners(layout, 1), {0}), 0))};
+  write_manifest(path, {.time = time_now(),
+                        .values = gather_values(nullptr, state, replication),
+                        .tensors = layout.tensors,
+                        .files = {file}});
   return made;
 }
 
@@ -69,13 +77,22 @@ void Checkpoint::to_directory(const fs::path& path) const {
 StateDict Checkpoint::to_dict() const {
   const auto manifest = read_manifest(path_);
   verify_sizes(path_, manifest);
-  StateDict state{.tensors = read_tensors(path_, manifest, Rank{}), .values = manifest.values};
-  state.tensors.erase(random_name);
-  return state;
+  return {.tensors = read_tensors(path_, manifest, [](const auto& name) { return name != random_name; }),
+          .values = manifest.values};
 }
 
 void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
-  restore({{name, entry}}, only(to_dict(), name), Rank{rank_, ranks_});
+  const auto manifest = read_manifest(path_);
+  verify_sizes(path_, manifest);
+  const auto wanted = [&](const std::string& path) { return entry_of(path) == name; };
+  StateDict all{.tensors = {}, .values = manifest.values};
+  if (const auto& file = manifest.state_file(); const auto mapped = MappedState::open(path_, file)) {
+    mapped->verify(pieces_with(manifest.tensors, file.bytes, wanted));
+    all.tensors = mapped->tensors(manifest);
+  } else {
+    all.tensors = read_tensors(path_, manifest, wanted);
+  }
+  restore({{name, entry}}, only(all, name), Rank{rank_, ranks_});
 }
 
 Json Checkpoint::get_metadata() const {

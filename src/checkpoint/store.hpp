@@ -2,7 +2,8 @@
 // checkpoint consists of is files/, where it lies is the tier.
 #pragma once
 
-#include "checkpoint/files/pieces.hpp"
+#include "checkpoint/files/state_reader.hpp"
+#include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/state/replication.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
@@ -12,6 +13,7 @@
 #include "muster/state.hpp"
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -58,7 +60,8 @@ class Store {
   /// them is committed. An Error (ExitCode::data) if it is not there or not whole.
   void roll_back(int index);
 
-  /// Verified and read; one that no run has made by merge_entries(). A directory that is not muster's gives nothing.
+  /// Verified, unless newest() has just done so, and read; one that no run has made by merge_entries(). Tensors may be
+  /// views of the file, which takes space until they are gone. A directory that is not muster's gives nothing.
   Restored read(const Checkpoint& checkpoint) const;
 
   /// The same handle as this rank's: load() through per_rank gives what this rank saved. Not collective.
@@ -67,15 +70,24 @@ class Store {
  private:
   Rank here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
   /// What is wrong with the content of the checkpoint; empty if nothing is. Each rank recomputes its share of the
-  /// checksums. An Error (ExitCode::retry) if it cannot be read, or if not all ranks see the same files.
+  /// checksums, and its node has then read what all ranks need. An Error (ExitCode::retry) if it cannot be read, or if
+  /// not all ranks see the same files.
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   void take_back_what_is_whole() const;
   void prune() const noexcept;  // not collective
 
   Communicator communicator_;
   Tier tier_;
+  StateWriter writer_;
   CheckpointConfig config_;
   int next_index_ = 0;
+  /// What was found whole last, for whoever reads it next.
+  struct Verified {
+    std::filesystem::path path = {};
+    Manifest manifest = {};
+    std::shared_ptr<const MappedState> state = {};
+  };
+  mutable Verified verified_;
 };
 
 }  // namespace muster::detail::checkpoint

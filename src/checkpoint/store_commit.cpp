@@ -2,8 +2,9 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/files/state_file.hpp"
+#include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/user_files.hpp"
+#include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/store.hpp"
@@ -13,6 +14,10 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <future>
+#include <map>
+#include <optional>
+#include <set>
 
 namespace muster::detail::checkpoint {
 
@@ -20,67 +25,88 @@ using comm::on_all;
 using comm::on_root;
 namespace {
 
-/// The random state of every rank as a tensor [world_size, bytes].
-at::Tensor random_tensor(const std::vector<std::string>& states) {
-  const auto ranks = static_cast<std::int64_t>(states.size()), bytes = static_cast<std::int64_t>(states.front().size());
-  auto tensor = at::empty({ranks, bytes}, at::TensorOptions(at::kByte));
-  auto* to = static_cast<char*>(tensor.mutable_data_ptr());
-  for (const auto& state : states) {
-    if (state.size() != states.front().size())
-      throw Error(ExitCode::usage, "saving the random state", "it is not as long on every rank",
-                  "Give as many bytes on every rank");
-    to = std::copy(state.begin(), state.end(), to);
-  }
-  return tensor;
+bool all_equal(const auto& values) {
+  return std::ranges::all_of(values, [&](const auto& value) { return value == values.front(); });
 }
 
 /// One save, by its steps. Collective.
 class Save {
  public:
-  Save(const Communicator& communicator, Rank here, Tier& tier, int index, const Contents& contents)
-      : communicator_(communicator), here_(here), tier_(tier), index_(index), contents_(contents) {}
+  Save(const Communicator& communicator, Rank here, Tier& tier, StateWriter& writer, int index,
+       const Contents& contents)
+      : communicator_(communicator),
+        here_(here),
+        tier_(tier),
+        writer_(writer),
+        index_(index),
+        contents_(contents),
+        tensors_(contents.state.tensors),
+        per_rank_(per_rank_tensors(contents.state, contents.replication)) {}
 
-  /// What each rank has, before anything is written.
+  /// What each rank has, but for the numbers in its tensors, before anything is written.
   void compare() {
-    std::vector<std::uint64_t> fingerprints;
+    std::vector<std::uint64_t> outlines;
+    std::vector<std::size_t> random_bytes;
     for (const auto& text : on_all(communicator_, [&] {
            const auto mine = list_user_files(contents_.directory);
-           check_storable(contents_.state.tensors);
-           if (contents_.state.tensors.contains(random_name))
+           check_storable(tensors_);
+           if (tensors_.contains(random_name))
              throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
-           const auto number = here_.size > 1 ? fingerprint(contents_.state, contents_.replication) : 0;
-           return Json::array({mine.names, mine.metadata, number}).dump();
+           return Json::array({mine.names, mine.metadata, outline(contents_.state, contents_.replication),
+                               contents_.random_state.size()})
+               .dump();
          })) {
       const auto rank = Json::parse(text);
       files_.push_back({.names = rank[0], .metadata = rank[1]});
-      fingerprints.push_back(rank[2]);
+      outlines.push_back(rank[2]);
+      random_bytes.push_back(rank[3]);
     }
-    if (std::ranges::count(fingerprints, fingerprints.front()) != here_.size)
-      drifted_ = find_drift(communicator_, contents_.state, contents_.replication);
-    state_ = gather_per_rank(&communicator_, contents_.state, contents_.replication);
+    if (!all_equal(outlines)) drifted_ = find_drift(communicator_, contents_.state, contents_.replication);
+    if (!all_equal(random_bytes))
+      throw Error(ExitCode::usage, "saving the random state", "it is not as long on every rank",
+                  "Give as many bytes on every rank");
+    values_ = gather_values(&communicator_, contents_.state, contents_.replication);
+    auto random = at::empty({static_cast<std::int64_t>(random_bytes.front())}, at::TensorOptions(at::kByte));
+    std::ranges::copy(contents_.random_state, static_cast<char*>(random.mutable_data_ptr()));
+    tensors_.emplace(random_name, std::move(random));
+    per_rank_.insert(random_name);
   }
 
-  /// Rank 0 lays out, all write.
+  /// Rank 0 lays out, those that the plan names write, and meanwhile all look at the numbers in their tensors: rank 0's
+  /// are what is stored of a tensor that has drifted.
   void write() {
-    const auto random = communicator_.all_gather(contents_.random_state);
-    const auto folder = tier_.saving(index_);
-    layout_ = layout_from_json(Json::parse(on_root(communicator_, [&] {
+    const auto folder = tier_.saving(index_), path = folder / state_name;
+    layout_ = unpack_layout(on_root(communicator_, [&] {
       tier_.begin(index_);
-      state_.tensors.emplace(random_name, random_tensor(random));
-      return to_json(lay_out(folder / state_name, state_.tensors)).dump();
-    })));
-    state_.tensors.try_emplace(random_name, random_tensor(random));
-    writers_ = piece_writers(layout_, here_.size, drifted_);
+      const auto layout = lay_out(tensors_, per_rank_, here_.size);
+      create_state_file(path, layout);
+      return pack(layout);
+    }));
+    on_all(communicator_, [&] { return check_layout(layout_, tensors_), std::string(); });
+    writers_ = plan_writers(layout_.bytes, piece_owners(layout_, here_.size), communicator_.topology().node_of_rank);
+    const auto rows = gather_rows(communicator_, layout_, tensors_, writers_);
     const auto owners = owners_of(files_);
+    std::vector<std::uint64_t> fingerprints;
     for (const auto& text : on_all(communicator_, [&] {
+           auto number = std::async(std::launch::async, [&] {
+             return here_.size > 1 ? fingerprint(contents_.state, contents_.replication) : 0;
+           });
            auto written = Json::array(
-               {write_pieces(folder / state_name, layout_, state_.tensors, writers_, here_.rank), Json::array()});
+               {writer_.write(path, layout_, tensors_, pieces_of(writers_, here_.rank), rows), Json::array()});
            for (const auto& name : files_[static_cast<std::size_t>(here_.rank)].names)
              written[1].push_back(owners.at(name) == here_.rank ? copy_file(*contents_.directory, name, folder)
                                                                 : checksum_file(*contents_.directory, name));
+           written.push_back(number.get());
            return written.dump();
-         }))
+         })) {
       written_.push_back(Json::parse(text));
+      fingerprints.push_back(written_.back()[2]);
+    }
+    if (!drifted_ && !all_equal(fingerprints))
+      drifted_ = find_drift(communicator_, contents_.state, contents_.replication);
+    if (!drifted_ || drifted_->empty()) return;
+    write_again(
+        path, pieces_with(layout_.tensors, layout_.bytes, [&](const auto& name) { return drifted_->contains(name); }));
   }
 
   /// All have written: what is in the checkpoint gets its manifest and its name. Rank 0 alone.
@@ -91,13 +117,24 @@ class Save {
                                           .progress = contents_.progress,
                                           .metrics = contents_.metrics,
                                           .metadata = merge_metadata(contents_.metadata, files_),
-                                          .values = state_.values,
+                                          .values = values_,
                                           .tensors = layout_.tensors,
                                           .files = entries()});
     tier_.publish(index_);
   }
 
  private:
+  /// These pieces are rank 0's after all.
+  void write_again(const std::filesystem::path& path, const std::vector<std::uint64_t>& pieces) {
+    auto writers = writers_;
+    for (const auto piece : pieces) writers[piece] = 0;
+    const auto rows = gather_rows(communicator_, layout_, tensors_, writers);
+    on_root(communicator_, [&] {
+      const auto checksums = writer_.write(path, layout_, tensors_, pieces, rows);
+      for (std::size_t i = 0; i < pieces.size(); ++i) written_again_.emplace(pieces[i], checksums[i]);
+    });
+  }
+
   /// All files with the checksums that their writers took.
   std::vector<FileEntry> entries() const {
     FileEntry state{.name = state_name, .bytes = layout_.bytes, .piece_bytes = piece_bytes_for(layout_.bytes)};
@@ -107,6 +144,7 @@ class Save {
       const auto rank = static_cast<std::size_t>(writer);
       state.crc32.push_back(written_[rank][0].at(taken[rank]++).get<std::uint32_t>());
     }
+    for (const auto& [piece, checksum] : written_again_) state.crc32[piece] = checksum;
     for (const auto& of_rank : written_) users.push_back(of_rank[1]);
     auto files = merge_files(users);
     files.push_back(std::move(state));
@@ -116,14 +154,18 @@ class Save {
   const Communicator& communicator_;
   const Rank here_;
   Tier& tier_;
+  StateWriter& writer_;
   const int index_;
   const Contents& contents_;
-  std::vector<UserFiles> files_;   // of each rank
-  std::set<std::string> drifted_;  // tensors of which rank 0's are written
-  StateDict state_;                // as it is stored
+  Tensors tensors_;                               // with the random state
+  std::set<std::string> per_rank_;                // of these
+  Json values_;                                   // as they are stored
+  std::vector<UserFiles> files_;                  // of each rank
+  std::optional<std::set<std::string>> drifted_;  // tensors, where anything is not alike
   Layout layout_;
   std::vector<int> writers_;   // of each piece of state.h5
-  std::vector<Json> written_;  // by each rank: checksums of its pieces, entries of its files
+  std::vector<Json> written_;  // by each rank: checksums of its pieces, entries of its files, its fingerprint
+  std::map<std::uint64_t, std::uint32_t> written_again_;  // checksums by piece
 };
 
 }  // namespace
@@ -142,7 +184,7 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
 }
 
 Checkpoint Store::commit(const Contents& contents) {
-  Save save(communicator_, here(), tier_, next_index_, contents);
+  Save save(communicator_, here(), tier_, writer_, next_index_, contents);
   try {
     save.compare();
     save.write();

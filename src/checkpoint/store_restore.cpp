@@ -4,7 +4,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/files/state_file.hpp"
+#include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/merge.hpp"
@@ -12,6 +12,7 @@
 #include "muster/error.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace muster::detail::checkpoint {
 
@@ -20,11 +21,12 @@ using comm::on_root;
 namespace fs = std::filesystem;
 
 std::string Store::problem_of(const fs::path& checkpoint) const {
-  Manifest manifest;
+  Verified found{.path = checkpoint};
   const auto seen = on_all(communicator_, [&] {
     return problem_seen([&] {
-      manifest = read_manifest(checkpoint);
-      verify_sizes(checkpoint, manifest);
+      found.manifest = read_manifest(checkpoint);
+      verify_sizes(checkpoint, found.manifest);
+      found.state = MappedState::open(checkpoint, found.manifest.state_file());
     });
   });
   const auto bad = std::ranges::find_if(seen, [](const auto& problem) { return !problem.empty(); });
@@ -36,9 +38,13 @@ std::string Store::problem_of(const fs::path& checkpoint) const {
                     communicator_.topology().hosts[rank] + ") says: " + *bad,
                 "The file system does not show all nodes the same; try again");
   }
-  for (auto& problem :
-       on_all(communicator_, [&] { return problem_seen([&] { verify(checkpoint, manifest, here()); }); }))
+  const auto& topology = communicator_.topology();
+  const Rank in_node{topology.local_rank, topology.local_size};
+  for (auto& problem : on_all(communicator_, [&] {
+         return problem_seen([&] { verify(checkpoint, found.manifest, here(), in_node, found.state.get()); });
+       }))
     if (!problem.empty()) return std::move(problem);
+  verified_ = std::move(found);
   return {};
 }
 
@@ -131,7 +137,8 @@ Restored Store::read(const Checkpoint& checkpoint) const {
   const auto& path = checkpoint.path();
   const auto kinds = on_all(communicator_, [&] {
     if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return std::string("files");
-    return std::string(read_manifest(path).progress.empty() ? "entries" : "run");
+    const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
+    return std::string(manifest.progress.empty() ? "entries" : "run");
   });
   if (std::ranges::any_of(kinds, [&](const auto& kind) { return kind != kinds.front(); }))
     throw Error(ExitCode::usage, "reading " + path.string(), "not all ranks give the same kind of checkpoint",
@@ -142,10 +149,12 @@ Restored Store::read(const Checkpoint& checkpoint) const {
     restored.state = merge_entries(communicator_, checkpoint);
     return restored;
   }
+  if (path != verified_.path)
+    if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
   on_all(communicator_, [&] {
-    const auto manifest = read_manifest(path);
-    verify_sizes(path, manifest);
-    restored.state = {.tensors = read_tensors(path, manifest, here()), .values = manifest.values};
+    const auto [verified, manifest, state] = std::exchange(verified_, {});
+    restored.state = {.tensors = state ? state->tensors(manifest) : read_tensors(path, manifest),
+                      .values = manifest.values};
     restored.progress = manifest.progress;
     restored.trainer = trainer_state_from_json(manifest.progress);
     restored.metrics = manifest.metrics;

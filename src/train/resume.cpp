@@ -8,6 +8,8 @@
 #include "muster/error.hpp"
 #include "train/session_state.hpp"
 
+#include <utility>
+
 namespace muster::detail::train {
 namespace {
 
@@ -122,7 +124,8 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   start.loss_reported = true;
   stop.last_state = entries;
   if (!start.from) return false;
-  const auto& saved = *start.content;
+  // Held no longer than this: its tensors are views of a file that may be pruned.
+  const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store.read(*start.from);
   const auto& progress = saved.trainer;
   if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
   checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});

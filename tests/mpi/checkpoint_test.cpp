@@ -11,6 +11,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -141,12 +142,52 @@ TEST(Store, AnotherWorldSizeReadsTheSame) {
   EXPECT_EQ(restored.random_state.has_value(), world().size() == 1);
 }
 
-TEST(Store, EmptyStateAndNoRandomState) {
+TEST(Store, AnyNumberOfRanksReadsWhatTwoHaveSaved) {
+  if (world().size() < 2) GTEST_SKIP() << "needs another rank";
   const auto run = test::shared_folder();
+  auto contents = contents_of(3);
+  contents.state.tensors["large"] = at::arange(3'000'000, at::kDouble);
+  const bool saves = world().rank() < 2;
+  const auto pair = world().split(saves ? 0 : 1, world().rank());
+  if (saves) Store(pair, run, {}).commit(contents);
+  world().barrier();
+  for (int ranks = 1; ranks <= world().size(); ++ranks) {
+    const auto some = world().split(world().rank() < ranks ? 0 : 1, world().rank());
+    if (world().rank() < ranks) {
+      Store store(some, run, {});
+      auto restored = store.read(*store.newest());
+      EXPECT_TRUE(at::equal(restored.state.tensors.extract("large").mapped(), contents.state.tensors.at("large")));
+      expect_state(restored.state, 3);
+      EXPECT_EQ(restored.world_size, 2);
+    }
+    world().barrier();
+  }
+}
+
+/// Bytes that have been read from the disk on account of this process.
+std::int64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  for (std::int64_t bytes = 0; io >> name >> bytes;)
+    if (name == "read_bytes:") return bytes;
+  return 0;
+}
+
+TEST(Store, ANodeReadsEachByteOnce) {
+  const auto run = test::shared_folder();
+  auto contents = contents_of(3);
+  contents.state.tensors["large"] = at::arange(3'000'000, at::kDouble);
+  const auto checkpoint = Store(world(), run, {}).commit(contents);
+  on_root(world(), [&] {
+    const File file(checkpoint.path() / "state.h5", File::Mode::read);
+    ::posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);
+    return std::string();
+  });
   Store store(world(), run, {});
-  const auto restored = store.read(store.commit({}));
-  EXPECT_TRUE(restored.state.tensors.empty());
-  EXPECT_FALSE(restored.random_state);
+  const auto before = bytes_read();
+  const auto restored = store.read(*store.newest());
+  EXPECT_TRUE(at::equal(restored.state.tensors.at("large"), contents.state.tensors.at("large")));
+  EXPECT_LT(world().all_reduce(bytes_read() - before), 28'000'000) << "of a file of 25";
 }
 
 /// The state in which each rank has its own.
@@ -160,6 +201,36 @@ Contents own_contents(int value) {
   contents.replication = {
       {"seen", Replication::per_rank}, {"mark", Replication::per_rank}, {"where", Replication::per_rank}};
   return contents;
+}
+
+TEST(Store, LargeRowsAreWrittenByWhoHasThem) {
+  const auto run = test::shared_folder();
+  const int rank = world().rank(), ranks = world().size();
+  auto contents = own_contents(4);
+  const auto rows = [&](int of) { return at::arange(1'500'001, at::kDouble).add(of); };
+  contents.state.tensors["rows"] = rows(rank);
+  contents.state.tensors["other"] = at::full({333'333}, rank, at::kInt);
+  contents.state.tensors["model/drifting"] = at::full({100'000}, rank, at::kFloat);
+  contents.state.values["rows"] = contents.state.values["other"] = Json::object();
+  contents.replication["rows"] = contents.replication["other"] = Replication::per_rank;
+  contents.replication["model"] = Replication::averaged;
+  Store store(world(), run, {});
+  const auto checkpoint = store.commit(contents);
+  EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
+  const auto state = checkpoint.to_dict();
+  for (int r = 0; r < ranks; ++r) {
+    EXPECT_TRUE(at::equal(state.tensors.at("rows").select(0, r), rows(r))) << r;
+    EXPECT_TRUE(state.tensors.at("other").select(0, r).eq(r).all().item<bool>()) << r;
+  }
+  EXPECT_TRUE(state.tensors.at("model/drifting").eq(0).all().item<bool>());
+}
+
+TEST(Store, EmptyStateAndNoRandomState) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  const auto restored = store.read(store.commit({}));
+  EXPECT_TRUE(restored.state.tensors.empty());
+  EXPECT_FALSE(restored.random_state);
 }
 
 TEST(Store, EachRankGetsItsOwnBack) {
@@ -353,12 +424,15 @@ TEST(Store, ADiskThatTakesNoMoreOnOneRankIsEverybodysError) {
   const auto run = test::shared_folder();
   Store store(world(), run, {.num_to_keep = 1});
   store.commit(contents_of(1));
-  for (const int bad : {0, world().size() - 1}) {
-    std::optional<SmallFiles> limit;
-    if (world().rank() == bad) limit.emplace(2000);
-    error_of([&] { store.commit(contents_of(2)); }, ExitCode::retry);
-    EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
-  }
+  auto large = contents_of(2);  // every rank writes some of it
+  large.state.tensors["large"] = at::full({5'000'000}, 2.0, at::kDouble);
+  for (const int bad : {0, world().size() - 1})
+    for (const rlim_t bytes : {2000, 45'000'000}) {
+      std::optional<SmallFiles> limit;
+      if (world().rank() == bad) limit.emplace(bytes - (bytes > 2000 ? 10'000'000 : 0));
+      error_of([&] { store.commit(large); }, ExitCode::retry);
+      EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
+    }
   expect_state(store.read(*store.newest()).state, 1);
   store.commit(contents_of(3));
   EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000001"});
@@ -432,7 +506,7 @@ TEST(Store, AnErrorOfReadingCondemnsNothing) {
     int error;
   } faults[] = {{"open", "1/manifest.json", EIO},  {"open", "1/manifest.json", EACCES}, {"open", "1/state.h5", ESTALE},
                 {"open", "1/state.h5", EMFILE},    {"fstat", "1/manifest.json", EIO},   {"fstat", "1/state.h5", ESTALE},
-                {"pread", "1/manifest.json", EIO}, {"pread", "1/state.h5", EIO},        {"lstat", "1/state.h5", EIO},
+                {"pread", "1/manifest.json", EIO}, {"madvise", "1/state.h5", EFAULT},   {"lstat", "1/state.h5", EIO},
                 {"lstat", "1/manifest.json", EIO}};
   for (const auto& fault : faults)
     for (const int bad : {0, world().size() - 1}) {

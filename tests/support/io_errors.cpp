@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -62,6 +63,7 @@ int IoError::count() const noexcept { return failures; }
 }  // namespace muster::test
 
 using muster::test::fails;
+using muster::test::injected;
 using muster::test::opened;
 using muster::test::original;
 
@@ -128,6 +130,13 @@ int openat64(int at, const char* path, int flags, ...) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
   return openat(at, path, flags, mode);
+}
+// Only where it reads a mapped file; whose address it is, is not looked up.
+int madvise(void* address, size_t bytes, int advice) noexcept {
+  static auto* const real = original<int(void*, size_t, int)>("madvise");
+  const auto* what = injected.load();
+  constexpr int populate_read = 22;
+  return what != nullptr && advice == populate_read && fails("madvise", what->name) ? -1 : real(address, bytes, advice);
 }
 int rmdir(const char* path) noexcept {
   static auto* const real = original<int(const char*)>("rmdir");

@@ -4,7 +4,9 @@
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/pieces.hpp"
-#include "checkpoint/files/state_file.hpp"
+#include "checkpoint/files/state_reader.hpp"
+#include "checkpoint/files/state_writer.hpp"
+#include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/trainer_state.hpp"
@@ -66,10 +68,14 @@ Tensors sample() {
 /// A checkpoint with those tensors and a file of the user's.
 fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts = 1) {
   fs::create_directories(path);
-  const auto layout = lay_out(path / state_name, tensors);
+  const auto layout = lay_out(tensors);
+  create_state_file(path / state_name, layout);
+  const auto writers =
+      plan_writers(layout.bytes, piece_owners(layout, 1), std::vector(static_cast<std::size_t>(parts), 0),
+                   {.writers_of_a_node = parts, .least_share = 1});
   FileEntry state{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
   for (int part = 0; part < parts; ++part)
-    for (const auto checksum : write_pieces(path / state_name, layout, tensors, piece_writers(layout, parts), part))
+    for (const auto checksum : StateWriter().write(path / state_name, layout, tensors, pieces_of(writers, part)))
       state.crc32.push_back(checksum);
   const Folder user;
   write_file(user / "notes.txt", "the user's own");
@@ -83,30 +89,6 @@ fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts
                         .tensors = layout.tensors,
                         .files = {state, notes}});
   return path;
-}
-
-TEST(StateFile, PiecesOfRank0sTensorsAreRank0s) {
-  const Folder folder;
-  Tensors tensors{{"a", at::zeros({50'000}, at::kDouble)}, {"b", at::zeros({50'000}, at::kDouble)}};
-  tensors["c"] = tensors["b"];  // the same memory
-  const auto layout = lay_out(folder / "state.h5", tensors);
-  const auto piece_bytes = piece_bytes_for(layout.bytes);
-  for (int ranks = 1; ranks <= 5; ++ranks)
-    for (const char* name : {"a", "b", "c"}) {
-      const auto writers = piece_writers(layout, ranks, {name});
-      ASSERT_EQ(writers.size(), piece_count(layout.bytes, piece_bytes));
-      const auto& place = layout.tensors[*name == 'a' ? 0 : 1];
-      std::set<int> others;
-      for (std::uint64_t piece = 0; piece < writers.size(); ++piece) {
-        const auto range = piece_range(layout.bytes, piece_bytes, piece);
-        const bool holds = range.begin < place.offset + place.bytes && place.offset < range.end;
-        if (holds)
-          EXPECT_EQ(writers[piece], 0) << name << " " << piece;
-        else
-          others.insert(writers[piece]);
-      }
-      EXPECT_EQ(others.size(), static_cast<std::size_t>(ranks)) << "the rest is shared out";
-    }
 }
 
 TEST(Share, DividesAnyCountAmongAnyParts) {
@@ -147,8 +129,8 @@ TEST(StateFile, KeepsEveryKindOfTensor) {
     const auto tensors = sample();
     const auto path = make_checkpoint(folder / "checkpoint", tensors, parts);
     const auto manifest = read_manifest(path);
-    for (int part = 0; part < parts; ++part) {
-      const auto back = read_tensors(path, manifest, {part, parts});
+    for (const auto& back :
+         {read_tensors(path, manifest), MappedState::open(path, manifest.state_file())->tensors(manifest)}) {
       ASSERT_EQ(back.size(), tensors.size());
       for (const auto& [name, tensor] : tensors) {
         EXPECT_EQ(back.at(name).scalar_type(), tensor.scalar_type()) << name;
@@ -174,16 +156,13 @@ TEST(StateFile, RefusesWhatCannotBeStored) {
 }
 
 TEST(StateFile, RanksMustSaveTheSame) {
-  const Folder folder;
   const Tensors mine{{"a", at::full({2}, 1.0)}, {"b", at::full({2}, 1.0)}};
-  const auto layout = layout_from_json(Json::parse(to_json(lay_out(folder / "state.h5", mine)).dump()));
-  const auto writing = [&](const Tensors& other) {
-    return error_of([&] { write_pieces(folder / "state.h5", layout, other, piece_writers(layout, 1), 0); });
-  };
-  EXPECT_EQ(writing(mine), "no error");
-  EXPECT_SAYS(writing({{"a", at::full({2}, 1.0)}}), "saving b: this rank does not have it");
-  EXPECT_SAYS(writing({{"a", mine.at("a")}, {"b", mine.at("b")}, {"c", mine.at("a")}}), "saving c: this rank has it");
-  EXPECT_SAYS(writing({{"a", at::full({3}, 1.0)}, {"b", mine.at("b")}}), "saving a: its shape");
+  const auto layout = unpack_layout(pack(lay_out(mine)));
+  const auto checking = [&](const Tensors& other) { return error_of([&] { check_layout(layout, other); }); };
+  EXPECT_EQ(checking(mine), "no error");
+  EXPECT_SAYS(checking({{"a", at::full({2}, 1.0)}}), "saving b: this rank does not have it");
+  EXPECT_SAYS(checking({{"a", mine.at("a")}, {"b", mine.at("b")}, {"c", mine.at("a")}}), "saving c: this rank has it");
+  EXPECT_SAYS(checking({{"a", at::full({3}, 1.0)}, {"b", mine.at("b")}}), "saving a: its shape");
 }
 
 TEST(Manifest, ComesBackAsItWas) {

@@ -1,10 +1,14 @@
 #include "checkpoint/files/checked_files.hpp"
 
-#include "base/file.hpp"
+#include "checkpoint/files/state_reader.hpp"
 
-#include <zlib.h>
+#include <ATen/Parallel.h>
+#include <isa-l/crc.h>
 
 #include <algorithm>
+#include <future>
+#include <map>
+#include <utility>
 
 namespace muster::detail::checkpoint {
 namespace {
@@ -29,42 +33,57 @@ fs::path regular_file(const fs::path& directory, const std::string& name) {
   return path;
 }
 
-/// Reads those pieces of the file, one after the other, and calls use(number, range, bytes) for each.
-void each_piece(const File& file, const FileEntry& entry, Range pieces, auto&& use) {
-  std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
-  for (auto piece = pieces.begin; piece < pieces.end; ++piece) {
-    const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
-    const auto bytes = std::span(buffer).first(range.end - range.begin);
-    file.read_at(bytes, range.begin);
-    use(piece, range, std::span<const std::byte>(bytes));
+/// What is read before its checksum is taken: it is still in the processor's cache.
+constexpr std::size_t read_at_once = 256 << 10;
+
+/// Reads from that offset on; gives the checksum.
+std::uint32_t read_summed(const File& file, std::uint64_t offset, std::span<std::byte> into) {
+  std::uint32_t checksum = 0;
+  while (!into.empty()) {
+    const auto block = into.first(std::min(into.size(), read_at_once));
+    file.read_at(block, offset);
+    checksum = crc32(block, checksum);
+    offset += block.size();
+    into = into.subspan(block.size());
   }
+  return checksum;
 }
 
 /// The checksums of a file; each piece goes to `copy` too.
 FileEntry take_checksums(const fs::path& path, const std::string& name, File* copy) {
   const File file(path, File::Mode::read);
   FileEntry entry{.name = name, .bytes = file.size(), .piece_bytes = piece_bytes_for(file.size())};
-  each_piece(file, entry, {0, piece_count(entry.bytes, entry.piece_bytes)},
-             [&](std::uint64_t, Range range, auto bytes) {
-               if (copy != nullptr) copy->write_at(bytes, range.begin);
-               entry.crc32.push_back(crc32(bytes));
-             });
+  std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
+  for (std::uint64_t piece = 0; piece < piece_count(entry.bytes, entry.piece_bytes); ++piece) {
+    const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
+    const auto bytes = std::span(buffer).first(range.end - range.begin);
+    entry.crc32.push_back(read_summed(file, range.begin, bytes));
+    if (copy != nullptr) copy->write_at(bytes, range.begin);
+  }
   return entry;
 }
 
-/// Opens the file and compares its size.
+}  // namespace
+
+std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) noexcept {
+  return ::crc32_gzip_refl(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+}
+
+void on_threads(std::uint64_t count, const std::function<void(Range)>& work) {
+  const auto threads = static_cast<int>(std::clamp<std::uint64_t>(count, 1, at::get_num_threads()));
+  std::vector<std::future<void>> others;
+  for (int thread = 1; thread < threads; ++thread)
+    others.push_back(std::async(std::launch::async, work, share(count, {thread, threads})));
+  work(share(count, {0, threads}));
+  for (auto& other : others) other.get();
+}
+
 File open_whole(const fs::path& directory, const FileEntry& entry) {
   File file(regular_file(directory, entry.name), File::Mode::read);
   if (file.size() != entry.bytes)
     refuse(file.path(),
            "it has " + std::to_string(file.size()) + " bytes, and the manifest says " + std::to_string(entry.bytes));
   return file;
-}
-
-}  // namespace
-
-std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) noexcept {
-  return static_cast<std::uint32_t>(::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
 std::vector<std::string> list_files(const fs::path& directory) {
@@ -99,34 +118,55 @@ FileEntry copy_file(const fs::path& directory, const std::string& name, const fs
   return entry;
 }
 
-void read_pieces(const fs::path& directory, const FileEntry& entry, Range pieces, Range verified,
+void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<const std::uint64_t> pieces,
+                 const std::function<std::byte*(Range)>& place,
                  const std::function<void(Range, std::span<const std::byte>)>& use) {
+  if (pieces.empty()) return;
   const auto file = open_whole(directory, entry);
-  each_piece(file, entry, pieces, [&](std::uint64_t piece, Range range, auto bytes) {
-    if (piece >= verified.begin && piece < verified.end && crc32(bytes) != entry.crc32[piece])
-      refuse(file.path(), "bytes " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
-                              " are damaged: their checksum is wrong");
-    if (use) use(range, bytes);
+  on_threads(pieces.size(), [&](Range mine) {
+    std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
+    for (const auto piece : pieces.subspan(mine.begin, mine.end - mine.begin)) {
+      const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
+      auto* const there = place ? place(range) : nullptr;
+      const std::span bytes(there != nullptr ? there : buffer.data(), range.end - range.begin);
+      if (read_summed(file, range.begin, bytes) != entry.crc32[piece]) refuse_piece(file.path(), range);
+      if (use) use(range, bytes);
+    }
   });
+}
+
+void refuse_piece(const fs::path& path, Range range) {
+  refuse(path, "bytes " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
+                   " are damaged: their checksum is wrong");
 }
 
 void verify_sizes(const fs::path& directory, const Manifest& manifest) {
   for (const auto& entry : manifest.files) open_whole(directory, entry);
 }
 
-void verify(const fs::path& directory, const Manifest& manifest, Rank here) {
-  verify_sizes(directory, manifest);
-  std::uint64_t total = 0, first = 0;
-  for (const auto& entry : manifest.files) total += entry.crc32.size();
-  const auto mine = share(total, here);
-  for (const auto& entry : manifest.files) {
-    const auto last = first + entry.crc32.size();
-    if (const Range range{std::max(first, mine.begin), std::min(last, mine.end)}; range.begin < range.end) {
-      const Range pieces{range.begin - first, range.end - first};
-      read_pieces(directory, entry, pieces, pieces);
-    }
-    first = last;
+void verify(const fs::path& directory, const Manifest& manifest, Rank in_world, Rank in_node,
+            const MappedState* state) {
+  const Places places(manifest.tensors);
+  const auto needed_on_every_node = [&](const FileEntry& entry, std::uint64_t piece) {
+    bool needed = false;
+    if (entry.name == state_name)
+      places.each(piece_range(entry.bytes, entry.piece_bytes, piece), [&](Range, const TensorEntry* tensor) {
+        needed = needed || (tensor != nullptr && !tensor->per_rank);
+      });
+    return needed;
+  };
+  std::vector<std::pair<const FileEntry*, std::uint64_t>> of_node, of_world;
+  for (const auto& entry : manifest.files)
+    for (std::uint64_t piece = 0; piece < entry.crc32.size(); ++piece)
+      (needed_on_every_node(entry, piece) ? of_node : of_world).emplace_back(&entry, piece);
+  std::map<const FileEntry*, std::vector<std::uint64_t>> mine;
+  for (const auto& [all, here] : {std::pair(&of_node, in_node), std::pair(&of_world, in_world)}) {
+    const auto part = share(all->size(), here);
+    for (auto i = part.begin; i < part.end; ++i) mine[(*all)[i].first].push_back((*all)[i].second);
   }
+  for (const auto& entry : manifest.files)
+    state != nullptr&& entry.name == state_name ? state->verify(mine[&entry])
+                                                : read_pieces(directory, entry, mine[&entry]);
 }
 
 }  // namespace muster::detail::checkpoint

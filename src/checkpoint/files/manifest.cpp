@@ -141,6 +141,9 @@ void check_progress(const Manifest& manifest) {
   if (const auto at = manifest.metrics.find("training_iteration");
       at != manifest.metrics.end() && *at != progress.training_iteration)
     throw Invalid{"\"training_iteration\" is not that of its metrics"};
+  for (const auto& tensor : manifest.tensors)
+    if (tensor.per_rank && (tensor.shape.empty() || tensor.shape[0] != manifest.world_size))
+      throw Invalid{tensor.name + " is not that of as many ranks as wrote it"};
   const auto random = std::ranges::find(manifest.tensors, std::string_view(random_name), &TensorEntry::name);
   if (random != manifest.tensors.end() &&
       (random->type != at::kByte || random->shape.size() != 2 || random->shape[0] != manifest.world_size))
@@ -186,6 +189,7 @@ void to_json(Json& json, const TensorEntry& tensor) {
                 std::string("checkpoints have no type for ") + c10::toString(tensor.type),
                 "Convert it to another type first");
   json = {{"name", tensor.name}, {"type", type->name}, {"shape", tensor.shape}};
+  if (tensor.per_rank) json["per_rank"] = true;
   json.update(tensor.same_as.empty() ? Json{{"offset", tensor.offset}, {"bytes", tensor.bytes}}
                                      : Json{{"same_as", tensor.same_as}});
 }
@@ -206,6 +210,7 @@ void from_json(const Json& json, TensorEntry& tensor) {
     take(json, "offset", tensor.offset);
     take(json, "bytes", tensor.bytes);
   }
+  tensor.per_rank = json.value("per_rank", false);
 }
 
 void to_json(Json& json, const FileEntry& file) {

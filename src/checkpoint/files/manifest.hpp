@@ -12,7 +12,8 @@
 //   "values": {"model": {}, "best": 0.5, …},   JSON of the state, by entry
 //   "tensors": [{"name": "model/fc.weight", "type": "float32", "shape": [3, 4], "offset": 4096, "bytes": 48},
 //               {"name": "model/tied", "type": "float32", "shape": [3, 4], "same_as": "model/fc.weight"}, …],
-//                                     where the values lie in state.h5
+//                                     where the values lie in state.h5; and "per_rank": true where each rank had its
+//                                     own
 //   "files": [{"name": "state.h5", "bytes": 8192, "piece_bytes": 65536, "crc32": [123456789]},
 //             {"name": "notes/a.txt", …}, …],
 //   "checksum": "0a1b2c3d"
@@ -46,6 +47,7 @@ struct TensorEntry {
   std::uint64_t offset = 0;  ///< in state.h5; 0 where there are no bytes
   std::uint64_t bytes = 0;
   std::string same_as = {};  ///< the tensor stored before that this one shares its memory with; usually empty
+  bool per_rank = false;     ///< each rank has its own: the first dimension is the rank
 };
 
 struct FileEntry {

@@ -43,7 +43,7 @@ inline Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, st
   return {begin, begin + std::min(piece_bytes, file_bytes - begin)};
 }
 
-/// zlib's CRC-32, continued from `before`.
+/// CRC-32 as zlib has it, continued from `before`.
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
 }  // namespace muster::detail::checkpoint

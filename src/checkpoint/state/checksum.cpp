@@ -3,7 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <xxhash.h>
+#include <isa-l/crc64.h>
 
 #include <algorithm>
 #include <map>
@@ -31,7 +31,9 @@ at::Tensor& scramble(at::Tensor& x) {
 
 }  // namespace
 
-std::uint64_t checksum(std::string_view bytes) noexcept { return XXH3_64bits(bytes.data(), bytes.size()); }
+std::uint64_t checksum(std::string_view bytes) noexcept {
+  return ::crc64_ecma_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+}
 
 std::uint64_t checksum(const at::Tensor& tensor) { return checksum(Bytes(tensor).all()); }
 

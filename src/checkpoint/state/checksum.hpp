@@ -27,11 +27,11 @@ class Bytes {
   at::Tensor tensor_;
 };
 
-/// XXH3, 64 bits.
+/// CRC-64.
 std::uint64_t checksum(std::string_view bytes) noexcept;
 std::uint64_t checksum(const at::Tensor& tensor);
 
-/// Of each tensor where it lies: on the CPU by XXH3, on a device by mixed_sum() with one small copy for all of them.
+/// Of each tensor where it lies: on the CPU by CRC-64, on a device by mixed_sum() with one small copy for all of them.
 std::vector<std::uint64_t> checksums_in_place(const std::vector<at::Tensor>& tensors);
 
 /// What a device computes, and a number there: the sum modulo 2^64 of the tensor's words mixed with their places.

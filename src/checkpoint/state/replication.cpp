@@ -7,7 +7,6 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/item.h>
 #include <c10/util/StringUtil.h>
@@ -25,6 +24,11 @@ namespace {
 Replication kind_of(const EntryReplication& replication, const std::string& entry) {
   const auto at = replication.find(entry);
   return at == replication.end() ? Replication::equal : at->second;
+}
+
+/// Of an entry, or of a tensor by its path.
+bool is_per_rank(const EntryReplication& replication, const std::string& path) {
+  return kind_of(replication, entry_of(path)) == Replication::per_rank;
 }
 
 std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -58,9 +62,9 @@ std::vector<std::size_t> ranks_of(const std::vector<Disagreement>& differences) 
 Json describe(const StateDict& state, const EntryReplication& replication) {
   Json tensors = Json::object(), values = Json::object(), per_rank = Json::object();
   for (const auto& [entry, value] : state.values.items())
-    (kind_of(replication, entry) == Replication::per_rank ? per_rank[entry] = "JSON" : values[entry] = value);
+    (is_per_rank(replication, entry) ? per_rank[entry] = "JSON" : values[entry] = value);
   for (const auto& [name, tensor] : state.tensors)
-    if (kind_of(replication, entry_of(name)) == Replication::per_rank)
+    if (is_per_rank(replication, name))
       per_rank[name] = form_of(tensor);
     else
       tensors[name] = {form_of(tensor), checksum(tensor)};
@@ -147,21 +151,27 @@ EntryReplication replication_of(const StateEntries& entries) {
   return replication;
 }
 
-std::uint64_t fingerprint(const StateDict& state, const EntryReplication& replication) {
-  std::vector<at::Tensor> alike;
+std::uint64_t outline(const StateDict& state, const EntryReplication& replication) {
   std::string text;
   const auto add = [&](const std::string& part) { text.append(part).push_back('\0'); };
   for (const auto& [name, tensor] : state.tensors) {
     add(name);
     add(form_of(tensor));
-    if (kind_of(replication, entry_of(name)) != Replication::per_rank) alike.push_back(tensor);
+    add(is_per_rank(replication, name) ? "each rank's own" : "");
   }
-  for (const auto sum : checksums_in_place(alike)) add(std::to_string(sum));
   for (const auto& [entry, value] : state.values.items()) {
     add(entry);
-    add(kind_of(replication, entry) == Replication::per_rank ? "each rank's own" : text_of(value));
+    add(is_per_rank(replication, entry) ? "each rank's own" : text_of(value));
   }
   return checksum(text);
+}
+
+std::uint64_t fingerprint(const StateDict& state, const EntryReplication& replication) {
+  std::vector<at::Tensor> alike;
+  for (const auto& [name, tensor] : state.tensors)
+    if (!is_per_rank(replication, name)) alike.push_back(tensor);
+  const auto sums = checksums_in_place(alike);
+  return checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
 }
 
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,
@@ -198,31 +208,29 @@ std::set<std::string> find_drift(const Communicator& communicator, const StateDi
   return tensors;
 }
 
-StateDict gather_per_rank(const Communicator* communicator, StateDict state, const EntryReplication& replication) {
-  const auto of_all = [&](const std::string& mine) {
-    return communicator == nullptr ? std::vector{mine} : communicator->all_gather(mine);
-  };
-  for (auto& [name, tensor] : state.tensors) {
-    if (kind_of(replication, entry_of(name)) != Replication::per_rank) continue;
-    const auto ranks = of_all(std::string(Bytes(tensor).all()));
-    auto sizes = tensor.sizes().vec();
-    sizes.insert(sizes.begin(), static_cast<std::int64_t>(ranks.size()));
-    tensor = at::empty(sizes, at::TensorOptions(tensor.scalar_type()));
-    auto* to = static_cast<char*>(tensor.mutable_data_ptr());
-    for (const auto& rank : ranks) to = std::copy(rank.begin(), rank.end(), to);
-  }
+std::set<std::string> per_rank_tensors(const StateDict& state, const EntryReplication& replication) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : state.tensors)
+    if (is_per_rank(replication, name)) names.insert(name);
+  return names;
+}
+
+Json gather_values(const Communicator* communicator, const StateDict& state, const EntryReplication& replication) {
+  auto values = state.values;
   Json own = Json::object();
-  for (const auto& [entry, value] : state.values.items())
-    if (kind_of(replication, entry) == Replication::per_rank) own[entry] = value;
-  if (own.empty()) return state;
+  for (const auto& [entry, value] : values.items())
+    if (is_per_rank(replication, entry)) own[entry] = value;
+  if (own.empty()) return values;
+  const auto mine = pack(own);
   std::vector<Json> ranks;
-  for (const auto& rank : of_all(pack(own))) ranks.push_back(Json::from_cbor(rank));
+  for (const auto& rank : communicator == nullptr ? std::vector{mine} : communicator->all_gather(mine))
+    ranks.push_back(Json::from_cbor(rank));
   for (const auto& [entry, value] : own.items()) {
     auto list = Json::array();
     for (const auto& rank : ranks) list.push_back(rank.at(entry));
-    state.values[entry] = std::move(list);
+    values[entry] = std::move(list);
   }
-  return state;
+  return values;
 }
 
 }  // namespace muster::detail::checkpoint

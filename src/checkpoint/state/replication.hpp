@@ -17,17 +17,23 @@ using EntryReplication = std::map<std::string, Replication>;
 
 EntryReplication replication_of(const StateEntries& entries);
 
-/// A number over all that the ranks should have alike, and of the rest names, shapes and types. Local.
+/// A number over names, shapes and types, over the values that the ranks should have alike, and over which those are.
+/// Local, as the next one is.
+std::uint64_t outline(const StateDict& state, const EntryReplication& replication);
+/// A number over the tensors that the ranks should have alike, each of which is read once.
 std::uint64_t fingerprint(const StateDict& state, const EntryReplication& replication);
 
-/// To be called when fingerprints differ: finds out where. A difference in what is the user's own is an Error
+/// To be called when either number differs: finds out where. A difference in what is the user's own is an Error
 /// (ExitCode::user_error), the same on all ranks, that names entry and ranks; one in what is averaged is a warning.
 /// Gives the tensors of which rank 0's copy is to be stored whole. Collective.
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,
                                  const EntryReplication& replication);
 
-/// The state with what each rank has of its own as one: tensors as [world, …], values as a list. Collective, and on
-/// every rank; one rank alone where there is no communicator.
-StateDict gather_per_rank(const Communicator* communicator, StateDict state, const EntryReplication& replication);
+/// The tensors of which each rank has its own.
+std::set<std::string> per_rank_tensors(const StateDict& state, const EntryReplication& replication);
+
+/// The values with what each rank has of its own as a list, on every rank. Collective; of one rank alone where there is
+/// no communicator.
+Json gather_values(const Communicator* communicator, const StateDict& state, const EntryReplication& replication);
 
 }  // namespace muster::detail::checkpoint

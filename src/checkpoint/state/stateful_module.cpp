@@ -1,4 +1,5 @@
 // Modules: parameters and buffers by name.
+#include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/stateful.hpp"
 
 #include <ATen/ops/equal.h>
@@ -36,8 +37,7 @@ class StatefulModule : public Stateful {
   }
 
   void load(const StateDict& saved, const ParameterPaths&) override {
-    const at::NoGradGuard no_grad;
-    for (auto& [path, tensor] : tensors()) tensor.copy_(saved.tensors.at(path));
+    for (auto& [path, tensor] : tensors()) copy_values(tensor, saved.tensors.at(path));
   }
 
   Replication replication() const override { return Replication::averaged; }

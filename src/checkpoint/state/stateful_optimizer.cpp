@@ -1,6 +1,7 @@
 // Optimizers. In JSON: {"kind": "Adam", "param_groups": [{"params": [path, …], "lr": …, …}, …],
 // "state": {path: {"step": …, …}, …}}; the tensors of a parameter's state under PATH/FIELD, those of a list under
 // PATH/FIELD.0, PATH/FIELD.1 …, with the list's length in the JSON. A parameter that has not been stepped has no state.
+#include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 #include "optim/fields.hpp"
@@ -165,7 +166,9 @@ class StatefulOptimizer : public Stateful {
           return tensor.to(parameter.device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
         const bool in_place = now.defined() && now.sizes() == tensor.sizes() &&
                               now.scalar_type() == tensor.scalar_type() && now.device() == parameter.device();
-        return (in_place ? now : at::empty_like(parameter)).copy_(tensor);
+        auto mine = in_place ? now : at::empty_like(parameter);
+        copy_values(mine, tensor);
+        return mine;
       };
       visit_fields(static_cast<ParamState&>(*state), FieldReader{saved, path, json, take, none, known});
     });

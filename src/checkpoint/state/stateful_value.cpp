@@ -1,7 +1,6 @@
 // Tensors, JSON, numbers, strings, and the user's own functions.
+#include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/stateful.hpp"
-
-#include <ATen/core/grad_mode.h>
 
 namespace muster {
 namespace {
@@ -23,10 +22,7 @@ class StatefulTensor : public Stateful {
       compare_tensor("", saved.tensors.at(""), tensor_->sizes(), tensor_->scalar_type(), differences);
   }
 
-  void load(const StateDict& saved, const ParameterPaths&) override {
-    const at::NoGradGuard no_grad;
-    tensor_->copy_(saved.tensors.at(""));
-  }
+  void load(const StateDict& saved, const ParameterPaths&) override { copy_values(*tensor_, saved.tensors.at("")); }
 
   std::map<std::string, at::Tensor> parameters() const override {
     if (!tensor_->defined()) return {};

@@ -1,0 +1,128 @@
+#include "checkpoint/files/state_reader.hpp"
+
+#include "base/direct.hpp"
+#include "checkpoint/files/checked_files.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+#ifndef MADV_POPULATE_READ
+constexpr int MADV_POPULATE_READ = 22;  // of Linux 5.14, which the C library may not know yet
+#endif
+
+/// Smaller tensors are copied: a page of the file for each would cost more, and they need not be aligned in it.
+constexpr std::uint64_t mapped_from = 64 << 10;
+
+std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
+
+/// Adds what `make` gives for each entry that has memory of its own, and the others as the tensors that they share.
+Tensors each_tensor(const Manifest& manifest, auto&& make) {
+  Tensors tensors;
+  std::map<std::string, at::Tensor> stored;
+  for (const auto& entry : manifest.tensors) {
+    auto tensor = entry.same_as.empty() ? make(entry) : stored.at(entry.same_as);
+    stored.emplace(entry.name, tensor);
+    if (tensor.defined()) tensors.emplace(entry.name, std::move(tensor));
+  }
+  return tensors;
+}
+
+at::Tensor empty_for(const TensorEntry& entry) { return at::empty(entry.shape, at::TensorOptions(entry.type)); }
+
+}  // namespace
+
+Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
+                     const std::function<bool(const std::string&)>& wanted) {
+  // What shares the memory of one that is wanted needs no memory; one that is not may have it.
+  std::set<std::string> needed;
+  for (const auto& entry : manifest.tensors)
+    if (!wanted || wanted(entry.name)) needed.insert(entry.same_as.empty() ? entry.name : entry.same_as);
+  std::map<const TensorEntry*, std::byte*> memory;
+  auto tensors = each_tensor(manifest, [&](const TensorEntry& entry) {
+    if (!needed.contains(entry.name)) return at::Tensor();
+    auto tensor = empty_for(entry);
+    memory.emplace(&entry, memory_of(tensor));
+    return tensor;
+  });
+  const auto& file = manifest.state_file();
+  const auto pieces =
+      pieces_with(manifest.tensors, file.bytes, [&](const auto& name) { return needed.contains(name); });
+
+  const Places places(manifest.tensors);
+  read_pieces(
+      directory, file, pieces,
+      [&](Range range) {  // where a piece is one tensor's it is read there
+        std::byte* place = nullptr;
+        places.each(range, [&](Range segment, const TensorEntry* tensor) {
+          const auto at = memory.find(tensor);
+          if (segment.end - segment.begin == range.end - range.begin && at != memory.end())
+            place = at->second + (range.begin - tensor->offset);
+        });
+        return place;
+      },
+      [&](Range range, std::span<const std::byte> bytes) {
+        places.each(range, [&](Range segment, const TensorEntry* tensor) {
+          const auto at = memory.find(tensor);
+          if (at == memory.end()) return;
+          auto* const to = at->second + (segment.begin - tensor->offset);
+          const auto from = bytes.subspan(segment.begin - range.begin, segment.end - segment.begin);
+          if (to != from.data()) std::ranges::copy(from, to);
+        });
+      });
+  if (wanted) std::erase_if(tensors, [&](const auto& item) { return !wanted(item.first); });
+  return tensors;
+}
+
+std::shared_ptr<const MappedState> MappedState::open(const std::filesystem::path& directory, const FileEntry& entry) {
+  const auto file = open_whole(directory, entry);
+  void* const address =
+      ::mmap(nullptr, entry.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.descriptor(), 0);
+  if (address == MAP_FAILED) return nullptr;
+  std::shared_ptr<const MappedState> mapped(new MappedState(file.path(), entry, static_cast<std::byte*>(address)));
+  return mapped->load({0, 1}) ? mapped : nullptr;
+}
+
+MappedState::~MappedState() { ::munmap(data_, entry_.bytes); }
+
+/// Has the system read that range: so what cannot be read is an error and no signal. False if this system cannot.
+bool MappedState::load(Range range) const {
+  const auto begin = range.begin / direct_alignment * direct_alignment;
+  int status;
+  do status = ::madvise(data_ + begin, range.end - begin, MADV_POPULATE_READ);
+  while (status != 0 && errno == EINTR);
+  if (status == 0) return true;
+  if (errno == EINVAL) return false;
+  throw Error(ExitCode::retry, "reading " + path_.string(), std::strerror(errno == EFAULT ? EIO : errno),
+              "Look after the disk or the file server, then try again");
+}
+
+void MappedState::verify(std::span<const std::uint64_t> pieces) const {
+  on_threads(pieces.size(), [&](Range mine) {
+    for (const auto piece : pieces.subspan(mine.begin, mine.end - mine.begin)) {
+      const auto range = piece_range(entry_.bytes, entry_.piece_bytes, piece);
+      load(range);
+      if (crc32({data_ + range.begin, range.end - range.begin}) != entry_.crc32[piece]) refuse_piece(path_, range);
+    }
+  });
+}
+
+Tensors MappedState::tensors(const Manifest& manifest) const {
+  return each_tensor(manifest, [&](const TensorEntry& entry) {
+    auto* const begin = data_ + entry.offset;
+    if (entry.bytes >= mapped_from && entry.offset % c10::elementSize(entry.type) == 0)
+      return at::from_blob(
+          begin, entry.shape, [mapped = shared_from_this()](void*) {}, at::TensorOptions(entry.type));
+    auto tensor = empty_for(entry);
+    std::copy_n(begin, entry.bytes, memory_of(tensor));
+    return tensor;
+  });
+}
+
+}  // namespace muster::detail::checkpoint

@@ -1,0 +1,212 @@
+#include "checkpoint/files/state_writer.hpp"
+
+#include "base/direct.hpp"
+#include "checkpoint/state/checksum.hpp"
+#include "comm/collectives.hpp"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <future>
+#include <new>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+/// Smaller files stay in the system's cache, where a restart finds them.
+constexpr std::uint64_t directly_from = 16 << 20;
+/// What is written at once.
+constexpr std::size_t written_at_once = 8 << 20;
+/// What is copied before its checksum is taken: it is still in the processor's cache.
+constexpr std::size_t copied_at_once = 128 << 10;
+
+bool is_direct(const Layout& layout) { return layout.bytes >= directly_from; }
+
+/// The bytes of the file, from wherever they are.
+class Source {
+ public:
+  Source(const Layout& layout, const Tensors& tensors, const std::vector<Stretch>& rows)
+      : layout_(layout), tensors_(tensors), rows_(rows), places_(layout.tensors) {}
+
+  /// Calls use(bytes) for that range of the file, in its order; zeroes are an empty span and how many there are.
+  void each(Range range, auto&& use) {
+    places_.each(range, [&](Range segment, const TensorEntry* tensor) {
+      if (tensor == nullptr) return stored(layout_.structure, segment, use);
+      if (tensor->per_rank && tensor->shape[0] > 1) return stored(rows_, segment, use);
+      if (current_ != tensor) bytes_ = std::make_unique<const Bytes>(tensors_.at(tensor->name));
+      current_ = tensor;
+      use(bytes_->part(segment.begin - tensor->offset, segment.end - tensor->offset), 0);
+    });
+  }
+
+ private:
+  static void stored(const std::vector<Stretch>& stretches, Range range, auto& use) {
+    auto at = std::ranges::upper_bound(stretches, range.begin, {}, &Stretch::end);
+    while (range.begin < range.end) {
+      const bool none = at == stretches.end() || at->offset >= range.end;
+      const auto next = none ? range.end : std::max(at->offset, range.begin);
+      if (range.begin < next) use(std::span<const std::byte>(), next - range.begin);
+      if (none) return;
+      const Range there{next, std::min(at->end(), range.end)};
+      use(std::as_bytes(std::span(at->bytes)).subspan(there.begin - at->offset, there.end - there.begin), 0);
+      range.begin = there.end;
+      ++at;
+    }
+  }
+
+  const Layout& layout_;
+  const Tensors& tensors_;
+  const std::vector<Stretch>& rows_;
+  const Places places_;
+  const TensorEntry* current_ = nullptr;
+  std::unique_ptr<const Bytes> bytes_;  // of that one
+};
+
+/// Copies that range of the file; gives its checksum.
+std::uint32_t copy_out(Source& source, Range range, std::byte* to) {
+  std::uint32_t checksum = 0;
+  const auto take = [&](std::size_t size, auto&& copy) {
+    for (std::size_t done = 0; done < size;) {
+      const auto block = std::min(size - done, copied_at_once);
+      copy(done, block);
+      checksum = crc32({to, block}, checksum);
+      to += block;
+      done += block;
+    }
+  };
+  source.each(range, [&](std::span<const std::byte> bytes, std::size_t zeroes) {
+    take(bytes.size(), [&](auto at, auto size) { std::memcpy(to, bytes.data() + at, size); });
+    take(zeroes, [&](auto, auto size) { std::memset(to, 0, size); });
+  });
+  return checksum;
+}
+
+/// Calls use(tensor, rank, range) for the row of each rank of each tensor that has rows, in the order of names and
+/// ranks.
+void each_row(const Layout& layout, int ranks, auto&& use) {
+  for (const auto& tensor : layout.tensors) {
+    if (!tensor.per_rank) continue;
+    const auto row = tensor.bytes / static_cast<std::uint64_t>(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto begin = tensor.offset + static_cast<std::uint64_t>(rank) * row;
+      use(tensor, rank, Range{begin, begin + row});
+    }
+  }
+}
+
+/// Calls use(writer, range) for each stretch of `range` that one rank writes.
+void each_writer(Range range, std::uint64_t piece_bytes, const std::vector<int>& writers, auto&& use) {
+  for (auto begin = range.begin; begin < range.end;) {
+    const int writer = writers[begin / piece_bytes];
+    auto end = begin;
+    while (end < range.end && writers[end / piece_bytes] == writer)
+      end = std::min(range.end, (end / piece_bytes + 1) * piece_bytes);
+    use(writer, Range{begin, end});
+    begin = end;
+  }
+}
+
+}  // namespace
+
+void create_state_file(const std::filesystem::path& path, const Layout& layout) {
+  File file(path, File::Mode::create);
+  is_direct(layout) ? allocate(file, layout.bytes) : file.truncate(layout.bytes);
+  file.close();
+}
+
+std::vector<int> piece_owners(const Layout& layout, int ranks) {
+  const auto piece_bytes = piece_bytes_for(layout.bytes);
+  std::vector<int> owners(piece_count(layout.bytes, piece_bytes), -1);
+  each_row(layout, ranks, [&](const TensorEntry&, int rank, Range row) {
+    for (auto piece = row.begin / piece_bytes; piece * piece_bytes < row.end; ++piece)
+      if (owners[piece] < 0) owners[piece] = rank;
+  });
+  return owners;
+}
+
+std::vector<std::uint64_t> pieces_of(const std::vector<int>& writers, int rank) {
+  std::vector<std::uint64_t> pieces;
+  for (std::uint64_t piece = 0; piece < writers.size(); ++piece)
+    if (writers[piece] == rank) pieces.push_back(piece);
+  return pieces;
+}
+
+std::vector<Stretch> gather_rows(const Communicator& communicator, const Layout& layout, const Tensors& tensors,
+                                 const std::vector<int>& writers) {
+  if (communicator.size() == 1) return {};
+  const auto piece_bytes = piece_bytes_for(layout.bytes);
+  struct Memory {
+    std::vector<Bytes> mine;
+    std::vector<Stretch> gathered;
+  };
+  auto memory = std::make_shared<Memory>();
+  std::vector<comm::Message> sends, receives;
+  each_row(layout, communicator.size(), [&](const TensorEntry& tensor, int rank, Range row) {
+    if (rank == communicator.rank()) memory->mine.emplace_back(tensors.at(tensor.name));
+    each_writer(row, piece_bytes, writers, [&](int writer, Range range) {
+      const auto size = range.end - range.begin;
+      if (rank == communicator.rank()) {
+        auto* const bytes = memory->mine.back().part(range.begin - row.begin, range.end - row.begin).data();
+        sends.push_back({const_cast<std::byte*>(bytes), size, writer});
+      }
+      if (writer != communicator.rank()) return;
+      auto& gathered = memory->gathered.emplace_back(range.begin, std::vector<std::uint8_t>(size));
+      receives.push_back({gathered.bytes.data(), size, rank});
+    });
+  });
+  auto request = comm::Collectives(communicator).all_to_all(sends, receives, comm::Dtype::u8);
+  request.keep(memory);
+  request.wait();
+  std::ranges::sort(memory->gathered, {}, &Stretch::offset);
+  return std::move(memory->gathered);
+}
+
+std::span<std::byte> StateWriter::Buffer::take(std::size_t bytes) {
+  if (size < bytes) {
+    memory.reset(static_cast<std::byte*>(std::aligned_alloc(direct_alignment, bytes)));
+    size = memory ? bytes : 0;
+    if (!memory) throw std::bad_alloc();
+    ::madvise(memory.get(), bytes, MADV_HUGEPAGE);  // a hint
+  }
+  return {memory.get(), bytes};
+}
+
+std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path, const Layout& layout,
+                                              const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
+                                              const std::vector<Stretch>& rows) {
+  if (pieces.empty()) return {};
+  File file(path, File::Mode::write);
+  if (is_direct(layout)) write_directly(file);
+  const auto piece_bytes = piece_bytes_for(layout.bytes);
+  Source source(layout, tensors, rows);
+  std::vector<std::uint32_t> checksums;
+  // After `file`: while an error leaves, those on their way are waited for first.
+  std::array<std::shared_future<void>, depth> on_their_way;
+  for (std::size_t done = 0, chunk = 0; done < pieces.size(); ++chunk) {
+    auto last = done + 1;  // of those that lie side by side
+    while (last < pieces.size() && pieces[last] == pieces[last - 1] + 1 &&
+           (last - done) * piece_bytes < written_at_once)
+      ++last;
+    const Range range{pieces[done] * piece_bytes, std::min((pieces[last - 1] + 1) * piece_bytes, layout.bytes)};
+    auto& slot = on_their_way[chunk % depth];
+    if (slot.valid()) slot.get();
+    const auto buffer = buffers_[chunk % depth].take(range.end - range.begin);
+    for (; done < last; ++done) {
+      const auto piece = piece_range(layout.bytes, piece_bytes, pieces[done]);
+      checksums.push_back(copy_out(source, piece, buffer.data() + (piece.begin - range.begin)));
+    }
+    // One at a time: several would all end at once, and leave the disk idle until the next ones are filled.
+    const auto& before = on_their_way[(chunk + depth - 1) % depth];
+    slot = std::async(std::launch::async, [&file, before, buffer, range] {
+      if (before.valid()) before.get();
+      file.write_at(buffer, range.begin);
+    });
+  }
+  for (auto& slot : on_their_way)
+    if (slot.valid()) slot.get();
+  file.sync();
+  file.close();
+  return checksums;
+}
+
+}  // namespace muster::detail::checkpoint
