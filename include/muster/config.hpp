@@ -45,10 +45,37 @@ struct CheckpointConfig {
 void to_json(Json& json, const CheckpointConfig& options);
 void from_json(const Json& json, CheckpointConfig& options);
 
+/// What becomes of a step of an optimizer for which an averaged gradient is NaN or infinite. It is found before the
+/// step in all prepared optimizers (Session::prepare_optimizer), whose step is taken or left out on all workers alike;
+/// a model with another optimizer is an Error (ExitCode::usage) then, as is LBFGS. A loss that is NaN is found by the
+/// gradients that it makes, so it is not looked at itself; one that is infinite, with gradients that are finite, does
+/// no harm to the weights. A GradScaler looks first, and leaves out by its own rule what it finds.
+///
+/// The look is part of the averaging or the clipping where an optimizer is fused; else it reads the averages once.
+enum class BadNumbers {
+  /// Nothing is looked at.
+  ignore,
+  /// An Error (ExitCode::user_error) that names the step, the parameter and, as far as it can be known, the rank. The
+  /// weights of a fused optimizer may have been written by then; the checkpoints are those of before.
+  stop,
+  /// The step is left out: weights and the optimizer's state stay as they are, and the loop goes on. A report warns of
+  /// how many there were. What the forward pass has changed stays changed, such as statistics of batch-norm. With a
+  /// fused optimizer and no max_grad_norm this reads all gradients once more.
+  skip,
+  /// The training function begins again from the newest checkpoint, as after a failure that does not count. It meets
+  /// the same batches; when it comes to the step that was bad, that step is left out. A process that is started anew
+  /// does not know of it and goes back once more.
+  roll_back,
+};
+
 struct FailureConfig {
   /// Failures since the last new checkpoint after which training goes on from it: 0 none, -1 no limit. Errors that all
   /// ranks know of are tried again inside the job; after a lost or stuck rank (ExitCode::retry) `muster run` does it.
   int max_failures = 0;
+  BadNumbers bad_numbers = BadNumbers::ignore;
+  /// Steps in a row that may be left out (skip), or times that the run may go back to one checkpoint (roll_back); one
+  /// more is an Error as of BadNumbers::stop. -1 no limit.
+  int bad_numbers_limit = 10;
 };
 void to_json(Json& json, const FailureConfig& options);
 void from_json(const Json& json, FailureConfig& options);

@@ -107,13 +107,17 @@ class Launch {
   int threads_per_rank() const noexcept;
   /// This rank's share of the CPUs that it may run on: each divided by the ranks of the node that may.
   int cpus_per_rank() const noexcept;
-  /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), or since
-  /// --time-limit is over. A session's workers hear of it from each other, stop at the same place, and the run ends
-  /// with ExitCode::stopped or, where nothing could be saved, ExitCode::retry; see Session.
+  /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by
+  /// SIGTERM where srun has started it, or since its time is over. A session's workers hear of it from each other, stop
+  /// at the same place, and the run ends with ExitCode::stopped or, where nothing could be saved, ExitCode::retry; see
+  /// Session. Under mpirun SIGTERM, to it or to a rank, ends all within two seconds, whatever a program does.
   ///
   /// The signals count from the moment that libmuster is loaded, where they had their default. A program that makes no
   /// Launch has that default back after five minutes, and may set handlers of its own at any time.
   bool stop_requested() const noexcept;
+  /// Inside run(): until --time-limit is over or, where there is none, the allocation as Slurm has said in
+  /// SLURM_JOB_END_TIME. Negative afterwards; empty where nothing ends it.
+  std::optional<std::chrono::nanoseconds> time_left() const noexcept;
 
  private:
   int run_body(const std::function<int()>& body);

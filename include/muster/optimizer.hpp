@@ -25,6 +25,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -64,6 +65,7 @@ class OptimizerStep {
                           const std::function<at::Tensor(Closure)>& plain) = 0;
   virtual double grad_norm() const noexcept = 0;
   virtual bool fused() const noexcept = 0;
+  virtual std::int64_t skipped_steps() const noexcept = 0;
 };
 
 }  // namespace detail::optim
@@ -83,6 +85,8 @@ class PreparedOptimizer : public O {
   double grad_norm() const noexcept { return step_->grad_norm(); }
   /// Whether step() averages gradients and updates parameters at once.
   bool fused() const noexcept { return step_->fused(); }
+  /// Steps that were left out for their gradients (FailureConfig::bad_numbers): a schedule by steps may want to know.
+  std::int64_t skipped_steps() const noexcept { return step_->skipped_steps(); }
 
  private:
   std::unique_ptr<detail::optim::OptimizerStep> step_;

@@ -123,12 +123,18 @@ class StepScope {
 /// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
 /// all workers alike.
 ///
-/// Asked to stop (--time-limit, SIGUSR1, SIGUSR2, any worker), all workers stop at the same boundary: the next batch of
-/// a training pass, the next epoch or report, where no gradients are added up for a later step, outside of join(). The
-/// State that was last restored or reported, if it still lives, is saved without a report, and an Error with
-/// ExitCode::stopped is thrown there; it passes through the training function like any other. Where there is no such
-/// State nothing is saved and the code is ExitCode::retry; if a report has saved files of the user's own, the next
-/// report is waited for. While batches of two training passes are in hand, the boundary is the next epoch or report.
+/// Asked to stop (SIGUSR1 or SIGUSR2 to any worker, SIGTERM under srun, `touch STORAGE/NAME/stop`, the time: see
+/// below), all workers stop at the same boundary: the next batch of a training pass, the next epoch or report, where no
+/// gradients are added up for a later step, outside of join(). The State that was last restored or reported, if it
+/// still lives, is saved without a report, and an Error with ExitCode::stopped is thrown there; it passes through the
+/// training function like any other. Where there is no such State nothing is saved and the code is ExitCode::retry; if
+/// a report has saved files of the user's own, the next report is waited for. While batches of two training passes are
+/// in hand, the boundary is the next epoch or report.
+///
+/// The file `stop` in the run's folder is looked for once a second, and removed when it has been obeyed or training has
+/// ended. --time-limit, or else SLURM_JOB_END_TIME, is when all is to be over: a run stops as much before it as it has
+/// taken at most from one boundary to the next, and twice its slowest save (before the first one: three times its
+/// parameters at 100 MB/s), and a second. Nothing stops where there is no boundary, as in a long validation.
 class Session {
  public:
   explicit Session(detail::train::SessionState& state) : state_(&state) {}

@@ -1,11 +1,16 @@
 #include "gradients/fingerprint.hpp"
 
+#include "node/finite.hpp"
+
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 
 namespace muster::detail::gradients {
@@ -18,6 +23,17 @@ std::int64_t offset_at(const at::Tensor& tensor, std::int64_t part) {
   std::int64_t offset = 0;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) offset += tensor.size(d) * part / of_each * tensor.stride(d);
   return offset;
+}
+
+template <class T>
+bool all_finite(const at::Tensor& dense) {
+  constexpr std::int64_t of_a_thread = 1 << 16;
+  const auto* const values = static_cast<const T*>(dense.const_data_ptr());
+  std::atomic<bool> finite = true;
+  at::parallel_for(0, dense.numel(), of_a_thread, [&](std::int64_t begin, std::int64_t end) {
+    if (!node::all_finite(values + begin, static_cast<std::size_t>(end - begin))) finite = false;
+  });
+  return finite;
 }
 
 }  // namespace
@@ -49,6 +65,16 @@ bool Fingerprint::operator==(const Fingerprint& other) const {
 bool any_nonzero(const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   return (gradient.layout() == at::kSparse ? gradient._values() : gradient).any().item<bool>();
+}
+
+bool all_finite(const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  const auto values = gradient.layout() == at::kSparse ? gradient._values() : gradient;
+  if (values.is_cpu() && values.is_non_overlapping_and_dense()) {
+    if (values.scalar_type() == at::kFloat) return all_finite<float>(values);
+    if (values.scalar_type() == at::kDouble) return all_finite<double>(values);
+  }
+  return at::isfinite(values).all().item<bool>();
 }
 
 }  // namespace muster::detail::gradients

@@ -24,5 +24,7 @@ class Fingerprint {
 
 /// Whether a gradient, dense or sparse, is not zero everywhere.
 bool any_nonzero(const at::Tensor& gradient);
+/// Whether it is finite everywhere.
+bool all_finite(const at::Tensor& gradient);
 
 }  // namespace muster::detail::gradients

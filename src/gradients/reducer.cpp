@@ -23,6 +23,8 @@ constexpr const char* averaging = "averaging gradients";
 
 constexpr Flags stop = 1;  ///< requested of a rank
 
+constexpr std::int64_t few = 4096;  ///< elements that are looked at in no time: biases and the like
+
 [[noreturn]] void refuse(const std::string& fact) {
   throw Error(ExitCode::data, averaging, fact, "Change the model first, then call prepare_model");
 }
@@ -190,6 +192,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
     p.tensor.mutable_grad() = p.tensor.grad().clone();
   }
 
+  if (watches_numbers_ && p.tensor.numel() <= few && p.tensor.is_cpu()) look_at(p);
   const bool counts = steps_->weight() > 0.0;
   if (counts) p.padding = false;
   if (!pass) {
@@ -200,6 +203,23 @@ void Reducer::after_accumulation(std::size_t parameter) {
   p.use = counts || p.pending ? Use::used : Use::unused;
   // The last one is added when backward() has ended: until then the other ranks can be told of an exception.
   if (state_ == State::collecting && in_backward(p) && --pass->missing > 0) add(p);
+}
+
+void Reducer::look_at(const Parameter& parameter) {
+  if (!all_finite(parameter.tensor.grad())) {
+    if (bad_gradient_.empty()) bad_gradient_ = parameter.name;
+  } else if (bad_gradient_ == parameter.name) {
+    bad_gradient_.clear();
+  }
+}
+
+std::string Reducer::name_of(const at::Tensor& parameter) const {
+  const auto found = std::ranges::find(names_, parameter.unsafeGetTensorImpl(), [](const auto& n) { return n.second; });
+  return found == names_.end() ? std::string() : found->first;
+}
+
+bool Reducer::averages(const at::Tensor& parameter) const {
+  return std::ranges::any_of(parameters_, [&](const Parameter& p) { return p.tensor.is_same(parameter); });
 }
 
 /// None in no_sync(). Waits for nobody: the models of one backward() may begin in another order on each rank.

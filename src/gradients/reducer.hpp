@@ -84,6 +84,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Whether backward() has left gradients to the optimizer.
   bool awaits_step() const noexcept { return state_ == State::awaiting_step; }
 
+  // For who wants to know of NaN and infinite numbers.
+  /// From now on the small gradients of this rank are looked at as they are made.
+  void watch_numbers() noexcept { watches_numbers_ = true; }
+  /// The first of them that was bad, by its parameter, and has not been made anew since; empty: none.
+  const std::string& bad_gradient() const noexcept { return bad_gradient_; }
+  /// Empty for what is no parameter of the module.
+  std::string name_of(const at::Tensor& parameter) const;
+  /// Whether its gradients are averaged.
+  bool averages(const at::Tensor& parameter) const;
+
   // For ranks with different numbers of passes (join.cpp).
   /// `before` is called as every backward() begins, and told whether it averages. It gives what the averages are to be
   /// multiplied by, and what it throws, backward() throws. An empty one ends that.
@@ -151,6 +161,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Flags flags() const;
   /// Whether the pass that the exchanges have begun is to bring its average.
   bool in_backward(const Parameter& parameter) const noexcept;
+  void look_at(const Parameter& parameter);
   void add(Parameter& parameter);
   void add_rest();
   void add_nothing(Use use);
@@ -185,6 +196,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::unique_ptr<Exchange> sparse_;  ///< none where there is no sparse parameter
 
   bool fused_ = false;
+  bool watches_numbers_ = false;
+  std::string bad_gradient_;
   std::int64_t passes_ = 0;
   bool any_stop_requested_ = false;
   std::function<double(bool averages)> before_pass_;

@@ -51,6 +51,7 @@ struct Launch::State {
       : argc(argc_), argv(argv_), program(std::filesystem::path(argv_[0]).filename()), parser(program, version) {}
 
   void choose_threads();
+  void choose_end();
 
   int argc;
   char** argv;
@@ -60,6 +61,7 @@ struct Launch::State {
   int threads = 1;
   int cpus = 1;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point> end;
   std::optional<detail::comm::MpiScope> environment;
 };
 
@@ -80,11 +82,22 @@ void Launch::State::choose_threads() {
                     " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
 }
 
+void Launch::State::choose_end() {
+  using std::chrono::steady_clock, std::chrono::system_clock;
+  const auto now = system_clock::now();
+  if (flags.time_limit)
+    end = begin + *flags.time_limit;
+  else if (const auto allocation = detail::launch::end_of_allocation(::getenv, now))
+    end = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(*allocation - now);
+}
+
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
-  detail::launch::stop_signal::take_over();
-  if (detail::launch::supervisor()) detail::launch::end_with_launcher();
+  // A supervisor asks by SIGUSR1, and ends ranks by SIGTERM to srun.
+  const bool supervised = detail::launch::supervisor().has_value();
+  detail::launch::stop_signal::take_over(!supervised && detail::launch::started_by_srun(::getenv));
+  if (supervised) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
   state_->environment.emplace();
   detail::log::start(rank(), detail::log::Level::info);
@@ -100,9 +113,14 @@ const std::string& Launch::program() const noexcept { return state_->program; }
 int Launch::threads_per_rank() const noexcept { return state_->threads; }
 int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
 
+std::optional<std::chrono::nanoseconds> Launch::time_left() const noexcept {
+  if (!state_->end) return {};
+  return *state_->end - std::chrono::steady_clock::now();
+}
+
 bool Launch::stop_requested() const noexcept {
-  const auto& limit = state_->flags.time_limit;
-  return detail::launch::stop_signal::came() || (limit && std::chrono::steady_clock::now() - state_->begin >= *limit);
+  const auto left = time_left();
+  return detail::launch::stop_signal::came() || (left && left->count() <= 0);
 }
 
 void Launch::print(const std::optional<Error>& error) {
@@ -129,6 +147,7 @@ int Launch::run_body(const std::function<int()>& body) {
     state_->flags = parser.resolve();
     if (const auto& timeout = state_->flags.timeout) comm::set_time_limit(communicator(), *timeout);
     state_->choose_threads();
+    state_->choose_end();
     status = body();
   } catch (const comm::Lost& error) {
     give_up(error);

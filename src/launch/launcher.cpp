@@ -37,6 +37,22 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
                         .remedy = "Use the mpirun of the MPI that this program is linked with, or srun --mpi=pmix"};
 }
 
+bool started_by_srun(const Environment& environment) {
+  return environment("SLURM_STEP_ID") != nullptr && environment("SLURM_PROCID") != nullptr &&
+         environment("OMPI_COMM_WORLD_SIZE") == nullptr;
+}
+
+std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Environment& environment,
+                                                                       std::chrono::system_clock::time_point now) {
+  using std::chrono::seconds, std::chrono::system_clock;
+  constexpr seconds longest{1'000'000'000};  // what is later is no limit
+  const char* const variable = environment("SLURM_JOB_END_TIME");
+  const seconds end(variable == nullptr ? 0 : std::atoll(variable));
+  const auto begin = std::chrono::duration_cast<seconds>(now.time_since_epoch());
+  if (end <= begin || end > begin + longest) return {};
+  return system_clock::time_point(end);
+}
+
 int threads_for(const std::vector<std::string>& masks, int rank) {
   const auto& mine = masks[static_cast<std::size_t>(rank)];
   double share = 0;

@@ -1,6 +1,7 @@
 // What the launcher has given: one world of N ranks, as was meant, or N worlds of one rank each; and CPUs.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -23,6 +24,15 @@ std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment);
 
 /// After it: MPI has one rank, the launcher started several processes.
 std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size);
+
+/// Whether srun started this process itself: then SIGTERM asks it to stop (scancel, the end of the allocation, a
+/// preemption), and there are Slurm's KillWait seconds (30 unless set) before the kill. Under mpirun there are two, and
+/// nothing can be done in them. Before MPI is initialised, which sets mpirun's variables too.
+bool started_by_srun(const Environment& environment);
+
+/// SLURM_JOB_END_TIME, unless it is over: that is an allocation of before, whose shell has been kept.
+std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Environment& environment,
+                                                                       std::chrono::system_clock::time_point now);
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. The CPUs of `rank`, each divided by the ranks that share it;
 /// at least 1.

@@ -45,9 +45,10 @@ void install(int signal) noexcept {
 
 bool came() noexcept { return requested != 0; }
 
-void take_over() noexcept {
+void take_over(bool terminate) noexcept {
   launched = 1;
   for (const int signal : {SIGUSR1, SIGUSR2}) install(signal);
+  if (terminate) install(SIGTERM);
 }
 
 }  // namespace muster::detail::launch::stop_signal

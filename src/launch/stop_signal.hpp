@@ -1,4 +1,4 @@
-// The request to stop, by SIGUSR1 or SIGUSR2.
+// The request to stop, by SIGUSR1 or SIGUSR2, and by SIGTERM where it is one.
 //
 // A library of its own, which the loader initialises before all others: libtorch and MPI take seconds to come up, and
 // mpirun passes signals on all the while. A signal whose disposition is not the default is left alone until
@@ -13,7 +13,7 @@ inline constexpr int first_seconds = 300;
 /// Whether one has come since this program was loaded.
 bool came() noexcept;
 
-/// There is a Launch, which has the signals from now on, whatever their disposition was.
-void take_over() noexcept;
+/// There is a Launch, which has the signals from now on, whatever their disposition was. `terminate`: SIGTERM too.
+void take_over(bool terminate) noexcept;
 
 }  // namespace muster::detail::launch::stop_signal

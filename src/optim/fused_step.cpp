@@ -1,5 +1,6 @@
 #include "optim/fused_step.hpp"
 
+#include "node/finite.hpp"
 #include "node/kernels.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -10,6 +11,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 namespace muster::detail::optim {
@@ -54,13 +57,18 @@ double sum_of_squares(const T* values, std::size_t count) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
+/// What a chunk is marked with where its numbers are only looked at.
+double mark_of(bool finite) { return finite ? 0 : std::numeric_limits<double>::quiet_NaN(); }
+
+/// The sum of the squares of a chunk's averages, or with `squares` false its mark.
 template <class T>
-double squares_of_averages(std::span<std::byte* const> gradients, std::size_t count, double scale) {
+double survey_chunk(std::span<std::byte* const> gradients, std::size_t count, double scale, bool squares) {
   Averages<T> averages(gradients, scale);
   double sum = 0;
   for (std::size_t done = 0; done < count; done += tile_elements) {
     const auto n = std::min(tile_elements, count - done);
-    sum += sum_of_squares(averages.of(done, n), n);
+    const T* const tile = averages.of(done, n);
+    sum += squares ? sum_of_squares(tile, n) : mark_of(node::all_finite(tile, n));
   }
   return sum;
 }
@@ -192,26 +200,33 @@ void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
   }
 }
 
-double FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm) {
+FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm, Look look) {
   const at::NoGradGuard no_grad;
-  const double whole = max_norm > 0 ? norm() : 0;
-  // A rank that has abandoned the pass takes part in its first round alone.
-  if (max_norm > 0 && abandoned()) return whole;
+  Stepped stepped;
+  const bool scales = max_norm > 0, surveys = scales || look == Look::before || look == Look::alone;
+  if (surveys) {
+    const double sum = survey(scales);
+    if (scales) stepped.norm = std::sqrt(sum);
+    stepped.bad = look != Look::no && !std::isfinite(sum);
+    // A rank that has abandoned the pass takes part in its first round alone.
+    if (abandoned() || stepped.bad || look == Look::alone) return stepped;
+  }
+  const bool looks = look == Look::meanwhile && !surveys;
   const double ranks = gradients_->communicator().size();
-  const double scale = (max_norm > 0 ? std::min(1.0, max_norm / (whole + 1e-6)) : 1.0) / ranks;
+  const double scale = (scales ? std::min(1.0, max_norm / (stepped.norm + 1e-6)) : 1.0) / ranks;
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
-    if (in_floats(chunk.bucket))
-      step_chunk<float>(chunk, gradients, scale);
-    else
-      step_chunk<double>(chunk, gradients, scale);
+    const bool finite = in_floats(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, looks)
+                                                : step_chunk<double>(chunk, gradients, scale, looks);
+    if (looks) marks()[chunk.number] = mark_of(finite);
   });
   // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
-  if (abandoned()) return whole;
+  if (abandoned()) return stepped;
+  stepped.bad = looks && !std::ranges::all_of(marks(), [](double mark) { return std::isfinite(mark); });
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (gradients_->users(i) > 0)
       commit(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views).subspan(1));
   show();
-  return whole;
+  return stepped;
 }
 
 bool FusedStep::abandoned() const {
@@ -228,26 +243,30 @@ void FusedStep::release(torch::optim::Optimizer& optimizer) const {
   });
 }
 
-/// The 2-norm of all averaged gradients, from the parts' sums of squares in their order: the same bits on every rank.
-double FusedStep::norm() {
-  auto* const sums = reinterpret_cast<double*>(region_.region.base + bytes_);
+std::span<double> FusedStep::marks() const {
+  return {reinterpret_cast<double*>(region_.region.base + bytes_), gradients_->chunks()};
+}
+
+/// Of all averaged gradients the sum of squares, from those of the chunks in their order: the same bits on every rank.
+/// With `squares` false it is 0, or NaN where one is not finite.
+double FusedStep::survey(bool squares) {
   const double scale = 1.0 / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
-    sums[chunk.number] = in_floats(chunk.bucket) ? squares_of_averages<float>(gradients, chunk.count, scale)
-                                                 : squares_of_averages<double>(gradients, chunk.count, scale);
+    marks()[chunk.number] = in_floats(chunk.bucket) ? survey_chunk<float>(gradients, chunk.count, scale, squares)
+                                                    : survey_chunk<double>(gradients, chunk.count, scale, squares);
   });
-  double sum = 0;
-  for (std::size_t p = 0; p < gradients_->chunks(); ++p) sum += sums[p];
-  return std::sqrt(sum);
+  return std::accumulate(marks().begin(), marks().end(), 0.0);
 }
 
 bool FusedStep::in_floats(std::size_t bucket) const {
   return parameters_[gradients_->layout().buckets[bucket].members.front()].scalar_type() == at::kFloat;
 }
 
+/// Whether the averages of what it steps are finite, if it looks.
 template <class T>
-void FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients,
-                           double scale) {
+bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients,
+                           double scale, bool look) {
+  bool finite = true;
   Averages<T> averages(gradients, scale);
   const auto& pages = pages_[chunk.bucket];
   for (const auto i : gradients_->layout().buckets[chunk.bucket].members) {
@@ -271,6 +290,7 @@ void FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
       const auto to = [&](std::size_t t) { return reinterpret_cast<T*>(target.shared[t]) + at; };
       const auto from = [&](std::size_t t) { return reinterpret_cast<const T*>(target.from[t]) + at; };
       Tile<T> tile{.gradient = averages.of(begin - chunk.first + done, n), .from = from(0), .to = to(0), .count = n};
+      if (look) finite = node::all_finite(tile.gradient, n) && finite;
       for (std::size_t t = 1; t < target.shared.size(); ++t) {
         tile.state_from[t - 1] = from(t);
         tile.state_to[t - 1] = to(t);
@@ -278,6 +298,7 @@ void FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
       std::visit([&](const auto& rule) { update(rule, tile); }, target.rule.rule);
     }
   }
+  return finite;
 }
 
 }  // namespace muster::detail::optim

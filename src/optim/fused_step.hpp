@@ -44,9 +44,20 @@ class FusedStep {
   /// Looks at what the optimizer is about to do, and at what was written to parameters and state since the last step.
   /// Before this rank gives its gradients to the exchange: from then on others may write to the shared copy.
   void prepare(torch::optim::Optimizer& optimizer);
-  /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it; gives
-  /// their norm before that, else 0. Collective.
-  double step(torch::optim::Optimizer& optimizer, double max_norm);
+  /// Whether the averages are looked at for NaN and infinite numbers.
+  enum class Look {
+    no,
+    meanwhile,  ///< in the same pass, which may then have written them
+    before,     ///< nothing is written where there is one
+    alone,      ///< nothing is written in any case
+  };
+  struct Stepped {
+    double norm = 0;   ///< of the averages before they were scaled down, with max_norm
+    bool bad = false;  ///< there was one, the same on all ranks
+  };
+  /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it, and a
+  /// look at them costs nothing, for which the norm serves. Collective.
+  Stepped step(torch::optim::Optimizer& optimizer, double max_norm, Look look);
   /// Gives the optimizer a state of this rank's own, for steps of another kind.
   void release(torch::optim::Optimizer& optimizer) const;
 
@@ -59,13 +70,16 @@ class FusedStep {
   std::vector<Pages>& pages_of(std::size_t parameter);
   void show();
   void find_changes();
-  double norm();
+  double survey(bool squares);
+  /// A number for each chunk, of whoever worked on it; after the parameters and state.
+  std::span<double> marks() const;
   /// Whether an exception has made another rank abandon the pass.
   bool abandoned() const;
   /// Whether that bucket has floats, not doubles.
   bool in_floats(std::size_t bucket) const;
   template <class T>
-  void step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients, double scale);
+  bool step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients, double scale,
+                  bool look);
 
   gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;

@@ -1,6 +1,7 @@
 #include "optim/optimizer_step.hpp"
 
 #include "gradients/data_parallel.hpp"
+#include "gradients/fingerprint.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "optim/fused_step.hpp"
@@ -10,7 +11,10 @@
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 namespace muster::detail::optim {
@@ -32,10 +36,106 @@ std::set<const void*> identities(const std::vector<at::Tensor>& tensors) {
   return identities;
 }
 
+using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
+
+/// An optimizer's part in what is done about NaN and infinite numbers.
+class Numbers {
+ public:
+  Numbers(std::shared_ptr<NumberWatch> watch, int optimizer, const Models& models)
+      : watch_(std::move(watch)), optimizer_(optimizer) {
+    if (!watch_) return;
+    for (const auto& model : models)
+      if (const auto reducer = model->reducer()) {
+        reducer->watch_numbers();
+        reducers_.push_back(reducer);
+      }
+  }
+
+  bool watched() const noexcept { return watch_ != nullptr; }
+  std::int64_t skipped() const noexcept { return skipped_; }
+  /// How a fused step is to look at the averages, which is asked for once in each.
+  FusedStep::Look begin_fused() {
+    if (!watch_) return FusedStep::Look::no;
+    if (!watch_->begin_step(optimizer_)) return ++skipped_, FusedStep::Look::alone;
+    return watch_->ends_training() ? FusedStep::Look::meanwhile : FusedStep::Look::before;
+  }
+  void end_fused(FusedStep::Look look, const FusedStep::Stepped& stepped, const std::vector<at::Tensor>& parameters) {
+    if (!watch_ || look == FusedStep::Look::alone) return;
+    if (!stepped.bad) return watch_->good(optimizer_);
+    const auto own = name_of_bad(parameters);
+    tell(own, own, /*together=*/true);
+  }
+  /// Whether a step with the averages in .grad may be taken. `norm`: theirs, if it is known.
+  bool allow(const std::vector<at::Tensor>& parameters, std::optional<double> norm) {
+    if (!watch_) return true;
+    if (!watch_->begin_step(optimizer_)) return ++skipped_, false;
+    const bool together = std::ranges::none_of(reducers_, [](const auto& weak) {
+      const auto reducer = weak.lock();
+      return reducer && reducer->joined();
+    });
+    const auto where = norm && std::isfinite(*norm) ? std::string() : name_of_bad(parameters);
+    bool bad = !where.empty();
+    if (!averages_all(parameters)) {
+      if (!together)
+        throw Error(ExitCode::usage, "looking for bad numbers inside join()",
+                    "the optimizer has parameters whose gradients are not averaged",
+                    "Give them an optimizer of their own, which is not prepared");
+      bad = watch_->any_rank(bad);
+    }
+    if (!bad) {
+      // Virtual workers step without gradients before a step's last batch.
+      if (std::ranges::any_of(parameters, [](const auto& p) { return p.grad().defined(); })) watch_->good(optimizer_);
+      return true;
+    }
+    std::string own;
+    for (const auto& weak : reducers_)
+      if (const auto reducer = weak.lock(); reducer && own.empty()) own = reducer->bad_gradient();
+    tell(where, own, together);
+    return false;
+  }
+
+ private:
+  void tell(const std::string& where, const std::string& own, bool together) {
+    ++skipped_;
+    watch_->bad(optimizer_, where, own, together);
+  }
+  /// Of the first parameter whose .grad is not finite; empty: all are.
+  std::string name_of_bad(const std::vector<at::Tensor>& parameters) const {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto& gradient = parameters[i].grad();
+      if (!gradient.defined() || gradients::all_finite(gradient)) continue;
+      for (const auto& weak : reducers_)
+        if (const auto reducer = weak.lock())
+          if (auto name = reducer->name_of(parameters[i]); !name.empty()) return name;
+      return "number " + std::to_string(i) + " of the optimizer";
+    }
+    return {};
+  }
+  bool averages_all(const std::vector<at::Tensor>& parameters) {
+    if (parameters.size() != looked_at_) {
+      looked_at_ = parameters.size();
+      averages_all_ = std::ranges::all_of(parameters, [&](const at::Tensor& parameter) {
+        return std::ranges::any_of(reducers_, [&](const auto& weak) {
+          const auto reducer = weak.lock();
+          return reducer && reducer->averages(parameter);
+        });
+      });
+    }
+    return averages_all_;
+  }
+
+  std::shared_ptr<NumberWatch> watch_;  ///< null where bad numbers are left alone
+  int optimizer_;
+  std::vector<std::weak_ptr<gradients::Reducer>> reducers_;
+  std::int64_t skipped_ = 0;
+  std::size_t looked_at_ = 0;  ///< parameters, when averages_all_ was found out
+  bool averages_all_ = true;
+};
+
 class Step final : public OptimizerStep {
  public:
-  Step(std::shared_ptr<gradients::Reducer> reducer, const OptimizerOptions& options)
-      : reducer_(std::move(reducer)), options_(options) {}
+  Step(std::shared_ptr<gradients::Reducer> reducer, const OptimizerOptions& options, Numbers numbers)
+      : reducer_(std::move(reducer)), options_(options), numbers_(std::move(numbers)) {}
   ~Step() override {
     if (const auto reducer = reducer_.lock()) reducer->set_fused(false);
   }
@@ -66,6 +166,9 @@ class Step final : public OptimizerStep {
       if (options_.max_grad_norm > 0)
         throw Error(ExitCode::usage, "stepping LBFGS", "its gradients cannot be scaled down between its evaluations",
                     "Prepare it without max_grad_norm");
+      if (numbers_.watched())
+        throw Error(ExitCode::usage, "stepping LBFGS", "its gradients cannot be looked at between its evaluations",
+                    "Let bad_numbers be ignore");
       return plain(closure);
     }
     at::Tensor loss;
@@ -84,18 +187,24 @@ class Step final : public OptimizerStep {
     if (fused_ && reducer) {
       fused_->prepare(optimizer);
       reducer->begin_step();
-      grad_norm_ = fused_->step(optimizer, options_.max_grad_norm);
+      const auto look = numbers_.begin_fused();
+      const auto stepped = fused_->step(optimizer, options_.max_grad_norm, look);
+      grad_norm_ = stepped.norm;
       reducer->end_step();
+      numbers_.end_fused(look, stepped, fused_->parameters());
     } else {
+      const auto parameters = parameters_of(optimizer);
+      std::optional<double> norm;
       if (options_.max_grad_norm > 0)
-        grad_norm_ = torch::nn::utils::clip_grad_norm_(parameters_of(optimizer), options_.max_grad_norm);
-      plain(nullptr);
+        norm = grad_norm_ = torch::nn::utils::clip_grad_norm_(parameters, options_.max_grad_norm);
+      if (numbers_.allow(parameters, norm)) plain(nullptr);
     }
     return loss;
   }
 
   double grad_norm() const noexcept override { return grad_norm_; }
   bool fused() const noexcept override { return fused_ != nullptr; }
+  std::int64_t skipped_steps() const noexcept override { return numbers_.skipped(); }
 
  private:
   /// Whether the optimizer steps these parameters and no others.
@@ -115,14 +224,14 @@ class Step final : public OptimizerStep {
 
   std::weak_ptr<gradients::Reducer> reducer_;
   OptimizerOptions options_;
+  Numbers numbers_;
   std::unique_ptr<FusedStep> fused_;
   std::weak_ptr<gradients::FusableGradients> gradients_;  ///< what it works on; gone with its exchange
   double grad_norm_ = 0;
 };
 
 /// The reducer that knows one of the optimizer's parameters.
-std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimizer,
-                                               const std::vector<std::shared_ptr<gradients::DataParallel>>& models) {
+std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimizer, const Models& models) {
   const auto owned = identities(parameters_of(optimizer));
   for (const auto& model : models)
     if (const auto& reducer = model->reducer())
@@ -135,10 +244,12 @@ std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimize
 
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
                                                    const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
-                                                   const OptimizerOptions& options) {
+                                                   const OptimizerOptions& options,
+                                                   std::shared_ptr<NumberWatch> numbers, int number) {
   if (options.max_grad_norm < 0)
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
-  auto step = std::make_unique<Step>(reducer_of(optimizer, models), options);
+  auto step =
+      std::make_unique<Step>(reducer_of(optimizer, models), options, Numbers(std::move(numbers), number, models));
   step->fuse(optimizer);
   return step;
 }

@@ -46,12 +46,18 @@ void shut_down(SessionState& session, const comm::Outcome& cause) noexcept {
   session.outputs.sinks.finish(Error(cause.code, cause.text));
 }
 
+/// Why an attempt has ended that has ended by an exception, as far as it was no failure.
+struct End {
+  bool stopped = false;                           ///< on request
+  std::optional<BadSteps::Place> goes_back = {};  ///< to the newest checkpoint, for BadNumbers::roll_back
+};
+
 /// One attempt on one worker. `workers` is for the training function's own use, `control` the same ranks over another
-/// channel. An exception is told to all ranks at once, and leaves when backend and sinks are shut down; `stopped` says
-/// then whether it was a stop on request. Collective over the workers.
+/// channel. An exception is told to all ranks at once, and leaves when backend and sinks are shut down. Collective over
+/// the workers.
 void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
-             at::Device device, const TrainLoop& train_loop, bool& stopped) {
-  SessionState session(plan, run, workers, control, device);
+             at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps, End& end) {
+  SessionState session(plan, run, workers, control, device, bad_steps);
   try {
     train_once(session, train_loop);
   } catch (...) {
@@ -59,7 +65,8 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
     const auto cause = comm::caught(plan.world());
     comm::raise_alarm(plan.world(), cause);
     shut_down(session, cause);
-    stopped = session.stop.stopped;
+    end.stopped = session.stop.stopped;
+    if (session.numbers) end.goes_back = session.numbers->goes_back();
     throw;
   }
 }
@@ -105,6 +112,8 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
   const auto supervisor = launch::supervisor();
   const int max_failures = supervisor && supervisor->max_failures ? *supervisor->max_failures
                                                                   : plan.options.run_config.failure_config.max_failures;
+  const bool rolls_back = plan.options.run_config.failure_config.bad_numbers == BadNumbers::roll_back;
+  BadSteps bad_steps;
   for (FailureCount count(world, run);;) {
     const bool last = !count.failures().after(count.failures().newest).may_retry(max_failures);
     comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
@@ -113,15 +122,20 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto workers = world.split(plan.works() ? 0 : 1);
     const auto control = workers.duplicate();
-    bool stopped = false;
+    End end;
     const auto error = comm::attempt_on_all(world, limits, [&] {
-      if (plan.works()) attempt(plan, run, workers, control, device, train_loop, stopped);
+      if (plan.works()) attempt(plan, run, workers, control, device, train_loop, bad_steps, end);
     });
     if (!error) return {};
+    if (rolls_back && bad_steps.go_back(world, end.goes_back)) {
+      if (world.rank() == 0) log::warn(error->what());
+      continue;
+    }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (error->code() == ExitCode::usage || error->code() == ExitCode::stopped) return error;
     // A stop at which nothing could be saved; ranks that only wait do not know of it.
-    if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{stopped}, ReduceOp::max) != 0) return error;
+    if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0)
+      return error;
     count.add();
     if (!count.failures().may_retry(max_failures)) return error;
     if (world.rank() == 0)

@@ -49,6 +49,11 @@ Json make_row(const Counters& counters, Json metrics, int world_size) {
 
 void SessionState::report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
                           const std::optional<Checkpoint>& files, const ReportOptions& options) {
+  stop.reserve.come();
+  if (numbers) {
+    numbers->require_watched(models);
+    numbers->warn();
+  }
   if (entries) stop.last_state = entries;
   warn_of_what_begins_again(entries != nullptr);
   const auto& steps = *counters.steps;
@@ -63,9 +68,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
-         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(),
-                             plan.launch.stop_requested()}
-             .pack();
+         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(), asked_to_stop()}.pack();
        }))
     all.push_back(Contribution::unpack(bytes));
   using std::ranges::any_of;
@@ -86,13 +89,17 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   const bool saves = has_state || has_files;
   outputs.check_score(row, saves, data.cursors->epoch_complete());
   if (saves) {
+    const auto begin = Counters::Clock::now();
     save(entries.get(), files, has_files, row);
+    stop.reserve.saved(Counters::Clock::now() - begin);
+    if (numbers) numbers->saved();
     row["checkpoint_dir_name"] = outputs.newest->path().filename().string();
   }
   outputs.sinks.tell(&observe::Sink::report, row, counters.epochs);
   counters.end_report();
   stop.files_reported = stop.files_reported || has_files;
   stop_after_report(saves);
+  stop.reserve.leave();
 }
 
 }  // namespace muster::detail::train

@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/state/collect.hpp"
+#include "checkpoint/state/stateful.hpp"
 #include "checkpoint/tier.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
@@ -85,6 +86,14 @@ bool restore_what_is_there(const StateEntries& entries, const checkpoint::Restor
   return !there.empty();
 }
 
+/// About what a save will write: a model's parameters, and as much again for each of an optimizer's two moments.
+double bytes_of(const StateEntries& entries) {
+  double bytes = 0;
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, tensor] : entry.object()->parameters()) bytes += 3.0 * static_cast<double>(tensor.nbytes());
+  return bytes;
+}
+
 }  // namespace
 
 void SessionState::resume() {
@@ -123,6 +132,7 @@ void SessionState::resume() {
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   start.loss_reported = true;
   stop.last_state = entries;
+  stop.reserve.expect(bytes_of(*entries));
   if (!start.from) return false;
   // Held no longer than this: its tensors are views of a file that may be pruned.
   const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store.read(*start.from);

@@ -90,23 +90,25 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
   // Who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->plan.launch.cpus_per_rank() > at::get_num_threads();
-  state_->models.push_back(detail::gradients::DataParallel::prepare(
-      module,
-      {.communicator = communicator(),
-       .new_group = state_->groups->make,
-       .steps = state_->counters.steps,
-       .no_sync_depth = state_->no_sync_depth,
-       .stop_requested = [state = state_] { return state->plan.launch.stop_requested(); },
-       .device = get_device(),
-       .share_memory = share_memory,
-       .spare_core = spare_core,
-       .share = state_->workers.share},
-      options));
+  state_->models.push_back(
+      detail::gradients::DataParallel::prepare(module,
+                                               {.communicator = communicator(),
+                                                .new_group = state_->groups->make,
+                                                .steps = state_->counters.steps,
+                                                .no_sync_depth = state_->no_sync_depth,
+                                                .stop_requested = [state = state_] { return state->asked_to_stop(); },
+                                                .device = get_device(),
+                                                .share_memory = share_memory,
+                                                .spare_core = spare_core,
+                                                .share = state_->workers.share},
+                                               options));
 }
 
 std::unique_ptr<detail::optim::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
                                                                     const OptimizerOptions& options) {
-  return detail::optim::make_optimizer_step(optimizer, state_->models, options);
+  const auto& numbers = state_->numbers;
+  return detail::optim::make_optimizer_step(optimizer, state_->models, options, numbers,
+                                            numbers ? numbers->watch(optimizer) : 0);
 }
 
 StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)

@@ -32,7 +32,7 @@ class SessionMoments final : public step::Moments {
 }  // namespace
 
 SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Communicator& own,
-                           const Communicator& control, at::Device device)
+                           const Communicator& control, at::Device device, BadSteps& bad_steps)
     : plan(plan_),
       run(run_),
       workers{.own = own,
@@ -52,6 +52,10 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
           .first_worker = workers.is_first()},
       moments(std::make_shared<SessionMoments>(*this)) {
   counters.steps->moments = moments;
+  const auto& failure_config = plan.options.run_config.failure_config;
+  if (failure_config.bad_numbers != BadNumbers::ignore)
+    numbers = std::make_shared<BadNumbersWatch>(failure_config, control, counters.steps, bad_steps);
+  if (workers.is_first()) stop.file = StopFile(run.path() / "stop");
 }
 
 }  // namespace muster::detail::train

@@ -3,6 +3,7 @@
 
 #include "gradients/data_parallel.hpp"
 #include "muster/session.hpp"
+#include "train/bad_numbers.hpp"
 #include "train/resolve.hpp"
 #include "train/run_folder.hpp"
 #include "train/session_parts.hpp"
@@ -18,7 +19,7 @@ struct ProcessGroups;
 
 struct SessionState {
   SessionState(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
-               at::Device device);
+               at::Device device, BadSteps& bad_steps);
 
   const Plan& plan;
   const RunFolder& run;
@@ -28,6 +29,7 @@ struct SessionState {
   Outputs outputs;
   StartingPoint start;
   Stopping stop;
+  std::shared_ptr<BadNumbersWatch> numbers;  ///< null where they are ignored
 
   std::vector<std::shared_ptr<gradients::DataParallel>> models;
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
@@ -61,6 +63,8 @@ struct SessionState {
   /// At a boundary outside of a report, with no batch half used. Saves and throws if any worker has been asked to stop
   /// and no gradients are accumulated. Collective, now and then.
   void stop_if_asked();
+  /// Whether this worker has been asked to stop, or knows that its time is over once all is saved.
+  bool asked_to_stop();
   /// At the end of a report, which has saved or not. Collective.
   void stop_after_report(bool saved);
   /// Session::should_stop(). Collective.

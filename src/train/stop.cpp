@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace muster::detail::train {
@@ -49,8 +50,8 @@ void StopRequest::learn(bool any_asked) noexcept {
   exchanged_ = {};
 }
 
-void StopRequest::exchange(const Communicator& communicator, bool asked_here) {
-  if (known_ || ++boundaries_ < interval_) return;
+bool StopRequest::exchange(const Communicator& communicator, bool asked_here) {
+  if (known_ || ++boundaries_ < interval_) return false;
   constexpr double share = 0.01;
   const auto begin = Clock::now();
   double boundaries = 1;
@@ -67,6 +68,33 @@ void StopRequest::exchange(const Communicator& communicator, bool asked_here) {
   known_ = words[0] != 0;
   interval_ = words[1];
   boundaries_ = 0;
+  return true;
+}
+
+bool StopFile::is_there() {
+  if (seen_ || path_.empty()) return seen_;
+  const auto now = Clock::now();
+  if (now - looked_ < std::chrono::seconds(1)) return false;
+  looked_ = now;
+  std::error_code ignored;  // of a folder that does not answer now; it is asked again
+  seen_ = std::filesystem::exists(path_, ignored);
+  if (seen_) log::info("stopping, as " + path_.string() + " is there");
+  return seen_;
+}
+
+void StopFile::remove() noexcept {
+  if (path_.empty()) return;
+  std::error_code error;
+  std::filesystem::remove(path_, error);
+  if (error) log::warn("removing " + path_.string() + ": " + error.message() + ". It stops the next start too");
+}
+
+void Reserve::come() noexcept {
+  if (left_ != Clock::time_point{}) way_ = std::max(way_, Clock::now() - left_);
+}
+
+std::chrono::nanoseconds Reserve::length() const noexcept {
+  return way_ + 2 * slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)) + std::chrono::seconds(1);
 }
 
 bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& models) {
@@ -93,7 +121,14 @@ bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& model
   return any;
 }
 
+bool SessionState::asked_to_stop() {
+  if (plan.launch.stop_requested() || stop.file.is_there()) return true;
+  const auto left = plan.launch.time_left();
+  return left && *left < stop.reserve.length();
+}
+
 void SessionState::stop_if_asked() {
+  if (numbers) numbers->require_watched(models);
   // Inside join() the others may be at another boundary.
   if (std::any_of(models.begin(), models.end(), is_joined)) return;
   for (const auto& prepared : models)
@@ -105,10 +140,15 @@ void SessionState::stop_if_asked() {
       averaged += reducer->passes();
       asked = asked || reducer->any_stop_requested();
     }
+  bool told = true;
   if (std::exchange(stop.averaging_passes, averaged) != averaged)
     stop.request.learn(asked);
   else
-    stop.request.exchange(workers.control, plan.launch.stop_requested());
+    told = stop.request.exchange(workers.control, asked_to_stop());
+  if (told) {
+    stop.reserve.come();
+    stop.reserve.leave();
+  }
   if (stop.request.known()) save_and_stop(false);
 }
 
@@ -118,14 +158,18 @@ void SessionState::stop_after_report(bool saved) {
 }
 
 bool SessionState::should_stop() {
+  stop.reserve.come();
   if (!stop.request.known())
-    stop.request.learn(workers.control.all_reduce(std::int64_t{plan.launch.stop_requested()}, ReduceOp::max) != 0);
+    stop.request.learn(workers.control.all_reduce(std::int64_t{asked_to_stop()}, ReduceOp::max) != 0);
+  stop.reserve.leave();
   return stop.told = stop.request.known();
 }
 
 void SessionState::end_training() {
   const auto& begun_from = start.from;
   const auto& newest = outputs.newest;
+  stop.file.remove();
+  if (numbers) numbers->warn();
   if (stop.told) throw_stopped(newest && (!begun_from || newest->path() != begun_from->path()));
 }
 
@@ -169,6 +213,7 @@ bool SessionState::no_gradients_wait(const StateEntries* entries) {
 
 void SessionState::throw_stopped(bool saved) {
   stop.stopped = true;
+  stop.file.remove();
   const auto& newest = outputs.newest;
   const auto remedy = "Start it again with --name " + run.name() + " to go on";
   const Error error = saved ? Error(ExitCode::stopped, "training",

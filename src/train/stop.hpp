@@ -9,11 +9,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::train {
@@ -25,8 +29,8 @@ class StopRequest {
   /// What the workers have told each other by other means: the next exchange() may wait.
   void learn(bool any_asked) noexcept;
   /// At every boundary. Asks the others, but only so often that it takes no more than 1% of the time from boundary to
-  /// boundary. Collective.
-  void exchange(const Communicator& communicator, bool asked_here);
+  /// boundary; whether it did so now. Collective.
+  bool exchange(const Communicator& communicator, bool asked_here);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -36,6 +40,46 @@ class StopRequest {
   std::int64_t boundaries_ = 0;  ///< since the last one
   Clock::duration cost_{};       ///< of the last one
   Clock::time_point exchanged_{};
+};
+
+/// A file in the run's folder which asks for a stop by being there. One rank looks; it needs no other way to the job.
+class StopFile {
+ public:
+  /// It is never there.
+  StopFile() = default;
+  explicit StopFile(std::filesystem::path path) : path_(std::move(path)) {}
+  /// Looks once a second, at most.
+  bool is_there();
+  /// It has been obeyed, or there is nothing left to stop.
+  void remove() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::filesystem::path path_;
+  bool seen_ = false;
+  Clock::time_point looked_{};
+};
+
+/// How much of its time a run keeps for its end: for as long as it has taken at most from one boundary at which the
+/// workers told each other to the next, then twice the slowest save of this job, and a second for the rest.
+class Reserve {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Training is at such a boundary; what is done from there to `leave()` is no way to the next.
+  void come() noexcept;
+  void leave() noexcept { left_ = Clock::now(); }
+  /// Until something has been saved: so many bytes at 100 MB/s.
+  void expect(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
+  void saved(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
+  std::chrono::nanoseconds length() const noexcept;
+
+ private:
+  Clock::time_point left_{};
+  Clock::duration way_{};
+  std::chrono::duration<double> expected_{};
+  std::optional<Clock::duration> slowest_ = {};
 };
 
 /// Gradients of models that are not prepared, which wait for an optimizer's step. A checkpoint does not hold them, so
@@ -58,6 +102,8 @@ class AccumulatedGradients {
 /// What a session knows of its stop.
 struct Stopping {
   StopRequest request = {};
+  StopFile file = {};
+  Reserve reserve = {};
   std::int64_t averaging_passes = 0;  ///< of all models, at the last boundary
   AccumulatedGradients accumulated = {};
   int boundaries_with_gradients = 0;                  ///< one after the other, since the request is known

@@ -7,12 +7,17 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <stdlib.h>
+
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace muster {
@@ -21,6 +26,8 @@ namespace {
 using test::line;
 using test::run;
 using test::world;
+
+using Clock = std::chrono::steady_clock;
 
 const std::vector<std::string> at_once{"--time-limit", "0"};
 
@@ -96,7 +103,7 @@ TEST_P(Ways, InMidEpochIsAtOnePlaceAndGoesOnBitForBit) {
   options.run_config.name = "stopped";
 
   const int late = world().size() - 1;
-  const auto first = test::launch({storage, {"--time-limit", "1"}}, [&](Launch& launch) {
+  const auto first = test::launch({storage, {"--time-limit", "2"}}, [&](Launch& launch) {
     const auto train = [&](Session& session, const Config&) {
       fit_line(session, stopped, accumulate, no_sync, [&](std::int64_t step) {
         while (step == 7 && session.world_rank() == late && !launch.stop_requested()) {
@@ -118,6 +125,75 @@ TEST_P(Ways, InMidEpochIsAtOnePlaceAndGoesOnBitForBit) {
             0);
   EXPECT_EQ(stopped.steps, straight.steps) << "stopped after " << before;
   EXPECT_EQ(stopped.weights, straight.weights);
+}
+
+TEST(Stop, AFileInTheRunsFolderAsksForIt) {
+  const auto storage = test::shared_folder();
+  const auto file = storage / "file" / "stop";
+  Fit fit;
+  const auto train = [&](Session& session, const Config&) {
+    fit_line(session, fit, 1, false, [&](std::int64_t step) {
+      if (step == 7 && session.world_rank() == 0) std::ofstream(file) << "";
+      if (step >= 7) std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it is looked for once a second
+    });
+  };
+  const auto [code, result] = run({storage, {}, with_line("file")}, train);
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(saved(storage / "file"), 1u);
+  EXPECT_FALSE(std::filesystem::exists(file));
+  expect_same_everywhere(fit.steps);
+  EXPECT_EQ(
+      run({storage, {}, with_line("file")}, [&](Session& session, const Config&) { fit_line(session, fit); }).first, 0)
+      << "it stops one start";
+  EXPECT_EQ(fit.steps, 18);
+}
+
+TEST(Stop, AFileThatCameTooLateStopsNoOther) {
+  const auto storage = test::shared_folder();
+  const auto file = storage / "late" / "stop";
+  const auto train = [&](Session& session, const Config&) {
+    if (session.world_rank() == 0) std::ofstream(file) << "";
+  };
+  EXPECT_EQ(run({storage, {}, with_line("late")}, train).first, 0);
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+/// Saves take 300 ms.
+void fit_slowly(Session& session, const Config&) {
+  auto net = session.prepare_model(torch::nn::Linear(1, 1));
+  const StateEntry slow(
+      [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        return StateDict{.values = 1};
+      },
+      [](const StateDict&) {});
+  auto state = session.state({{"model", net}, {"slow", slow}});
+  state.restore();
+  for (auto epoch : session.epochs(1'000'000'000)) {
+    for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4})) {
+    }
+    if (epoch == 0) session.report({{"epoch", epoch}}, state);
+  }
+}
+
+TEST(Stop, TheTimeIsOverWhenAllIsSaved) {
+  const auto storage = test::shared_folder();
+  const auto begin = Clock::now();
+  const auto [code, result] = run({storage, {"--time-limit", "4"}, with_line("limit")}, fit_slowly);
+  const auto end = Clock::now();
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(saved(storage / "limit"), 2u);
+  EXPECT_LT(end - begin, std::chrono::seconds(4));
+}
+
+TEST(Stop, TheAllocationOfSlurmIsALimit) {
+  const auto storage = test::shared_folder();
+  const auto end = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()) + 5;
+  ::setenv("SLURM_JOB_END_TIME", std::to_string(end).c_str(), 1);
+  const auto [code, result] = run({storage, {}, with_line("allocation")}, fit_slowly);
+  ::unsetenv("SLURM_JOB_END_TIME");
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_LE(std::chrono::system_clock::now(), std::chrono::system_clock::from_time_t(end));
 }
 
 TEST(Stop, WithoutAStateSavesNothingAndIsNotTriedAgain) {
@@ -156,7 +232,7 @@ TEST(Stop, AStateThatIsGoneIsNotUsed) {
 
 TEST(Stop, WithoutAModelTheWorkersAskEachOther) {
   const auto storage = test::shared_folder();
-  const auto [code, result] = test::launch({storage, {"--time-limit", "1"}}, [&](Launch& launch) {
+  const auto [code, result] = test::launch({storage, {"--time-limit", "2"}}, [&](Launch& launch) {
     const auto train = [&](Session& session, const Config&) {
       std::int64_t steps = 0;
       auto original = std::make_unique<State>(session.state({{"steps", steps}}));

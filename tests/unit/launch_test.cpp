@@ -85,6 +85,32 @@ TEST(Threads, AreTheShareOfTheMask) {
   EXPECT_FALSE(bound_below_share({"10", "01"}, 0, 2));
 }
 
+TEST(Launcher, SigtermIsARequestWhereSrunStartedTheRank) {
+  std::map<std::string, std::string> variables;
+  const auto environment = [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+  EXPECT_FALSE(started_by_srun(environment));
+  variables = {{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}};
+  EXPECT_FALSE(started_by_srun(environment)) << "a batch script's own process";
+  variables["SLURM_STEP_ID"] = "0";
+  EXPECT_TRUE(started_by_srun(environment));
+  variables["OMPI_COMM_WORLD_SIZE"] = "2";
+  EXPECT_FALSE(started_by_srun(environment)) << "mpirun has started its daemons with srun";
+}
+
+TEST(Launcher, TheAllocationsEndIsSlurms) {
+  const auto now = std::chrono::system_clock::from_time_t(1'700'000'000);
+  const auto end = [&](const char* value) {
+    return end_of_allocation(
+        [=](const char* name) { return name == std::string("SLURM_JOB_END_TIME") ? value : nullptr; }, now);
+  };
+  EXPECT_EQ(end("1700000060"), now + std::chrono::seconds(60));
+  for (const char* none : {static_cast<const char*>(nullptr), "", "soon", "0", "1699999999", "9223372036854775807"})
+    EXPECT_FALSE(end(none));
+}
+
 TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {
   std::map<std::string, const char*> variables;
   const Environment environment = [&](const char* name) {

@@ -88,7 +88,8 @@ TEST(Options, OfARunAreJson) {
       .num_to_keep = 4, .checkpoint_score_attribute = "loss", .checkpoint_score_order = ScoreOrder::min};
   const Json kept_json{{"num_to_keep", 4}, {"checkpoint_score_attribute", "loss"}, {"checkpoint_score_order", "min"}};
   check(kept, kept_json);
-  check(FailureConfig{.max_failures = -1}, {{"max_failures", -1}});
+  check(FailureConfig{.max_failures = -1, .bad_numbers = BadNumbers::roll_back, .bad_numbers_limit = 3},
+        {{"max_failures", -1}, {"bad_numbers", "roll_back"}, {"bad_numbers_limit", 3}});
   const RunConfig run{.name = "demo",
                       .storage_path = "/a/b",
                       .checkpoint_config = kept,
@@ -97,7 +98,7 @@ TEST(Options, OfARunAreJson) {
   const Json run_json{{"name", "demo"},
                       {"storage_path", "/a/b"},
                       {"checkpoint_config", kept_json},
-                      {"failure_config", {{"max_failures", 2}}}};
+                      {"failure_config", {{"max_failures", 2}, {"bad_numbers", "ignore"}, {"bad_numbers_limit", 10}}}};
   check(run, run_json);
   const TorchConfig torch{.backend = "gloo", .timeout = std::chrono::hours(1000)};
   const Json torch_json{{"backend", "gloo"}, {"timeout_ms", 3'600'000'000}};
