@@ -83,13 +83,14 @@ void add(CLI::App& parent, const std::string& name, const std::string& descripti
 }  // namespace
 
 void add_checkpoint(CLI::App& app) {
-  auto* command = app.add_subcommand("checkpoint", "List and verify checkpoints");
+  auto* command = app.add_subcommand("checkpoint", "List, verify and export checkpoints");
   command->require_subcommand(1);
   command->footer("Example:\n  muster checkpoint ls runs/demo");
   add(*command, "ls", "The checkpoints of a run, oldest first", "A run's folder", "muster checkpoint ls runs/demo",
       list);
   add(*command, "verify", "Recompute every checksum; ends with 65 if one is damaged",
       "A run's folder, or a checkpoint's", "muster checkpoint verify runs/demo", verify);
+  add_export(*command);
 }
 
 }  // namespace muster::tool

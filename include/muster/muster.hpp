@@ -21,3 +21,4 @@
 #include <muster/state.hpp>
 #include <muster/trainer.hpp>
 #include <muster/version.hpp>
+#include <muster/weights.hpp>

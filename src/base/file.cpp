@@ -197,13 +197,20 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t most) {
 }
 
 void write_file(const std::filesystem::path& path, std::string_view content) {
+  write_file(path, [&](File& file) { file.append(content); });
+}
+
+void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write, bool replace) {
   const auto temporary = temporary_beside(path);
   try {
     File file(temporary, File::Mode::create);
-    file.append(content);
+    write(file);
     file.sync();
     file.close();
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail(ExitCode::retry, "writing", path, errno);
+    if (!replace)
+      rename_new(temporary, path);
+    else if (::rename(temporary.c_str(), path.c_str()) != 0)
+      fail(ExitCode::retry, "writing", path, errno);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,6 +64,9 @@ std::filesystem::file_status status_of(const std::filesystem::path& path);
 std::string read_file(const std::filesystem::path& path, std::uint64_t most = std::uint64_t{1} << 40);
 /// Replaces `path` by `content`, durably: after a crash the old or the new file is there, whole.
 void write_file(const std::filesystem::path& path, std::string_view content);
+/// The same with what `write` puts into the file; what it throws leaves `path` as it was. Without `replace` a file that
+/// is there is an Error.
+void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write, bool replace = true);
 /// Removes what write_file() left beside `path` when its process was killed. Nobody is writing it now.
 void remove_unfinished(const std::filesystem::path& path) noexcept;
 /// The entries of the folder itself on the disk (after a create, rename or unlink in it).

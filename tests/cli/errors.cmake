@@ -32,6 +32,11 @@ muster(65 inspect a.csv)
 muster(65 inspect .)
 muster(65 checkpoint ls none)
 muster(65 checkpoint verify .)
+muster(64 checkpoint export none out.pt)
+expect_match("${err}" "--to is required")
+muster(64 checkpoint export none --to pickle out.pt)
+muster(65 checkpoint export none --to torch out.pt)
+muster(65 checkpoint export . --to safetensors out.safetensors)
 
 if(EXISTS /dev/full)
   execute_process(COMMAND "${TOOL}" convert csv a.csv b.h5 WORKING_DIRECTORY "${FOLDER}"

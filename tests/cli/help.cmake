@@ -2,7 +2,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
 foreach(command "" run convert "convert idx" "convert npy" "convert csv" inspect checkpoint "checkpoint ls" "checkpoint verify"
-        bench "bench allreduce" "bench step" "bench checkpoint" "bench start" "bench recovery")
+        "checkpoint export" bench "bench allreduce" "bench step" "bench checkpoint" "bench start" "bench recovery")
   string(REPLACE " " ";" words "${command}")
   muster(0 ${words} --help)
   expect_match("${out}" "Example:\n  muster ")

@@ -1,0 +1,199 @@
+// .safetensors, as https://github.com/huggingface/safetensors describes it: eight bytes, little-endian, say how long
+// the header is; the header is a JSON object {NAME: {"dtype", "shape", "data_offsets": [BEGIN, END]}, "__metadata__":
+// {strings}}, padded with spaces; then come the values, one tensor after the other without a gap. Wider types come
+// first and the header ends at a multiple of eight, so every tensor is aligned.
+#include "base/file.hpp"
+#include "checkpoint/files/weights_file.hpp"
+#include "checkpoint/state/checksum.hpp"
+#include "muster/weights.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <set>
+
+namespace muster {
+namespace {
+
+using namespace detail::checkpoint;
+using detail::File;
+
+static_assert(std::endian::native == std::endian::little, "the values in these files are little-endian");
+
+constexpr const char* metadata_key = "__metadata__";
+constexpr std::uint64_t longest_header = 100'000'000;  // that of the format's own library
+constexpr int deepest_header = 3;
+
+struct FormatType {
+  at::ScalarType type;
+  const char* name;
+};
+constexpr std::array format_types{
+    FormatType{at::kBool, "BOOL"},
+    FormatType{at::kByte, "U8"},
+    FormatType{at::kChar, "I8"},
+    FormatType{at::kShort, "I16"},
+    FormatType{at::kUInt16, "U16"},
+    FormatType{at::kInt, "I32"},
+    FormatType{at::kUInt32, "U32"},
+    FormatType{at::kLong, "I64"},
+    FormatType{at::kUInt64, "U64"},
+    FormatType{at::kHalf, "F16"},
+    FormatType{at::kBFloat16, "BF16"},
+    FormatType{at::kFloat, "F32"},
+    FormatType{at::kDouble, "F64"},
+    FormatType{at::kComplexFloat, "C64"},
+    FormatType{at::kFloat8_e5m2, "F8_E5M2"},
+    FormatType{at::kFloat8_e4m3fn, "F8_E4M3"},
+};
+
+/// A tensor of the header.
+struct Listed {
+  std::string name;
+  at::ScalarType type{};
+  std::vector<std::int64_t> shape = {};
+  std::uint64_t begin = 0, end = 0;  // after the header
+};
+
+/// The header as JSON, of which each key stands once.
+Json parse_header(const std::string& text, const std::filesystem::path& path) {
+  std::vector<std::set<std::string>> keys;
+  const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
+    if (depth > deepest_header) refuse_weights(path, "its header is nested deeper than any of this format");
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
+      refuse_weights(path, "its header names " + value.dump() + " twice");
+    return true;
+  };
+  try {
+    auto header = Json::parse(text, check);
+    if (!header.is_object()) refuse_weights(path, "its header is not a JSON object");
+    return header;
+  } catch (const Json::exception& error) {
+    refuse_weights(path, std::string("its header is not JSON: ") + error.what());
+  }
+}
+
+Listed listed_from_json(const std::string& name, const Json& json, const std::filesystem::path& path) {
+  const auto fail = [&](const std::string& fact) { refuse_weights(path, "the tensor " + name + " " + fact); };
+  const auto numbers = [&](const char* key) {
+    std::vector<std::int64_t> values;
+    const auto at = json.find(key);
+    if (at == json.end() || !at->is_array()) fail(std::string("has no proper \"") + key + "\"");
+    for (const auto& value : *at) {
+      if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
+        fail(std::string("has an absurd \"") + key + "\"");
+      values.push_back(value.get<std::int64_t>());
+    }
+    return values;
+  };
+  if (!json.is_object() || !json.contains("dtype") || !json.at("dtype").is_string()) fail("has no type");
+  const auto& type = json.at("dtype").get_ref<const std::string&>();
+  const auto known = std::ranges::find(format_types, type, &FormatType::name);
+  if (known == format_types.end()) fail("has the type " + type + ", which is not known here");
+  const auto offsets = numbers("data_offsets");
+  if (offsets.size() != 2 || offsets[0] > offsets[1]) fail("has no proper \"data_offsets\"");
+  Listed listed{.name = name,
+                .type = known->type,
+                .shape = numbers("shape"),
+                .begin = static_cast<std::uint64_t>(offsets[0]),
+                .end = static_cast<std::uint64_t>(offsets[1])};
+  if (claimed_bytes(listed.type, listed.shape) != listed.end - listed.begin)
+    fail("has a shape that does not take the bytes that are its own");
+  return listed;
+}
+
+/// All bytes belong to one tensor each, so there are no more of them than in the file.
+void check_places(std::vector<Listed>& tensors, std::uint64_t bytes, const std::filesystem::path& path) {
+  std::ranges::sort(tensors, {}, [](const Listed& tensor) { return std::pair(tensor.begin, tensor.end); });
+  std::uint64_t end = 0;
+  for (const auto& tensor : tensors) {
+    if (tensor.begin != end)
+      refuse_weights(path,
+                     "the tensor " + tensor.name + (tensor.begin < end ? " overlaps another" : " stands after a gap"));
+    end = tensor.end;
+  }
+  if (end != bytes)
+    refuse_weights(path, "its tensors take " + std::to_string(end) + " bytes, and there are " + std::to_string(bytes) +
+                             (end > bytes ? ": it is truncated" : ""));
+}
+
+std::string header_text(const std::vector<Listed>& tensors) {
+  Json header{{metadata_key, {{"format", "pt"}}}};
+  for (const auto& tensor : tensors) {
+    const auto type = std::ranges::find(format_types, tensor.type, &FormatType::type);
+    const auto fail = [&](const std::string& fact, const char* remedy) {
+      throw Error(ExitCode::usage, "writing " + tensor.name + " as safetensors", fact, remedy);
+    };
+    if (type == format_types.end())
+      fail(std::string("the format has no type for ") + c10::toString(tensor.type),
+           "Convert it to another type, or write torch's format");
+    if (tensor.name == metadata_key) fail("that name is the format's own", "Give it another name");
+    header[tensor.name] = {
+        {"dtype", type->name}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
+  }
+  try {
+    auto text = header.dump();
+    return text.append((8 - text.size() % 8) % 8, ' ');
+  } catch (const Json::exception& error) {
+    throw Error(ExitCode::usage, "writing safetensors", error.what(), "Names must be UTF-8");
+  }
+}
+
+}  // namespace
+
+void save_safetensors(const StateDict& state, const std::filesystem::path& path, const ExportOptions& options) {
+  check_exportable(state);
+  std::vector<Listed> tensors;
+  for (const auto& [name, tensor] : state.tensors)
+    tensors.push_back({.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+  std::ranges::stable_sort(tensors, std::greater(), [](const Listed& tensor) { return c10::elementSize(tensor.type); });
+  std::uint64_t end = 0;
+  for (auto& tensor : tensors) {
+    tensor.begin = end;
+    tensor.end = end += state.tensors.at(tensor.name).nbytes();
+  }
+  const auto header = header_text(tensors);
+  write_weights(path, options, sizeof(std::uint64_t) + header.size() + end, [&](const Sink& sink) {
+    const std::uint64_t length = header.size();
+    sink({reinterpret_cast<const char*>(&length), sizeof length});
+    sink(header);
+    for (const auto& tensor : tensors) sink(Bytes(state.tensors.at(tensor.name)).all());
+  });
+}
+
+StateDict load_safetensors(const std::filesystem::path& path) {
+  const File file(path, File::Mode::read);
+  std::uint64_t length = 0;
+  const auto size = file.size();
+  if (size < sizeof length) refuse_weights(path, "it is too short for a .safetensors file");
+  file.read_at(std::as_writable_bytes(std::span(&length, 1)), 0);
+  if (length > longest_header || length > size - sizeof length)
+    refuse_weights(
+        path, "its header is said to have " + std::to_string(length) + " bytes, in a file of " + std::to_string(size),
+        "It is no .safetensors file, or truncated");
+  std::string text(length, '\0');
+  file.read_at(std::as_writable_bytes(std::span(text)), sizeof length);
+  const auto header = parse_header(text, path);
+
+  StateDict state;
+  std::vector<Listed> tensors;
+  for (const auto& [name, json] : header.items()) {
+    if (name != metadata_key) {
+      tensors.push_back(listed_from_json(name, json, path));
+      continue;
+    }
+    if (!json.is_object() || !std::ranges::all_of(json, [](const Json& value) { return value.is_string(); }))
+      refuse_weights(path, "its metadata is not a list of strings by name");
+    state.values = json;
+  }
+  check_places(tensors, size - sizeof length - length, path);
+  for (const auto& tensor : tensors)
+    state.tensors.emplace(tensor.name,
+                          read_values(file, sizeof length + length + tensor.begin, tensor.type, tensor.shape));
+  return state;
+}
+
+}  // namespace muster

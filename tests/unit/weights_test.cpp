@@ -1,0 +1,560 @@
+// Weights in the formats of other programs: written and read again, and refused where they cannot be.
+#include "muster/weights.hpp"
+
+#include "base/file.hpp"
+#include "checkpoint/files/pickle.hpp"
+#include "muster/error.hpp"
+#include "support/folder.hpp"
+
+#include <ATen/ATen.h>
+#include <caffe2/serialize/inline_container.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+using detail::read_file;
+using detail::write_file;
+using test::Folder;
+
+std::string error_of(const std::function<void()>& call, ExitCode code) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+StateDict sample() {
+  const auto numbers = at::arange(24, at::kFloat).reshape({4, 6});
+  return {.tensors = {{"w", numbers},
+                      {"layer.0.bias", numbers.to(at::kBFloat16)},
+                      {"half", numbers.to(at::kHalf)},
+                      {"mask", numbers.gt(3)},
+                      {"complex", at::complex(numbers, -numbers).conj()},
+                      {"turned", numbers.t()},
+                      {"part", numbers.slice(1, 2, 4)},
+                      {"tied", numbers},
+                      {"count", at::full({}, 7, at::kLong)},
+                      {"nothing", at::empty({0, 3})},
+                      {"bytes", at::arange(5, at::kByte)},
+                      {"doubles", at::arange(1000, at::kDouble)}}};
+}
+
+void expect_same(const StateDict& have, const StateDict& want) {
+  ASSERT_EQ(have.tensors.size(), want.tensors.size());
+  for (const auto& [name, tensor] : want.tensors) {
+    ASSERT_TRUE(have.tensors.contains(name)) << name;
+    const auto& read = have.tensors.at(name);
+    EXPECT_EQ(read.scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(at::equal(read, tensor.resolve_conj())) << name;
+  }
+}
+
+/// Both formats.
+const struct Format {
+  const char* name;
+  void (*save)(const StateDict&, const fs::path&, const ExportOptions&);
+  StateDict (*load)(const fs::path&);
+} formats[] = {{"safetensors", save_safetensors, load_safetensors}, {"torch", save_torch, load_torch}};
+
+TEST(Weights, ComeBack) {
+  const Folder folder;
+  for (const auto& format : formats) {
+    format.save(sample(), folder / format.name, {});
+    expect_same(format.load(folder / format.name), sample());
+    const auto nothing = folder / (std::string("nothing.") + format.name);
+    format.save({}, nothing, {});
+    EXPECT_TRUE(format.load(nothing).tensors.empty());
+  }
+  EXPECT_EQ(load_safetensors(folder / "nothing.safetensors").values, Json::parse(R"({"format": "pt"})"));
+  const auto shared = load_torch(folder / "torch").tensors;
+  EXPECT_EQ(shared.at("tied").data_ptr(), shared.at("w").data_ptr()) << "one storage stays one";
+}
+
+TEST(Weights, AreAligned) {
+  const Folder folder;
+  save_safetensors(sample(), folder / "it", {});
+  const auto bytes = read_file(folder / "it");
+  std::uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  EXPECT_EQ(header % 8, 0u);
+  const auto tensors = Json::parse(bytes.substr(8, header));
+  for (const auto& [name, tensor] : tensors.items())
+    if (name != "__metadata__") {
+      EXPECT_EQ(tensor["data_offsets"][0].get<std::uint64_t>() % sample().tensors.at(name).element_size(), 0u) << name;
+    }
+}
+
+TEST(Weights, GoIntoAModelThatFits) {
+  using torch::nn::BatchNorm1d, torch::nn::Linear, torch::nn::Sequential;
+  const Folder folder;
+  const auto make = [] { return Sequential(Linear(2, 3), BatchNorm1d(3)); };
+  const auto from = make(), to = make();
+  StateDict state;
+  for (const auto& item : from->named_parameters()) state.tensors[item.key()] = item.value();
+  for (const auto& item : from->named_buffers()) state.tensors[item.key()] = item.value();
+  for (const auto& format : formats) {
+    format.save(state, folder / format.name, {});
+    to->parameters()[0].data().zero_();
+    load_state_dict(to, format.load(folder / format.name));
+    for (const auto& item : to->named_parameters()) EXPECT_TRUE(at::equal(item.value(), state.tensors[item.key()]));
+  }
+  auto other = load_torch(folder / "torch");
+  other.tensors.erase("0.bias");
+  other.tensors["0.weight"] = at::zeros({3, 3});
+  other.tensors["head"] = at::zeros({1});
+  to->parameters()[0].data().zero_();
+  const auto text = error_of([&] { load_state_dict(to, other); }, ExitCode::data);
+  for (const char* part : {"0.bias: not in", "0.weight: shape [3, 3]", "head: in the checkpoint, not here"})
+    EXPECT_SAYS(text, part);
+  EXPECT_TRUE(at::equal(to->parameters()[0], at::zeros({3, 2}))) << "nothing was changed";
+}
+
+TEST(Weights, WhatIsThereIsNotReplaced) {
+  const Folder folder;
+  for (const auto& format : formats) {
+    write_file(folder / "theirs", "precious");
+    EXPECT_SAYS(error_of([&] { format.save(sample(), folder / "theirs", {}); }, ExitCode::usage),
+                "it is there already");
+    EXPECT_EQ(read_file(folder / "theirs"), "precious");
+    format.save(sample(), folder / "theirs", {.replace = true});
+    expect_same(format.load(folder / "theirs"), sample());
+  }
+}
+
+/// While it lives, no file may grow beyond that.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t most) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{most, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int) = nullptr;
+};
+
+TEST(Weights, AFailureLeavesNothing) {
+  const Folder folder;
+  for (const auto& format : formats) {
+    {
+      const SmallFiles limit(4000);
+      EXPECT_SAYS(error_of([&] { format.save(sample(), folder / "it", {}); }, ExitCode::retry), "too large");
+    }
+    EXPECT_THROW(format.save(sample(), folder / "it", {.progress = [](auto, auto) { throw 1; }}), int);
+    EXPECT_TRUE(fs::is_empty(folder.path())) << format.name;
+    EXPECT_SAYS(error_of([&] { format.save(sample(), folder / "none/it", {}); }, ExitCode::retry), "none/it");
+    const auto sparse = at::zeros({2, 2}).to_sparse();
+    EXPECT_SAYS(error_of(
+                    [&] {
+                      format.save({.tensors = {{"s", sparse}}}, folder / "it", {});
+                    },
+                    ExitCode::usage),
+                "plain values");
+  }
+  const StateDict complex{.tensors = {{"z", at::zeros({1}, at::kComplexDouble)}}};
+  EXPECT_SAYS(error_of([&] { save_safetensors(complex, folder / "it"); }, ExitCode::usage), "no type");
+  EXPECT_SAYS(error_of(
+                  [&] {
+                    save_safetensors({.tensors = {{"\xff", at::zeros({1})}}}, folder / "it");
+                  },
+                  ExitCode::usage),
+              "UTF-8");
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+// --- What nobody's own program has written ---
+
+/// While it lives, the process may take so much memory more.
+class LittleMemory {
+ public:
+  explicit LittleMemory(rlim_t more) {
+    ::getrlimit(RLIMIT_AS, &before_);
+#if !defined(__SANITIZE_ADDRESS__)
+    rlim_t pages = 0;
+    if (FILE* const file = std::fopen("/proc/self/statm", "r")) {
+      if (std::fscanf(file, "%lu", &pages) != 1) pages = 0;
+      std::fclose(file);
+    }
+    const rlimit small{pages * 4096 + more, before_.rlim_max};
+    ::setrlimit(RLIMIT_AS, &small);
+#else
+    (void)more;
+#endif
+  }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
+  ~LittleMemory() { ::setrlimit(RLIMIT_AS, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+std::string safetensors(const std::string& header, const std::string& values) {
+  const std::uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + values;
+}
+
+TEST(HostileSafetensors, AreRefused) {
+  const Folder folder;
+  const LittleMemory limit(512 << 20);
+  const auto header = [](const std::string& tensor) { return "{\"a\":" + tensor + "}"; };
+  const std::string values(8, 'x');
+  const std::pair<const char*, std::string> files[] = {
+      {"too short", "abc"},
+      {"header is said to have", std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + "{}"},
+      {"header is said to have", std::string("\x03\0\0\0\0\0\0\0{}", 10)},
+      {"not JSON", safetensors("{", "")},
+      {"not a JSON object", safetensors("[]", "")},
+      {"nested deeper", safetensors(header("{\"dtype\":" + std::string(200'000, '[')), "")},
+      {"nested deeper", safetensors(std::string(200'000, '['), "")},
+      {"twice",
+       safetensors(
+           R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+           values)},
+      {"twice", safetensors(header(R"({"dtype":"U8","shape":[8],"shape":[8],"data_offsets":[0,8]})"), values)},
+      {"has no type", safetensors(header("3"), "")},
+      {"has no type", safetensors(header(R"({"dtype":3,"shape":[],"data_offsets":[0,8]})"), values)},
+      {"not known here", safetensors(header(R"({"dtype":"PICKLE","shape":[8],"data_offsets":[0,8]})"), values)},
+      {"no proper \"shape\"", safetensors(header(R"({"dtype":"U8","data_offsets":[0,8]})"), values)},
+      {"absurd \"shape\"", safetensors(header(R"({"dtype":"U8","shape":[-8],"data_offsets":[0,8]})"), values)},
+      {"absurd \"shape\"", safetensors(header(R"({"dtype":"U8","shape":[8.0],"data_offsets":[0,8]})"), values)},
+      {"absurd \"shape\"",
+       safetensors(header(R"({"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,8]})"), values)},
+      {"does not take",
+       safetensors(header(R"({"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,8]})"), values)},
+      {"does not take",
+       safetensors(header(R"({"dtype":"F64","shape":[4611686018427387904,4,0],"data_offsets":[0,0]})"), "")},
+      {"does not take", safetensors(header(R"({"dtype":"U8","shape":[7],"data_offsets":[0,8]})"), values)},
+      {"does not take",
+       safetensors(header(R"({"dtype":"U8","shape":[)" + std::string(2000, '1') + R"(],"data_offsets":[0,8]})"),
+                   values)},
+      {"no proper \"data_offsets\"", safetensors(header(R"({"dtype":"U8","shape":[8],"data_offsets":[8,0]})"), values)},
+      {"no proper \"data_offsets\"",
+       safetensors(header(R"({"dtype":"U8","shape":[8],"data_offsets":[0,8,8]})"), values)},
+      {"truncated",
+       safetensors(header(R"({"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]})"), values)},
+      {"there are 8", safetensors(header(R"({"dtype":"U8","shape":[4],"data_offsets":[0,4]})"), values)},
+      {"after a gap", safetensors(header(R"({"dtype":"U8","shape":[4],"data_offsets":[4,8]})"), values)},
+      {"overlaps",
+       safetensors(
+           R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
+           values)},
+      {"metadata", safetensors(R"({"__metadata__":{"a":3}})", "")},
+      {"metadata", safetensors(R"({"__metadata__":["a"]})", "")},
+  };
+  for (const auto& [fact, bytes] : files) {
+    write_file(folder / "it", bytes);
+    const auto text = error_of([&] { load_safetensors(folder / "it"); }, ExitCode::data);
+    if (std::string(fact) == "does not take" && text.find("not JSON") != std::string::npos)
+      continue;  // a number of 2000 digits
+    EXPECT_SAYS(text, fact);
+    EXPECT_SAYS(text, folder.file("it"));
+  }
+  write_file(folder / "it", safetensors(header(R"({"dtype":"BOOL","shape":[8],"data_offsets":[0,8]})") + "  ", values));
+  EXPECT_TRUE(at::equal(load_safetensors(folder / "it").tensors.at("a"), at::ones({8}, at::kBool)));
+  error_of([&] { load_safetensors(folder / "none"); }, ExitCode::data);
+  error_of([&] { load_safetensors(folder.path()); }, ExitCode::data);
+}
+
+/// An archive as torch.save() lays it out.
+std::string archive(const std::string& pickle, const std::vector<std::pair<std::string, std::string>>& records = {},
+                    bool compress = false) {
+  std::string bytes;
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
+    bytes.append(static_cast<const char*>(data), size);
+    return size;
+  });
+  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+  for (const auto& [name, content] : records) writer.writeRecord(name, content.data(), content.size(), compress);
+  writer.writeEndOfFile();
+  return bytes;
+}
+
+// Instructions of a pickle.
+std::string text(const std::string& value) {
+  const auto length = static_cast<std::uint32_t>(value.size());
+  return "X" + std::string(reinterpret_cast<const char*>(&length), sizeof length) + value;
+}
+std::string global(const std::string& module, const std::string& name) { return "c" + module + "\n" + name + "\n"; }
+std::string int32(std::int32_t value) { return "J" + std::string(reinterpret_cast<const char*>(&value), 4); }
+std::string int64(std::int64_t value) { return "\x8a\x08" + std::string(reinterpret_cast<const char*>(&value), 8); }
+std::string repeat(const std::string& what, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += what;
+  return all;
+}
+const std::string protocol = "\x80\x02";
+
+/// {"a": a tensor over the storage "0" of so many floats}, with instructions for its offset, shape and strides.
+std::string pickle_of(const std::string& count, const std::string& view,
+                      const std::string& type = global("torch", "FloatStorage")) {
+  return protocol + "}" + text("a") + global("torch._utils", "_rebuild_tensor_v2") + "((" + text("storage") + type +
+         text("0") + text("cpu") + count + "tQ" + view + "\x89)tRs.";
+}
+const std::string good_pickle = pickle_of("K\x06", "K\x01K\x05\x85K\x01\x85");
+
+TEST(HostileArchive, PicklesAreRefused) {
+  const Folder folder;
+  const LittleMemory limit(512 << 20);
+  const auto load = [&](const std::string& pickle) {
+    write_file(folder / "it", archive(pickle, {{"data/0", std::string(24, '\0')}}));
+    return load_torch(folder / "it");
+  };
+  EXPECT_EQ(load(good_pickle).tensors.at("a").sizes(), at::IntArrayRef({5}));
+  const auto in_a_dict = [](const std::string& value) { return protocol + "}K\x01" + value + "s."; };
+  EXPECT_EQ(load(in_a_dict("](K\x07q\x01h\x01"
+                           "e"))
+                .values,
+            Json::parse(R"({"1": [7, 7]})"));
+  const std::pair<const char*, std::string> pickles[] = {
+      {"wants to call os.system", protocol + global("os", "system") + "(" + text("id") + "tR."},
+      {"wants to call __builtin__.eval", in_a_dict(global("__builtin__", "eval") + "(" + text("1") + "tR")},
+      {"os.system, which is no plain value", in_a_dict(global("os", "system"))},
+      {"wants to call subprocess.Popen", protocol + global("subprocess", "Popen") + ")\x81."},
+      {"instruction 105", protocol + "(ios\nsystem\n."},
+      {"takes what is not there", protocol + "."},
+      {"takes what is not there", protocol + "R."},
+      {"takes what is not there", protocol + "t."},
+      {"takes what is not there", protocol + "h\x07."},
+      {"takes what is not there", protocol + "q\x07."},
+      {"takes what is not there", protocol + "}(."},
+      {"truncated", protocol + "}"},
+      {"truncated", protocol + "X\xff\xff\xff\xff"
+                               "a."},
+      {"truncated", protocol + "cos"},
+      {"protocol 4", "\x80\x04}."},
+      {"64 bits", in_a_dict("\x8a\x09" + std::string(9, '\x7f'))},
+      {"something else than a dict", protocol + "]."},
+      {"no list", protocol + "}}"
+                             "a."},
+      {"no dict", protocol + "](K\x01K\x02u."},
+      {"no dict", protocol + "}(K\x01u."},
+      {"neither a string", protocol + "}]]s."},
+      {"two of the key", protocol + "}(K\x01K\x01K\x01K\x02u."},
+      {"again and again", in_a_dict("]()q\x01" + repeat("(" + repeat("h\x01", 10) + "tq\x01", 60) + "e")},
+      {"again and again", in_a_dict("(" + text(std::string(65536, 'x')) + "q\x01" + repeat("h\x01", 30'000) + "t")},
+      {"again and again", protocol + "}q\x01K\x01h\x01s."},
+      {"levels deep", in_a_dict(")" + repeat("\x85", 100'000))},
+      {"no storage", protocol + "(K\x01tQ."},
+      {"not as long", pickle_of("K\x07", "K\x01K\x05\x85K\x01\x85")},
+      {"not as long", pickle_of(int64(1ll << 60), "K\x01K\x05\x85K\x01\x85")},
+      {"os.system, which is not known", pickle_of("K\x06", ")", global("os", "system"))},
+      {"in the place of a tensor's shape", pickle_of("K\x06", "K\x01]]")},
+      {"not inside", pickle_of(int32(-6), "K\x01K\x05\x85K\x01\x85")},
+  };
+  for (const auto& [fact, pickle] : pickles) {
+    const auto said = error_of([&, &pickle = pickle] { load(pickle); }, ExitCode::data);
+    EXPECT_SAYS(said, fact);
+    EXPECT_SAYS(said, folder.file("it"));
+  }
+  const auto large = int64(1ll << 62);
+  const std::string views[] = {
+      "K\x02K\x05\x85K\x01\x85",                                        // a value too far
+      "K\x01K\x05\x85K\x02\x85",                                        // by its strides
+      int32(-1) + "K\x02\x85K\x01\x85",                                 // before the storage
+      "K\x05K\x02\x85" + int32(-1) + "\x85",                            // backwards
+      "K\x01" + int32(-3) + "\x85K\x01\x85",                            // of less than nothing
+      "K\x01K\x07\x85K\x01K\x01\x86",                                   // with more strides than sizes
+      "K\x01K\x07\x85" + int32(0) + "\x85",                             // larger than its storage
+      "K\x01" + large + "\x85" + int32(0) + "\x85",                     //
+      "K\x01" + large + large + "\x86" + repeat(int32(0), 2) + "\x86",  // than can be counted
+      "K\x01" + large + large + int32(0) + "\x87" + repeat("K\x01", 3) + "\x87",
+      int64(INT64_MAX) + "K\x02\x85" + large + "\x85",
+      "K\x01(" + repeat("K\x01", 100) + "t(" + repeat("K\x01", 100) + "t",  // in too many dimensions
+  };
+  for (const auto& view : views)
+    EXPECT_SAYS(error_of([&] { load(pickle_of("K\x06", view)); }, ExitCode::data), "not inside its storage");
+}
+
+TEST(HostileArchive, DirectoriesAreRefused) {
+  const Folder folder;
+  const LittleMemory limit(512 << 20);
+  const auto whole = archive(good_pickle, {{"data/0", std::string(24, '\0')}, {"data/1", "abc"}});
+  const auto entry = whole.rfind("PK\1\2", whole.rfind("archive/data/0")), at_zero = whole.find("archive/data/0");
+  const auto end64 = whole.rfind("PK\6\6"), first = whole.find("PK\1\2");
+  const auto put = [](std::string& bytes, std::size_t at, const std::string& what) {
+    bytes.replace(at, what.size(), what);
+  };
+  const std::pair<const char*, std::function<void(std::string&)>> changes[] = {
+      {"no archive", [&](auto& bytes) { bytes.resize(bytes.size() - 1); }},
+      {"no archive", [&](auto& bytes) { bytes.resize(10); }},
+      {"no archive", [&](auto& bytes) { bytes.clear(); }},
+      {"packed or encrypted",
+       [&](auto& bytes) {
+         bytes = archive("\x80\x02}.", {{"data/0", std::string(1 << 20, '\0')}}, true);
+       }},
+      {"packed or encrypted", [&](auto& bytes) { put(bytes, entry + 8, "\1"); }},
+      {"packed or encrypted", [&](auto& bytes) { put(bytes, entry + 24, "\xf0\xff\xff\x7f"); }},
+      {"overlap", [&](auto& bytes) { put(bytes, entry + 20, "\xf0\xff\xff\x7f\xf0\xff\xff\x7f"); }},
+      {"directory is damaged", [&](auto& bytes) { put(bytes, entry + 20, "\xff\xff\xff\xff\xff\xff\xff\xff"); }},
+      {"lies outside", [&](auto& bytes) { put(bytes, entry + 42, "\xf0\xff\xff\x7f"); }},
+      {"there is no archive/data/0 where",
+       [&](auto& bytes) {
+         put(bytes, entry + 42, std::string("\0\0\0\1", 1));
+         bytes[entry + 42] = 1;
+       }},
+      {"overlap", [&](auto& bytes) { put(bytes, entry + 42, bytes.substr(first + 42, 4)); }},
+      {"two records", [&](auto& bytes) { put(bytes, bytes.rfind("archive/data/1"), "archive/data/0"); }},
+      {"there is no archive/data/0 in it",
+       [&](auto& bytes) { put(bytes, bytes.rfind("archive/data/0"), "archive/data/7"); }},
+      {"without a data.pkl", [&](auto& bytes) { put(bytes, bytes.rfind("archive/data.pkl"), "archive/data.pkx"); }},
+      {"directory is damaged", [&](auto& bytes) { put(bytes, entry, "PK\1\3"); }},
+      {"directory is damaged", [&](auto& bytes) { put(bytes, entry + 30, "\xff\xff"); }},
+      {"directory is damaged", [&](auto& bytes) { put(bytes, end64 + 32, "\xff"); }},
+      {"directory is damaged", [&](auto& bytes) { put(bytes, end64 + 40, std::string(8, '\xff')); }},
+      {"directory is damaged", [&](auto& bytes) { put(bytes, end64, "PK\6\5"); }},
+      {"lies outside", [&](auto& bytes) { put(bytes, bytes.rfind("PK\6\7") + 8, std::string(8, '\xff')); }},
+      {"checksum is wrong", [&](auto& bytes) { put(bytes, at_zero + 60, bytes[at_zero + 60] == '\1' ? "\2" : "\1"); }},
+      {"checksum is wrong", [&](auto& bytes) { put(bytes, bytes.find("_rebuild"), "_revuild"); }},
+      {"TorchScript",
+       [&](auto& bytes) {
+         bytes = archive("\x80\x02}.", {{"constants.pkl", "\x80\x02)."}});
+       }},
+      {"little-endian",
+       [&](auto& bytes) {
+         bytes = archive("\x80\x02}.", {{"byteorder", "big"}});
+       }},
+  };
+  for (const auto& [fact, change] : changes) {
+    auto bytes = whole;
+    change(bytes);
+    write_file(folder / "it", bytes);
+    const auto text = error_of([&] { load_torch(folder / "it"); }, ExitCode::data);
+    if (text == "no error" && std::string(fact) == "checksum is wrong") continue;  // padding
+    EXPECT_SAYS(text, fact);
+    EXPECT_SAYS(text, folder.file("it"));
+  }
+}
+
+// --- Mutations of good files: read, or an Error of data, and nothing else ---
+
+/// Some bytes changed, moved, left out or put in, numbers made as large as they can be.
+std::string mutate(std::string bytes, std::mt19937_64& random) {
+  const auto below = [&](std::size_t most) { return most == 0 ? 0 : static_cast<std::size_t>(random() % most); };
+  for (auto times = 1 + below(4); times > 0; --times) {
+    const auto at = below(bytes.size()), length = std::min(bytes.size() - at, 1 + below(16));
+    switch (below(7)) {
+      case 0:
+        if (!bytes.empty()) bytes[at] = static_cast<char>(random());
+        break;
+      case 1:
+        if (!bytes.empty()) bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8)));
+        break;
+      case 2:
+        bytes.resize(at);
+        break;
+      case 3:
+        bytes.erase(at, length);
+        break;
+      case 4:
+        bytes.insert(at, bytes.substr(below(bytes.size()), length));
+        break;
+      case 5:
+        std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), length, random() % 2 == 0 ? '\xff' : '\0');
+        break;
+      case 6:
+        bytes.insert(at, std::to_string(random() >> below(64)));
+        break;
+    }
+  }
+  return bytes;
+}
+
+constexpr int mutations = 20'000, mutated_files = 1'500;
+
+void expect_read_or_refused(const std::function<void()>& read, int& refused, const std::string& what) {
+  try {
+    read();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data) << what << ": " << error.what();
+    ++refused;
+  } catch (const detail::checkpoint::BadPickle&) {
+    ++refused;
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << what << ": " << error.what();
+  }
+}
+
+TEST(Mutations, OfFilesAreReadOrRefused) {
+  const Folder folder;
+  const StateDict small{.tensors = {{"a", at::arange(6, at::kFloat)},
+                                    {"b.c", at::ones({2, 2}, at::kBool)},
+                                    {"d", at::full({}, 3, at::kLong)}}};
+  for (const auto& format : formats) {
+    format.save(small, folder / "whole", {.replace = true});
+    const auto whole = read_file(folder / "whole");
+    const LittleMemory limit(512 << 20);
+    std::mt19937_64 random(11);
+    int refused = 0;
+    for (int i = 0; i < mutated_files; ++i) {
+      {
+        detail::File file(folder / "it",
+                          fs::exists(folder / "it") ? detail::File::Mode::write : detail::File::Mode::create);
+        file.truncate(0);
+        const auto bytes = mutate(whole, random);
+        file.write_at(std::as_bytes(std::span(bytes)), 0);
+      }
+      expect_read_or_refused([&] { format.load(folder / "it"); }, refused,
+                             format.name + std::string(" ") + std::to_string(i));
+    }
+    EXPECT_GT(refused, mutated_files / 2) << format.name;
+    EXPECT_LT(refused, mutated_files) << format.name << ": none was near enough to a good one";
+  }
+}
+
+TEST(Mutations, OfPicklesAreReadOrRefused) {
+  const auto rich = protocol + global("collections", "OrderedDict") + ")R}" + text("_metadata") + "K\x01sb(" +
+                    good_pickle.substr(3, good_pickle.size() - 5) + text("l") + "](K\x01NG" + std::string(8, '\x40') +
+                    "\x88\x8a\x01\xff"
+                    "eq\x05u.";
+  const auto storages = [](const std::string&, at::ScalarType type, std::int64_t count) {
+    if (count < 0 || count > 64) throw detail::checkpoint::BadPickle("not as long");
+    return at::zeros({count}, at::TensorOptions(type));
+  };
+  EXPECT_EQ(detail::checkpoint::unpickle_state_dict(rich, storages).values,
+            Json::parse("{\"l\": [1, null, " + Json(std::bit_cast<double>(std::uint64_t{0x4040404040404040})).dump() +
+                        ", true, -1]}"));
+  const LittleMemory limit(512 << 20);
+  for (const auto& pickle : {good_pickle, rich}) {
+    std::mt19937_64 random(23);
+    int refused = 0;
+    for (int i = 0; i < mutations; ++i)
+      expect_read_or_refused([&] { detail::checkpoint::unpickle_state_dict(mutate(pickle, random), storages); },
+                             refused, std::to_string(i));
+    EXPECT_GT(refused, mutations / 2);
+    EXPECT_LT(refused, mutations);
+  }
+}
+
+}  // namespace
+}  // namespace muster
