@@ -8,12 +8,9 @@
 #include "train/failures.hpp"
 #include "train/params.hpp"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -84,7 +81,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     require_own_directory(path_);
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
-    lock();
+    lock_.emplace(path_, true);
     const auto supervisor = launch::supervisor();
     const bool started_again = supervisor && read_failures(path_, supervisor->id);
     if (flags.resume == Resume::never && !started_again && newest_index(path_) >= 0)
@@ -104,47 +101,27 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   params_ = decided[2];
   check_shared(world);
 
-  char file[32];
-  std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
-  log::write_to(path_ / "logs" / file);
   // Here the others hear of a rank that could not open its log.
+  const auto ranks = comm::on_all(world, [&] {
+    char file[32];
+    std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
+    log::write_to(path_ / "logs" / file);
+    if (world.rank() != 0) lock_.emplace(path_, false);
+    return Json{lock_->holds(), RunLock::this_process()}.dump();
+  });
   comm::on_root(world, [&] {
+    bool holds = true;
+    std::vector<std::string> processes;
+    for (const auto& rank : ranks) {
+      const auto told = Json::parse(rank);
+      holds = holds && told[0].get<bool>();
+      processes.push_back(told[1]);
+    }
+    if (!holds) lock_->take_lease(processes);
     for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
                              ".owner", "logs/.owner"})
       remove_unfinished(path_ / name);
   });
-}
-
-void RunFolder::lock() {
-  const auto exists = [&] {  // a link counts, whether there is something behind it or not
-    return std::filesystem::exists(std::filesystem::symlink_status(path_ / ".lock"));
-  };
-  if (!exists()) {
-    try {
-      File(path_ / ".lock", File::Mode::create).close();
-    } catch (const Error&) {
-      if (!exists()) throw;  // else another job was quicker, and the lock decides
-    }
-  }
-  lock_.emplace(path_ / ".lock", File::Mode::write);
-  // A lock of the open file: it ends with this process, however that ends, and holds over NFS and Lustre.
-  struct flock whole {};
-  whole.l_type = F_WRLCK;
-  if (::fcntl(lock_->descriptor(), F_OFD_SETLK, &whole) == 0) {
-    char host[256] = "";
-    ::gethostname(host, sizeof host - 1);
-    const auto holder = std::string(host) + ", process " + std::to_string(::getpid());
-    lock_->truncate(0);
-    lock_->write_at(std::as_bytes(std::span(holder)), 0);
-    return;
-  }
-  if (errno != EAGAIN && errno != EACCES) {
-    log::warn("the file system under " + path_.string() +
-              " keeps no locks: nothing stops a second job from using this run");
-    return;
-  }
-  throw Error(ExitCode::usage, "opening the run " + path_.string(),
-              "another job is using it (" + read_file(path_ / ".lock") + ")", "Wait for it, or choose another --name");
 }
 
 void RunFolder::check_shared(const Communicator& world) const {

@@ -1,11 +1,11 @@
-// The folder of a run: its name, the lock of the job that has it, params.json and error.txt.
+// The folder of a run: its name, the job that has it, params.json and error.txt.
 #pragma once
 
-#include "base/file.hpp"
 #include "comm/agreement.hpp"
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
 #include "muster/launch.hpp"
+#include "train/run_lock.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -43,13 +43,12 @@ class RunFolder {
   void write_error(const Communicator& world, const comm::Lost& lost) const noexcept;
 
  private:
-  void lock();
   void check_shared(const Communicator& world) const;
 
   std::filesystem::path path_;
   std::string name_;
   Json params_;
-  std::optional<File> lock_;
+  std::optional<RunLock> lock_;
 };
 
 }  // namespace muster::detail::train

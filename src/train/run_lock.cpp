@@ -1,0 +1,246 @@
+#include "train/run_lock.hpp"
+
+#include "base/log.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "muster/error.hpp"
+#include "muster/json.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace muster::detail::train {
+namespace {
+
+constexpr auto patience = std::chrono::seconds(10);  // for the ranks of a job that is ending
+constexpr off_t byte_of_root = 0, byte_of_ranks = 1;
+constexpr std::string_view lease_prefix = ".lease.";
+constexpr std::uint64_t longest_record = 64 << 20;
+
+/// Does `command` with one byte of the file; what is in the way, or F_UNLCK. None where locks are not kept.
+std::optional<short> lock(const File& file, int command, short type, off_t byte) {
+  struct flock range {};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = byte;
+  range.l_len = 1;
+  int status;
+  do status = ::fcntl(file.descriptor(), command, &range);
+  while (status != 0 && errno == EINTR);
+  if (status == 0) return command == F_OFD_GETLK ? range.l_type : F_UNLCK;
+  if (errno == EAGAIN || errno == EACCES) return F_WRLCK;
+  return {};
+}
+bool try_lock(const File& file, short type, off_t byte) {
+  return lock(file, F_OFD_SETLK, type, byte).value_or(F_UNLCK) == F_UNLCK;
+}
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+/// When the process was started, in the kernel's ticks; empty if there is none, or one that has ended.
+std::string start_of(const std::string& process) {
+  std::ifstream file("/proc/" + process + "/stat");
+  std::string text;
+  std::getline(file, text);
+  std::istringstream after_name(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  std::vector<std::string> fields(20);  // from the third on: the state, and as the last the start
+  for (auto& field : fields) after_name >> field;
+  return fields[0] == "Z" || fields[0] == "X" ? "" : fields[19];
+}
+
+/// The kernel and its space of process numbers, in which a number means one process.
+std::string this_space() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::error_code error;
+  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
+}
+
+std::string this_job() {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  auto text = std::string(host) + ", process " + std::to_string(::getpid()) + ", since " + checkpoint::time_now();
+  if (const auto job = environment("SLURM_JOB_ID"); !job.empty()) text += ", Slurm job " + job;
+  return text;
+}
+
+Json record_of_this_job(const std::vector<std::string>& processes) {
+  return {{"holder", this_job()},
+          {"processes", processes},
+          {"slurm_job", environment("SLURM_JOB_ID")},
+          {"slurm_restarts", std::atoi(environment("SLURM_RESTART_COUNT").c_str())}};
+}
+
+struct Record {
+  std::string holder = "a job that has not said its name yet";
+  enum class State { ended, running, unknown } state = State::unknown;
+};
+
+Record read_record(const std::filesystem::path& path) {
+  Record record;
+  const auto text = read_file(path, longest_record);
+  const auto json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  try {
+    const auto processes = json.at("processes").get<std::vector<std::string>>();
+    if (!processes.empty()) record.holder = json.at("holder").get<std::string>();
+    const auto job = json.value("slurm_job", "");
+    if (!job.empty() && job == environment("SLURM_JOB_ID") &&
+        json.value("slurm_restarts", 0) < std::atoi(environment("SLURM_RESTART_COUNT").c_str())) {
+      record.state = Record::State::ended;
+      return record;
+    }
+    const auto space = this_space();
+    bool known = true, running = false;
+    for (const auto& process : processes) {
+      std::istringstream words(process);
+      std::string boot, space_of_numbers, number, start;
+      words >> boot >> space_of_numbers >> number >> start;
+      if (boot + " " + space_of_numbers != space)
+        known = false;
+      else if (!start.empty() && start_of(number) == start)
+        running = true;
+    }
+    record.state = running ? Record::State::running : known ? Record::State::ended : Record::State::unknown;
+  } catch (const Json::exception&) {
+    if (!text.empty()) record.holder = text;
+  }
+  return record;
+}
+
+[[noreturn]] void refuse(const std::filesystem::path& folder, const Record& record, const std::string& remedy = {}) {
+  throw Error(ExitCode::usage, "opening the run " + folder.string(), "another job is using it (" + record.holder + ")",
+              "Wait for it, or choose another --name" + remedy);
+}
+
+/// The number in a lease's name; 0 for any other file.
+int number_of(const std::string& name) {
+  int number = 0;
+  if (!name.starts_with(lease_prefix)) return 0;
+  const auto* const end = name.data() + name.size();
+  const auto read = std::from_chars(name.data() + lease_prefix.size(), end, number);
+  return read.ec == std::errc{} && read.ptr == end ? number : 0;
+}
+
+std::vector<int> leases_in(const std::filesystem::path& folder) {
+  std::vector<int> numbers;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (const int number = number_of(entry.path().filename().string()); number > 0) numbers.push_back(number);
+  std::ranges::sort(numbers);
+  return numbers;
+}
+
+std::filesystem::path lease_of(const std::filesystem::path& folder, int number) {
+  return folder / (std::string(lease_prefix) + std::to_string(number));
+}
+
+}  // namespace
+
+std::string RunLock::this_process() {
+  const auto number = std::to_string(::getpid());
+  return this_space() + " " + number + " " + start_of(number);
+}
+
+RunLock::RunLock(const std::filesystem::path& folder, bool is_root) : folder_(folder), is_root_(is_root) {
+  const auto path = folder_ / ".lock";
+  const auto exists = [&] {  // a link counts, whether there is something behind it or not
+    return std::filesystem::exists(std::filesystem::symlink_status(path));
+  };
+  if (!exists()) {
+    try {
+      File(path, File::Mode::create).close();
+    } catch (const Error&) {
+      if (!exists()) throw;  // else another job was quicker, and the lock decides
+    }
+  }
+  file_.emplace(path, File::Mode::write);
+  is_root_ ? own() : share();
+}
+
+void RunLock::own() {
+  const auto taken = lock(*file_, F_OFD_SETLK, F_WRLCK, byte_of_root);
+  holds_ = taken.has_value();
+  if (!holds_) return static_cast<void>(require_free());
+  const auto path = folder_ / ".lock";
+  if (*taken != F_UNLCK) refuse(folder_, read_record(path));
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (bool said = false; !try_lock(*file_, F_WRLCK, byte_of_ranks); said = true) {
+    const auto left = "ranks of the job that had it (" + read_record(path).holder + ")";
+    if (std::chrono::steady_clock::now() > deadline)
+      throw Error(ExitCode::usage, "opening the run " + folder_.string(), left + " are still there",
+                  "End them, or choose another --name");
+    if (!said) log::info("waiting for the " + left + " to end");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  share();
+  const auto text = record_of_this_job({this_process()}).dump() + "\n";
+  File said(path, File::Mode::write);  // closed: so NFS shows it to others
+  said.truncate(0);
+  said.write_at(std::as_bytes(std::span(text)), 0);
+  said.close();
+}
+
+void RunLock::share() {
+  if (!try_lock(*file_, F_RDLCK, byte_of_ranks))
+    throw Error(ExitCode::usage, "opening the run " + folder_.string(), "another job has taken it from this one",
+                "Look after rank 0, which must have ended");
+  if (!is_root_) holds_ = lock(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
+}
+
+std::vector<int> RunLock::require_free() const {
+  const auto check = [&](const std::filesystem::path& path) {
+    const auto record = read_record(path);
+    if (record.state == Record::State::running) refuse(folder_, record);
+    if (record.state == Record::State::unknown)
+      refuse(
+          folder_, record,
+          ". This file system keeps no locks, so nobody sees from here whether that job has ended: if it has, remove " +
+              path.string());
+  };
+  // Where locks are kept within a node, this is what another node has written.
+  if (!holds_ && file_->size() > 0) check(folder_ / ".lock");
+  const auto leases = leases_in(folder_);
+  if (!leases.empty()) check(lease_of(folder_, leases.back()));
+  return leases;
+}
+
+void RunLock::take_lease(const std::vector<std::string>& processes) {
+  for (;;) {
+    const auto before = require_free();
+    const auto next = lease_of(folder_, before.empty() ? 1 : before.back() + 1);
+    try {
+      File file(next, File::Mode::create);
+      lease_ = next;
+      file.append(record_of_this_job(processes).dump() + "\n");
+      file.sync();
+      file.close();
+    } catch (const Error&) {
+      if (!lease_.empty() || !std::filesystem::exists(status_of(next))) throw;
+      continue;  // another job was quicker
+    }
+    for (const int number : before) ::unlink(lease_of(folder_, number).c_str());
+    return;
+  }
+}
+
+RunLock::~RunLock() {
+  try {
+    // The highest lease stays, so that its number is never given twice.
+    if (!lease_.empty()) write_file(lease_, "{\"processes\": []}\n");
+    if (is_root_ && file_ && holds_) file_->truncate(0);
+  } catch (const std::exception& error) {
+    log::warn("giving up the run " + folder_.string() + ": " + error.what());
+  }
+}
+
+}  // namespace muster::detail::train

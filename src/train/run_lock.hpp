@@ -1,0 +1,50 @@
+// One job has a run's folder.
+//
+// Rank 0 locks a byte of STORAGE/NAME/.lock for itself, and every rank shares another: a job whose rank 0 was killed
+// has the folder until the last rank that may still write has ended. The locks are those of open files. The kernel
+// gives them up when a process ends, however it ends; over NFS and Lustre (mounted with -o flock) they hold between
+// nodes. The file says who has the folder.
+//
+// Where the file system keeps no locks, or only within a node, a lease stands in: .lease.N names every process of the
+// job. The next job makes .lease.N+1, once all of those are seen to have ended. They are seen on their own host; of
+// others Slurm tells, where it has started the same job again, or a person, who removes the file. Nobody replaces a
+// lease, so of two jobs that want the next one gets it.
+#pragma once
+
+#include "base/file.hpp"
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::detail::train {
+
+class RunLock {
+ public:
+  /// Rank 0 first, before anything is written: an Error (ExitCode::usage) that names the holder if another job has the
+  /// folder. What is left of a job without its rank 0 is waited for, some seconds. Then every other rank.
+  RunLock(const std::filesystem::path& folder, bool is_root);
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+  ~RunLock();
+
+  /// Whether rank 0's lock is seen from here.
+  bool holds() const noexcept { return holds_; }
+  /// By rank 0, where the lock does not hold for all: takes the lease for those processes, or an Error as above.
+  void take_lease(const std::vector<std::string>& processes);
+  /// What this process is called in a lease.
+  static std::string this_process();
+
+ private:
+  void own();
+  void share();
+  /// The numbers of the leases that there are; an Error if the last one's job may be running.
+  std::vector<int> require_free() const;
+
+  std::filesystem::path folder_, lease_ = {};
+  bool is_root_, holds_ = false;
+  std::optional<File> file_ = {};
+};
+
+}  // namespace muster::detail::train

@@ -1,0 +1,252 @@
+// One job has a run's folder, whoever is killed; with the file system's locks and without.
+#include "train/run_lock.hpp"
+
+#include "base/file.hpp"
+#include "muster/error.hpp"
+#include "support/folder.hpp"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace {
+/// Of this process: the file system keeps no locks, or this rank does not see that of rank 0.
+enum class Locks { kept, none, not_seen } locks = Locks::kept;
+}  // namespace
+
+// Stands in for the C library's own.
+extern "C" int fcntl(int descriptor, int command, ...) {
+  std::va_list arguments;
+  va_start(arguments, command);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  if (locks == Locks::none && (command == F_OFD_SETLK || command == F_OFD_GETLK)) return errno = ENOSYS, -1;
+  static auto* const real = reinterpret_cast<int (*)(int, int, ...)>(::dlsym(RTLD_NEXT, "fcntl"));
+  const int status = real(descriptor, command, argument);
+  if (locks == Locks::not_seen && command == F_OFD_GETLK) static_cast<struct flock*>(argument)->l_type = F_UNLCK;
+  return status;
+}
+
+namespace muster::detail::train {
+namespace {
+
+using test::Folder;
+
+/// A process that does `work`, says so, and waits to be killed.
+class Process {
+ public:
+  explicit Process(const std::function<void()>& work) {
+    int said[2];
+    if (::pipe(said) != 0) throw std::runtime_error("no pipe");
+    id_ = ::fork();
+    if (id_ == 0) {
+      try {
+        work();
+        if (::write(said[1], "y", 1) != 1) ::_exit(1);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        ::_exit(1);
+      }
+      for (;;) ::pause();
+    }
+    ::close(said[1]);
+    char word = 0;
+    EXPECT_EQ(::read(said[0], &word, 1), 1);
+    ::close(said[0]);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process() { kill(); }
+
+  pid_t id() const noexcept { return id_; }
+  void kill() {
+    if (id_ == 0) return;
+    ::kill(id_, SIGKILL);
+    ::waitpid(id_, nullptr, 0);
+    id_ = 0;
+  }
+
+ private:
+  pid_t id_ = 0;
+};
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+/// A process of a job, which keeps what it has locked.
+void hold(const Folder& folder, bool is_root) { new RunLock(folder, is_root); }
+
+TEST(RunLock, ASecondJobHearsWhoHasTheFolder) {
+  const Folder folder;
+  ::setenv("SLURM_JOB_ID", "4711", 1);
+  Process root([&] { hold(folder, true); });
+  ::unsetenv("SLURM_JOB_ID");
+  const auto text = error_of([&] { RunLock(folder, true); });
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  for (const auto& part : {host + std::string(", process ") + std::to_string(root.id()), std::string("since 20"),
+                           std::string("Slurm job 4711"), std::string("choose another --name")})
+    EXPECT_SAYS(text, part);
+  root.kill();
+  EXPECT_TRUE(RunLock(folder, true).holds()) << "a crash leaves no lock";
+  EXPECT_EQ(read_file(folder / ".lock"), "") << "who ends by himself leaves no name";
+}
+
+TEST(RunLock, RanksThatAreLeftKeepTheFolder) {
+  const Folder folder;
+  Process root([&] { hold(folder, true); });
+  auto rank = std::make_unique<Process>([&] { hold(folder, false); });
+  root.kill();
+  // The next job waits for it, and starts when it has ended.
+  Process watcher([&] {
+    if (::fork() != 0) return;
+    RunLock next(folder, true);
+    write_file(folder / "started", "");
+    ::_exit(0);
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "started"));
+  rank.reset();
+  while (!std::filesystem::exists(folder / "started")) {
+  }
+}
+
+TEST(RunLock, RanksThatStayAreSaid) {
+  const Folder folder;
+  Process root([&] { hold(folder, true); });
+  Process rank([&] { hold(folder, false); });
+  root.kill();
+  EXPECT_SAYS(error_of([&] { RunLock(folder, true); }), "are still there");
+}
+
+TEST(RunLease, StandsInWhereNoLocksAreKept) {
+  locks = Locks::none;
+  const Folder folder;
+  const auto take = [&] {
+    auto lock = std::make_unique<RunLock>(folder, true);
+    EXPECT_FALSE(lock->holds());
+    lock->take_lease({RunLock::this_process()});
+    return lock;
+  };
+  {
+    const auto first = take();
+    const auto text = error_of(take);
+    EXPECT_SAYS(text, "process " + std::to_string(::getpid()));
+    EXPECT_EQ(text.find("remove"), std::string::npos) << "it is seen to be alive: " << text;
+  }
+  take();
+  Process killed([&] { take().release(); });
+  EXPECT_SAYS(error_of(take), "process " + std::to_string(killed.id()));
+  killed.kill();
+  take();
+  // A rank is left of a job whose rank 0 was killed.
+  Process rank([&] { write_file(folder / "rank", RunLock::this_process()); });
+  Process root([&] {
+    auto lock = std::make_unique<RunLock>(folder, true);
+    lock->take_lease({RunLock::this_process(), read_file(folder / "rank")});
+    lock.release();
+  });
+  root.kill();
+  EXPECT_SAYS(error_of(take), "another job is using it");
+  rank.kill();
+  take();
+  locks = Locks::kept;
+}
+
+TEST(RunLease, OfAnotherHostIsLeftToAPerson) {
+  locks = Locks::none;
+  const Folder folder;
+  const auto take = [&] { RunLock(folder, true).take_lease({RunLock::this_process()}); };
+  write_file(folder / ".lease.7", R"({"holder": "far away", "processes": ["other-boot pid:[1] 1 2"], "slurm_job": "12",
+    "slurm_restarts": 0})");
+  const auto text = error_of(take);
+  for (const auto* part : {"far away", "remove", ".lease.7"}) EXPECT_SAYS(text, part);
+  ::setenv("SLURM_JOB_ID", "12", 1);
+  EXPECT_SAYS(error_of(take), "far away") << "another step of the same job may be running";
+  ::setenv("SLURM_RESTART_COUNT", "1", 1);
+  EXPECT_EQ(error_of(take), "no error") << "Slurm has started it again";
+  ::unsetenv("SLURM_JOB_ID");
+  ::unsetenv("SLURM_RESTART_COUNT");
+  EXPECT_TRUE(std::filesystem::exists(folder / ".lease.8") && !std::filesystem::exists(folder / ".lease.7"));
+  write_file(folder / ".lease.8", "");
+  EXPECT_SAYS(error_of(take), "has not said its name yet");
+  std::filesystem::remove(folder / ".lease.8");
+  EXPECT_EQ(error_of(take), "no error");
+  // One that had the lock while locks were still kept.
+  std::filesystem::remove(folder / ".lease.1");
+  write_file(folder / ".lock", R"({"holder": "far away", "processes": ["other-boot pid:[1] 1 2"]})");
+  EXPECT_SAYS(error_of(take), "far away");
+  locks = Locks::kept;
+}
+
+TEST(RunLease, OfTwoJobsThatWantItOneGetsIt) {
+  locks = Locks::none;
+  const Folder folder;
+  write_file(folder / ".lease.1", R"({"holder": "gone", "processes": []})");
+  constexpr int count = 8;
+  std::vector<pid_t> jobs;
+  const auto files = [&](const std::string& prefix) {
+    int found = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+      found += entry.path().filename().string().starts_with(prefix);
+    return found;
+  };
+  for (int job = 0; job < count; ++job) {
+    jobs.push_back(::fork());
+    if (jobs.back() != 0) continue;
+    const auto said = [&](const char* what) { write_file(folder / (what + std::to_string(job)), ""); };
+    said("ready.");
+    while (files("ready.") < count) {
+    }
+    std::optional<RunLock> lock;
+    try {
+      lock.emplace(folder, true);
+      lock->take_lease({RunLock::this_process()});
+      said("won.");
+    } catch (const Error&) {
+    }
+    said("tried.");
+    for (;;) ::pause();
+  }
+  while (files("tried.") < count) {
+  }
+  EXPECT_EQ(files("won."), 1);
+  for (const auto job : jobs) {
+    ::kill(job, SIGKILL);
+    ::waitpid(job, nullptr, 0);
+  }
+  locks = Locks::kept;
+}
+
+TEST(RunLease, StandsInWhereLocksEndAtTheNode) {
+  const Folder folder;
+  const RunLock root(folder, true);
+  EXPECT_TRUE(RunLock(folder, false).holds());
+  locks = Locks::not_seen;
+  EXPECT_FALSE(RunLock(folder, false).holds());
+  locks = Locks::kept;
+}
+
+}  // namespace
+}  // namespace muster::detail::train
