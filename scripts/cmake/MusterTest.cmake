@@ -60,3 +60,20 @@ function(muster_script_test NAME LABEL)
     LABELS ${LABEL} TIMEOUT ${test_TIMEOUT} PROCESSORS ${test_PROCESSORS} SKIP_RETURN_CODE 77
     ENVIRONMENT "${MUSTER_MPI_ENVIRONMENT}")
 endfunction()
+
+# muster_fault_test(ROW.WORDS TEST target FILTER filter [RANKS n…] [TIMEOUT seconds]): those tests of a GoogleTest program
+# that show a row of the fault matrix.
+function(muster_fault_test NAME)
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "TEST;FILTER;TIMEOUT" "RANKS")
+  if(NOT test_TIMEOUT)
+    set(test_TIMEOUT 120)
+  endif()
+  set(command $<TARGET_FILE:${test_TEST}> --gtest_filter=${test_FILTER})
+  if(NOT test_RANKS)
+    muster_script_test(${NAME} fault COMMAND ${command} TIMEOUT ${test_TIMEOUT})
+  endif()
+  foreach(ranks IN LISTS test_RANKS)
+    muster_script_test(${NAME}.${ranks} fault PROCESSORS ${ranks} TIMEOUT ${test_TIMEOUT}
+      COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${command})
+  endforeach()
+endfunction()

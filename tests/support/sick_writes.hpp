@@ -1,0 +1,21 @@
+// Writes of this process that do less than they are asked to. They stand in for the C library's own, so a test that
+// wants them is linked with sick_writes.cpp.
+#pragma once
+
+namespace muster::test {
+
+/// While it lives, of the calls pwrite, write and fsync on files that `name` is the end of: with error 0 every second
+/// write is interrupted by a signal (EINTR) and every other one writes half; with another error all of them fail. One
+/// at a time.
+class SickWrites {
+ public:
+  explicit SickWrites(const char* name, int error = 0);
+  SickWrites(const SickWrites&) = delete;
+  SickWrites& operator=(const SickWrites&) = delete;
+  ~SickWrites();
+
+  /// How many were so.
+  int count() const noexcept;
+};
+
+}  // namespace muster::test
