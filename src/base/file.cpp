@@ -242,10 +242,17 @@ void sync_directory(const std::filesystem::path& path) {
   if (status != 0 && error != EINVAL) fail(ExitCode::retry, "syncing", path, error);
 }
 
+// Durably: what is synced in a folder is lost with the folder.
 void make_directories(const std::filesystem::path& path) {
   std::error_code error;
-  std::filesystem::create_directories(path, error);
+  if (path.empty() || std::filesystem::is_directory(path, error)) return;
+  const auto parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
+  make_directories(parent);
+  const bool made = std::filesystem::create_directory(path, error);
   if (error) fail(ExitCode::retry, "making the folder", path, error.value());
+  // A folder that may be written and not read cannot be synced.
+  const auto changed = parent.empty() ? std::filesystem::path(".") : parent;
+  if (made && ::access(changed.c_str(), R_OK) == 0) sync_directory(changed);
 }
 
 void require_own_directory(const std::filesystem::path& path) {
