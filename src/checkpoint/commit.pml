@@ -1,0 +1,603 @@
+/* The commit protocol of checkpoints, for spin: store_commit.cpp, store_restore.cpp and tier.cpp step by step, with
+ * ranks that are killed at any step, a disk that loses what was not synced, and calls that fail on one rank. Comments
+ * name the functions that the steps stand for; `tests/fault/commit-model` runs it. In every order of the steps:
+ *   1. what is restored is whole; and what bears a published name is whole, but for what the power left of a removal
+ *   2. once a report has returned, a checkpoint at least as new is restored after any crash
+ *   3. a checkpoint is pruned only where a newer one is whole on the disk
+ *   4. all ranks end a save alike, and a save fails only by a fault of its own
+ *   5. nobody waits for ever
+ * -DMUTATION=NAME breaks the protocol at one place, and spin must find that.
+ */
+#ifndef RANKS
+#define RANKS 2 /* or 3 */
+#endif
+#ifndef KEEP
+#define KEEP 1 /* num_to_keep */
+#endif
+#ifndef REPORTS
+#define REPORTS 3
+#endif
+#ifndef KILLS
+#define KILLS 1 /* of one rank; the other ranks of a job that has lost one may be killed at any step too */
+#endif
+#ifndef POWER_LOSSES
+#define POWER_LOSSES 1
+#endif
+#ifndef FAULTS
+#define FAULTS 1 /* calls that fail */
+#endif
+/* ASYNC: a save goes on after its report has returned, and the next report waits for it; with DROP that one saves
+ * nothing instead. */
+
+#define rename_before_fsync 1
+#define prune_before_durable 2
+#define no_agreement 3
+#define answer_before_durable 4
+#define fsync_again 5
+#define no_rename_back 6
+#define no_verification 7
+#define drop_alone 8
+#ifndef MUTATION
+#define MUTATION 0
+#endif
+
+/* --- The disk ----------------------------------------------------------------------------------------------------- */
+
+/* The name of a checkpoint's folder (tier.hpp). Bits, since after a power loss it may be one of several. */
+#define nowhere 1
+#define saving 2
+#define published 4
+#define pruning 8
+#define damaged 16
+
+/* What is in it: names of files, and their bytes. The user's files are as state.h5 is. */
+#define state_name 1
+#define manifest_name 2
+#define names (state_name | manifest_name)
+#define layout_bytes 4
+#define manifest_bytes 8
+#define piece_bytes(rank) (16 << (rank))
+#define bits (4 + RANKS)
+#define whole ((1 << bits) - 1)
+
+#define folders 5
+byte place[folders] = nowhere;
+byte may_be[folders] = nowhere; /* its places since the run's folder was synced */
+byte number[folders];
+byte report_of[folders]; /* the report that it holds */
+byte content[folders];   /* as processes see it */
+byte durable[folders];   /* as the disk has it */
+byte spoiled[folders];   /* an fsync of it has failed; another one succeeds, and does nothing */
+bit doomed[folders];     /* its removal, or that of its name, has begun */
+#define not_there folders
+
+byte faults;
+
+inline forget(x) {
+  number[x] = 0; report_of[x] = 0; content[x] = 0; durable[x] = 0; spoiled[x] = 0; doomed[x] = 0
+}
+
+inline move(x, to) { place[x] = to; may_be[x] = may_be[x] | to }
+
+inline sync_names() {
+  d_step {
+    for (i : 0 .. folders - 1) {
+      may_be[i] = place[i];
+      if :: place[i] == nowhere -> forget(i) :: else fi
+    }
+    i = 0
+  }
+}
+
+/* A call of the system: it may fail. */
+inline call() { if :: faults < FAULTS -> faults++; bad = true :: true fi }
+
+/* What follows does nothing where `bad` is true already: something before it has failed. */
+inline write(x, what) {
+  atomic {
+    if :: !bad -> call(); if :: !bad -> content[x] = content[x] | (what) :: else fi :: else fi
+  }
+}
+
+/* File::sync(), sync_folders(). */
+inline fsync(x, what) {
+  atomic {
+    if
+    :: !bad ->
+      call();
+      if
+      :: !bad -> durable[x] = (durable[x] & ~(what)) | (content[x] & (what) & ~spoiled[x])
+      :: else ->
+        spoiled[x] = spoiled[x] | (content[x] & ~durable[x] & (what));
+        bad = (MUTATION != fsync_again)
+      fi
+    :: else
+    fi
+  }
+}
+
+inline rename_new(x, to) {
+  atomic {
+    for (i : 0 .. folders - 1) {
+      if :: place[i] == to && to != damaged && number[i] == number[x] -> bad = true :: else fi
+    }
+    i = 0;
+    if :: !bad -> call() :: else fi;
+    if :: !bad -> move(x, to) :: else fi
+  }
+}
+
+/* Of the run's folder. */
+inline sync_directory() {
+  atomic { if :: !bad -> call(); if :: !bad -> sync_names() :: else fi :: else fi }
+}
+
+/* Files go in the order in which the folder lists them. What fails is a warning, and removed at the next start. */
+inline remove_folder(x) {
+  doomed[x] = true;
+  do
+  :: content[x] & state_name -> content[x] = content[x] & ~state_name
+  :: content[x] & manifest_name -> content[x] = content[x] & ~manifest_name
+  :: !(content[x] & names) -> break
+  od;
+  atomic { move(x, nowhere); x = 0 }
+}
+
+/* --- Looking at it: Tier::list() ---------------------------------------------------------------------------------- */
+
+/* The newest at one of those places, or with that number. */
+inline find(places, x) {
+  d_step {
+    x = not_there;
+    for (i : 0 .. folders - 1) {
+      if
+      :: (place[i] & (places)) && x == not_there -> x = i
+      :: (place[i] & (places)) && x != not_there && number[i] > number[x] -> x = i
+      :: else
+      fi
+    }
+    i = 0
+  }
+}
+
+inline find_saving(n, x) {
+  d_step {
+    x = not_there;
+    for (i : 0 .. folders - 1) {
+      if :: place[i] == saving && number[i] == n -> x = i :: else fi
+    }
+    i = 0
+  }
+}
+
+inline find_next_index() {
+  d_step {
+    next_index = 0;
+    for (i : 0 .. folders - 1) {
+      if :: place[i] != nowhere && number[i] >= next_index -> next_index = number[i] + 1 :: else fi
+    }
+    i = 0
+  }
+}
+
+/* Set aside, whole, and newer than all that are published. */
+inline find_whole_again(x) {
+  d_step {
+    find(published, n);
+    x = not_there;
+    for (i : 0 .. folders - 1) {
+      if
+      :: place[i] == damaged && content[i] == whole && (n == not_there || number[i] > number[n]) -> x = i
+      :: else
+      fi
+    }
+    i = 0; n = 0
+  }
+}
+
+inline count_prunable(x) {
+  d_step {
+    x = 0;
+    for (i : 0 .. folders - 1) {
+      if :: place[i] == published && (content[i] & manifest_name) && (content[i] & manifest_bytes) -> x++ :: else fi
+    }
+    i = 0
+  }
+}
+#define prunable(x) (place[x] == published && (content[x] & manifest_name) && (content[x] & manifest_bytes) && x != slot)
+
+/* --- The ranks ---------------------------------------------------------------------------------------------------- */
+
+bit dead[RANKS];
+bit job;  /* another with each start */
+byte out; /* processes of the job that have ended */
+
+/* Collectives among the ranks' savers, and among their trainers: to how many each has come, and its last words. */
+#define savers 0
+#define trainers 1
+byte come[2 * RANKS];
+bit said[2 * RANKS * 8];
+#define come_of(group, rank) come[(group) * RANKS + (rank)]
+#define word_of(group, rank) said[((group) * RANKS + (rank)) * 8 + come_of(group, me) % 8]
+#define has_come(group, rank) (come_of(group, rank) >= come_of(group, me))
+
+#if RANKS == 2
+#define some_dead (dead[0] || dead[1])
+#define some_alive !(dead[0] && dead[1])
+#define all_come(group) (has_come(group, 0) && has_come(group, 1))
+#define any_word(group) (word_of(group, 0) || word_of(group, 1))
+#else
+#define some_dead (dead[0] || dead[1] || dead[2])
+#define some_alive !(dead[0] && dead[1] && dead[2])
+#define all_come(group) (has_come(group, 0) && has_come(group, 1) && has_come(group, 2))
+#define any_word(group) (word_of(group, 0) || word_of(group, 1) || word_of(group, 2))
+#endif
+
+/* on_all(): `bad` becomes whether it was true on any. Where a rank is lost, an alarm ends the others. */
+inline on_all(group) {
+  atomic { come_of(group, me)++; word_of(group, me) = bad };
+  if
+  :: atomic { all_come(group) -> bad = any_word(group) }
+  :: some_dead -> goto alarmed
+  fi
+}
+
+/* on_root(): `bad` becomes that of rank 0, which does not wait. */
+inline on_root(group) {
+  atomic { come_of(group, me)++; if :: me == 0 -> word_of(group, me) = bad :: else fi };
+  if
+  :: atomic { has_come(group, 0) -> bad = word_of(group, 0) }
+  :: me != 0 && some_dead -> goto alarmed
+  fi
+}
+
+/* What a rank's trainer has told its saver to save, and the answer. */
+#define nothing 0
+#define pending 1
+#define saved 2
+#define failed 3
+#define the_end 4
+byte asked[RANKS];
+byte answer[RANKS];
+
+byte slot = not_there; /* the folder that is being saved */
+byte next_index;       /* Store::next_index_ */
+byte found;            /* the report that was restored */
+byte committed;        /* the newest report of which a training function knows that it is saved */
+
+/* Of the last three saves, since rank 0 may be two ahead: the report and the first answer. And the faults before the last one. */
+byte answered[3];
+byte first_answer[3];
+byte faults_before;
+
+/* Tier::abandon(). */
+inline abandon() {
+  find_saving(next_index, f);
+  if :: f != not_there -> remove_folder(f) :: else -> f = 0 fi
+}
+
+/* Tier::begin(). */
+inline begin() {
+  abandon();
+  atomic {
+    call();
+    if
+    :: !bad ->
+      for (i : 0 .. folders - 1) { if :: may_be[i] == nowhere -> slot = i :: else fi }
+      i = 0;
+      assert(slot != not_there); /* the model has folders enough */
+      number[slot] = next_index; report_of[slot] = asked[0];
+      move(slot, saving)
+    :: else
+    fi
+  }
+}
+
+/* Store::prune(): KEEP stay, the newest among them; which of the others go, a score may say. */
+inline prune() {
+  do
+  :: atomic {
+      count_prunable(f);
+      if
+      :: f > KEEP && !bad ->
+        if
+        :: prunable(0) -> f = 0
+        :: prunable(1) -> f = 1
+        :: prunable(2) -> f = 2
+        :: prunable(3) -> f = 3
+        :: prunable(4) -> f = 4
+        fi
+      :: else -> f = 0; bad = false; break /* what has failed is a warning */
+      fi;
+      /* Tier::remove(): to a name that readers ignore, then file by file. */
+      rename_new(f, pruning);
+      if
+      :: !bad ->
+        doomed[f] = true;
+        assert(place[slot] == published && content[slot] == whole);
+        assert(MUTATION || (may_be[slot] == published && durable[slot] == whole))
+      :: else -> f = 0
+      fi
+    };
+    if :: !bad -> remove_folder(f) :: else fi
+  od
+}
+
+/* Tier::publish(). */
+inline publish() {
+  if :: MUTATION != rename_before_fsync -> fsync(slot, names) :: else fi;
+  rename_new(slot, published);
+  if
+  :: MUTATION == rename_before_fsync -> fsync(slot, names)
+  :: MUTATION == prune_before_durable && !bad -> prune()
+  :: else
+  fi;
+  atomic {
+    if
+    :: !bad && MUTATION != answer_before_durable ->
+      sync_directory();
+      if :: bad -> doomed[slot] = true :: else fi;
+      if :: bad && MUTATION != no_rename_back -> move(slot, saving) :: else fi
+    :: else
+    fi
+  }
+}
+
+/* Store::commit(). Save::compare() touches no disk, and agrees as Save::write() does. */
+inline commit() {
+  /* Save::write(): Tier::begin() and lay_out() on rank 0, */
+  if
+  :: me == 0 ->
+    faults_before = faults;
+    begin();
+    write(slot, state_name | layout_bytes);
+    fsync(slot, layout_bytes)
+  :: else
+  fi;
+  on_root(savers);
+  if :: bad -> goto undo :: else fi;
+  /* then write_pieces() and copy_file() on all. */
+  write(slot, piece_bytes(me));
+  fsync(slot, piece_bytes(me));
+  own = bad;
+  on_all(savers);
+  if
+  :: MUTATION == no_agreement -> bad = own
+  :: else -> own = false; if :: bad -> goto undo :: else fi
+  fi;
+  /* Save::publish() */
+  if
+  :: me == 0 ->
+    write(slot, manifest_name | manifest_bytes);
+    fsync(slot, manifest_bytes);
+    publish();
+    if :: !bad && MUTATION != prune_before_durable -> prune() :: else fi
+  :: else
+  fi;
+  on_root(savers);
+  atomic {
+    bad = bad || own; own = false;
+    if
+    :: bad -> goto undo
+    :: !bad && me == 0 -> next_index++
+    :: else
+    fi;
+    give_answer(saved);
+    goto committed_or_not
+  };
+undo:
+  if :: me == 0 -> assert(faults > faults_before); abandon() :: else fi;
+  give_answer(failed);
+committed_or_not:
+  skip
+}
+
+inline give_answer(with) {
+  atomic {
+    f = asked[me] % 3;
+    if
+    :: answered[f] == asked[me] -> assert(first_answer[f] == with)
+    :: else -> answered[f] = asked[me]; first_answer[f] = with
+    fi;
+    f = 0; bad = false;
+    if :: me == 0 -> slot = not_there :: else fi;
+    answer[me] = with
+  }
+}
+
+/* The report hears how the last save has ended. */
+inline hear() {
+  atomic {
+    answer[me] != pending;
+    if :: answer[me] == saved && asked[me] > committed -> committed = asked[me] :: else fi;
+    answer[me] = nothing
+  }
+}
+
+/* Store::Store() and Store::newest(), on rank 0. What fails ends the job. */
+inline restore() {
+  atomic { find_next_index() };
+  do
+  :: atomic { find(saving | pruning, f); if :: f == not_there -> f = 0; break :: else fi };
+    remove_folder(f)
+  od;
+  /* Store::take_back_what_is_whole() */
+  do
+  :: atomic { find_whole_again(f); if :: f == not_there -> f = 0; break :: else fi };
+    rename_new(f, published);
+    sync_directory();
+    if :: bad -> goto lost :: else fi
+  od;
+  do
+  :: atomic {
+      find(published, f);
+      if
+      :: f == not_there -> f = 0; found = 0; break /* or it refuses, as all are damaged */
+      :: f != not_there && (content[f] == whole || MUTATION == no_verification) ->
+        assert(content[f] == whole);
+        found = report_of[f]; f = 0;
+        break
+      :: else
+      fi
+    };
+    /* Tier::set_aside() */
+    rename_new(f, damaged);
+    sync_directory();
+    if :: bad -> goto lost :: else fi
+  od;
+  assert(found >= committed)
+}
+
+/* train/resume.cpp, then a training function that reports after each step. */
+proctype trainer(byte me) {
+  byte i, f, n, step;
+  bit bad, own, start;
+again:
+  {
+    if :: me == 0 -> restore() :: else fi;
+    on_root(trainers);
+    step = found;
+    do
+    :: step < REPORTS ->
+      step++;
+#ifdef ASYNC
+#ifdef DROP
+      bad = (answer[me] == pending);
+      if :: MUTATION != drop_alone -> on_all(trainers) :: else fi;
+      if :: bad -> bad = false; goto dropped :: else fi;
+#endif
+      atomic { hear(); asked[me] = step; answer[me] = pending };
+    dropped:
+      skip
+#else
+      asked[me] = step;
+      commit();
+      hear()
+#endif
+    :: else -> break
+    od;
+#ifdef ASYNC
+    atomic { hear(); answer[me] = the_end };
+#endif
+    goto ended;
+  alarmed:
+#ifndef ASYNC
+    /* The catch of Store::commit(), and the end of the job. */
+    if :: me == 0 && come_of(savers, 0) > 0 -> abandon() :: else fi;
+#endif
+  lost:
+    dead[me] = true;
+    false;
+  ended:
+    skip
+  } unless { dead[me] };
+  atomic { i = 0; f = 0; n = 0; step = 0; bad = false; own = false; start = job; out++ };
+end_of_job:
+  atomic { job != start -> start = 0; goto again }
+}
+
+#ifdef ASYNC
+proctype saver(byte me) {
+  byte i, f;
+  bit bad, own, start;
+again:
+  {
+    do
+    :: answer[me] == the_end -> goto ended
+    :: answer[me] == pending -> commit()
+    od;
+  alarmed:
+    if :: me == 0 -> abandon() :: else fi;
+    dead[me] = true;
+    false;
+  ended:
+    skip
+  } unless { dead[me] };
+  atomic { i = 0; f = 0; bad = false; own = false; start = job; out++ };
+end_of_job:
+  atomic { job != start -> start = 0; goto again }
+}
+#define processes (2 * RANKS)
+#else
+#define processes RANKS
+#endif
+
+/* --- What befalls them -------------------------------------------------------------------------------------------- */
+
+/* A name is that of one folder: those before i have theirs. */
+#define taken_by(x, name) (x < i && place[x] == name && number[x] == number[i])
+#define taken(name) (taken_by(0, name) || taken_by(1, name) || taken_by(2, name) || taken_by(3, name))
+#define may_have(name) ((may_be[i] & name) && !taken(name))
+
+inline lose_power() {
+  for (i : 0 .. folders - 1) {
+    if
+    :: may_be[i] & nowhere -> place[i] = nowhere
+    :: may_have(saving) -> place[i] = saving
+    :: may_have(published) -> place[i] = published
+    :: may_have(pruning) -> place[i] = pruning
+    :: may_be[i] & damaged -> place[i] = damaged
+    fi;
+    may_be[i] = place[i];
+    if
+    :: place[i] == nowhere -> forget(i)
+    :: place[i] & (saving | pruning) -> content[i] = 0 /* it goes at the next start, whatever it is */
+    :: else ->
+      for (b : 0 .. bits - 1) {
+        if
+        :: (content[i] ^ durable[i]) & (1 << b) -> content[i] = content[i] ^ (1 << b)
+        :: true
+        fi
+      }
+      b = 0
+    fi;
+    durable[i] = content[i]; spoiled[i] = 0
+  }
+  i = 0
+}
+
+#define unlike_its_name(x) (place[x] == published && content[x] != whole && !doomed[x])
+
+init {
+  byte i, b, kills, power_losses;
+  atomic {
+    for (i : 0 .. RANKS - 1) { run trainer(i) }
+#ifdef ASYNC
+    for (i : 0 .. RANKS - 1) { run saver(i) }
+#endif
+    i = 0
+  };
+  do
+  :: atomic {
+      some_alive && (kills < KILLS || some_dead);
+      if :: !some_dead -> kills++ :: else fi;
+      if
+      :: !dead[0] -> dead[0] = true
+      :: !dead[1] -> dead[1] = true
+#if RANKS > 2
+      :: !dead[2] -> dead[2] = true
+#endif
+      fi
+    }
+  :: atomic {
+      power_losses < POWER_LOSSES ->
+      power_losses++;
+      lose_power();
+      for (i : 0 .. RANKS - 1) { dead[i] = true }
+      i = 0
+    }
+  :: atomic {
+      out == processes && some_dead ->
+      for (i : 0 .. RANKS - 1) { dead[i] = false; asked[i] = 0; answer[i] = nothing }
+      for (i : 0 .. 2 * RANKS - 1) { come[i] = 0 }
+      for (i : 0 .. 16 * RANKS - 1) { said[i] = 0 }
+      i = 0; out = 0; slot = not_there; next_index = 0; found = 0; faults_before = 0;
+      for (i : 0 .. 2) { answered[i] = 0; first_answer[i] = 0 }
+      i = 0;
+      job = !job
+    }
+  :: atomic { out == processes && !some_dead -> break }
+  :: unlike_its_name(0) || unlike_its_name(1) || unlike_its_name(2) || unlike_its_name(3) || unlike_its_name(4) ->
+    assert(false)
+  od
+}
