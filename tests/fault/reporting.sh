@@ -1,0 +1,42 @@
+# Sourced, with $reporter: runs of reporter.cpp in $folder, and what must hold of each.
+folder=$(realpath "$(mktemp -d)")
+trap 'rm -rf "$folder"' EXIT
+mkdir "$folder/storage"
+saved=0 starts=0
+
+# run COMMAND…: the reporter, started by COMMAND, goes on in the run; gives its exit code as $code and its output in
+# $folder/output. What it goes on from is whole, and no older than what was saved.
+run() {
+  code=0
+  starts=$((starts + 1))
+  {
+    timeout -k 1 60 "$@" --storage "$folder/storage" --name run --progress none --timeout 30 --set start=$starts \
+      > "$folder/output" 2>&1
+  } 2> /dev/null || code=$?  # bash says on its own what was killed
+  local from last
+  from=$(sed -n 's/^from //p' "$folder/output")
+  [ -z "$from" ] || [ "$from" -ge "$saved" ] || complain "$saved was saved, and it goes on from $from"
+  last=$(sed -n 's/^saved //p' "$folder/output" | tail -n 1)
+  saved=${last:-$saved}
+  [ $code != 124 ] || complain "it does not end"
+  ! grep -q "damaged" "$folder/output" || [ -n "${may_be_damaged:-}" ] || complain "what is not whole was published"
+}
+
+complain() {
+  cat "$folder/output"
+  ls -lA "$folder/storage/run"
+  echo "start $starts: $*"
+  exit 1
+}
+
+# A run that nothing disturbs goes on, saves, and leaves nothing behind: so many checkpoints, and nothing hidden.
+check_undisturbed() {  # check_undisturbed KEEP COMMAND…
+  local keep=$1 before=$saved
+  shift
+  run "$@" --keep "$keep"
+  [ $code = 0 ] || complain "it ends with $code"
+  [ "$saved" -gt "$before" ] || complain "it saves nothing"
+  [ "$(find "$folder/storage/run" -maxdepth 1 -name 'checkpoint_*[0-9]' | wc -l)" -le "$keep" ] ||
+    complain "more than $keep are left"
+  [ -z "$(find "$folder/storage/run" -maxdepth 1 -name '.checkpoint_*')" ] || complain "something is left behind"
+}
