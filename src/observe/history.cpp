@@ -18,6 +18,12 @@ void append_to(const std::filesystem::path& path, const std::string& line) {
   file.close();
 }
 
+/// A run that goes on mostly finds what it would write, and a durable write takes as long as a step.
+void write_if_changed(const std::filesystem::path& path, const std::string& text) {
+  if (std::filesystem::is_regular_file(status_of(path)) && read_file(path) == text) return;
+  write_file(path, text);
+}
+
 std::string line_of(const Json& row) { return row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
 /// A field by RFC 4180.
@@ -111,7 +117,7 @@ void History::append(const Json& row) {
 void History::write_rows() const {
   std::string text;
   for (const auto& row : rows_) text += line_of(row);
-  write_file(folder_ / "result.json", text);
+  write_if_changed(folder_ / "result.json", text);
 }
 
 void History::write_table() const {
@@ -119,7 +125,7 @@ void History::write_table() const {
   for (const auto& column : columns_) names[column] = column;
   auto text = columns_.empty() ? std::string() : table_line(names, columns_);
   for (const auto& row : rows_) text += table_line(row, columns_);
-  write_file(folder_ / "progress.csv", text);
+  write_if_changed(folder_ / "progress.csv", text);
 }
 
 }  // namespace muster::detail::observe

@@ -21,6 +21,7 @@
 #include <ctime>
 #include <iostream>
 #include <random>
+#include <utility>
 
 namespace muster {
 namespace detail::supervise {
@@ -148,17 +149,17 @@ class Supervision {
 
   int run() {
     for (int ranks = demand_.ranks;;) {
-      const auto started = fs::file_time_type::clock::now();
       const auto end = start(ranks);
       if (signals_.at_once()) return interrupted();
       if (!end.words.run.empty()) run_ = end.words.run;
       const int code = code_of(end);
       if (code == 0) return say_if_broken_off(end);
-      const auto cause = cause_of(end, error_in_file(run_, started));
+      const auto cause = cause_of(end, error_in_file(run_, started_));
       if (is_failure(code) && !signals_.stop_wished()) count();
       auto next = what_next(end, failures_, demand_, ranks, signals_.stop_wished());
       leave_out_lost_host(end, next);
-      keep(end, cause);
+      // A rank that was killed cannot leave a cause itself.
+      if (end.words.lost || end.launcher_signal != 0 || end.grace_over) cause_to_keep_ = cause;
       if (!next.again) return give_up(end, cause, next.code);
       say_what_follows(end, cause, next);
       if (!wait(signals_, next.wait)) return stopped_between();
@@ -172,6 +173,8 @@ class Supervision {
     {
       Job job(launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment),
               launcher_.kind);
+      keep_cause();  // which the ranks need not wait for
+      started_ = fs::file_time_type::clock::now();
       end = watch(job, signals_, options_.grace);
     }
     folders_.empty();
@@ -193,9 +196,9 @@ class Supervision {
     }
   }
 
-  /// A rank that was killed cannot leave a cause itself.
-  void keep(const End& end, const std::string& cause) const {
-    if (run_.empty() || (!end.words.lost && end.launcher_signal == 0 && !end.grace_over)) return;
+  void keep_cause() {
+    const auto cause = std::exchange(cause_to_keep_, {});
+    if (run_.empty() || cause.empty()) return;
     try {
       write_file(run_ / "error.txt", cause + "\n");
     } catch (const Error& error) {
@@ -215,7 +218,8 @@ class Supervision {
     next.ranks = demand_.ranks;
   }
 
-  int give_up(const End& end, const std::string& cause, int code) const {
+  int give_up(const End& end, const std::string& cause, int code) {
+    keep_cause();
     auto text = cause;
     if (is_failure(code) && !signals_.stop_wished()) {
       if (demand_.max_failures > 0)
@@ -250,7 +254,8 @@ class Supervision {
     return static_cast<int>(ExitCode::interrupted);
   }
 
-  int stopped_between() const {
+  int stopped_between() {
+    keep_cause();
     if (signals_.at_once()) return interrupted();
     const bool saved = failures_.newest >= 0;
     log::error(saved ? "stopped on request before the next start; the newest checkpoint has the state"
@@ -264,9 +269,11 @@ class Supervision {
   Introduction introduction_;
   Signals signals_;
   OwnFolders folders_;
-  train::Failures failures_;  ///< of this muster run
-  Hosts lost_hosts_;          ///< the next start does without them
-  fs::path run_;              ///< the folder of the run, once a rank has told it
+  train::Failures failures_;    ///< of this muster run
+  Hosts lost_hosts_;            ///< the next start does without them
+  std::string cause_to_keep_;   ///< in the run's error.txt
+  fs::file_time_type started_;  ///< an error.txt that is older is not of this start
+  fs::path run_;                ///< the folder of the run, once a rank has told it
 };
 
 }  // namespace

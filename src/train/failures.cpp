@@ -36,9 +36,13 @@ std::optional<Failures> read_failures(const std::filesystem::path& run, const st
 }
 
 void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures) {
-  write_file(
-      file_of(run),
-      Json{{"supervisor", supervisor}, {"failures", failures.count}, {"checkpoint", failures.newest}}.dump() + "\n");
+  const auto file = file_of(run), unfinished = std::filesystem::path(file.string() + ".new");
+  // Not synced: only processes of that one `muster run` read it, none of which outlives a power loss.
+  std::filesystem::remove(unfinished);
+  File out(unfinished, File::Mode::create);
+  out.append(Json{{"supervisor", supervisor}, {"failures", failures.count}, {"checkpoint", failures.newest}}.dump());
+  out.close();
+  std::filesystem::rename(unfinished, file);
 }
 
 }  // namespace muster::detail::train

@@ -30,7 +30,7 @@ int newest_index(const std::filesystem::path& run);
 
 /// What `.failures.json` in the run's folder says to the `muster run` of that id; none if that was not there before.
 std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor);
-/// Durable. A run has one such file, that of the last `muster run`.
+/// A run has one such file, that of the last `muster run`.
 void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures);
 
 }  // namespace muster::detail::train

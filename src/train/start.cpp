@@ -49,7 +49,9 @@ bool start(const Plan& plan, RunFolder& run) {
     comm::on_root(world, [&] { checkpoint::Tier(run.path()).remove_unfinished(); });
     return false;
   }
-  comm::on_root(world, [&] { run.write_params(params); });
+  comm::on_root(world, [&] {
+    if (previous != params) run.write_params(params);
+  });
 
   const auto& nodes = world.topology().node_of_rank;
   const auto used_nodes = std::set<int>(nodes.begin(), nodes.begin() + plan.workers).size();
