@@ -41,7 +41,7 @@ void remove_leftovers(const fs::path& parent) {
 fs::path make_folder(const fs::path& parent, int& lock) {
   remove_leftovers(parent);
   for (;;) {
-    auto name = (parent / (std::string(prefix) + "XXXXXX")).string();
+    auto name = (parent / (prefix + std::to_string(::getpid()) + "-XXXXXX")).string();
     if (::mkdtemp(name.data()) == nullptr)
       throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
                   "Make room there; TMPDIR names another place than /tmp");
