@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -1168,9 +1169,10 @@ TEST(Train, ASickDiskEndsAStartWith75AndCostsNothing) {
   const auto all = list_checkpoints(storage / "sick");
   const auto newest = all.back().path;
   world().barrier();
-  for (const char* name : {"manifest.json", "state.h5"}) {
+  for (const auto& [name, call] :
+       std::map<std::string, std::string>{{"manifest.json", "pread"}, {"state.h5", "madvise"}}) {
     std::optional<test::IoError> sick;
-    if (world().rank() == world().size() - 1) sick.emplace("pread", name, EIO);
+    if (world().rank() == world().size() - 1) sick.emplace(call, name, EIO);
     const auto [code, result] =
         run({storage, {"--resume", "must"}, with_line("sick")}, [](Session&, const Config&) { FAIL(); });
     EXPECT_EQ(code, 75) << name;
