@@ -1,7 +1,8 @@
 // A run that is killed over and over, whose end is compared with that of one that nothing has disturbed.
-//   mpirun -n RANKS kills --end FILE --name NAME --storage FOLDER
+//   mpirun -n RANKS kills --end FILE --name NAME --storage FOLDER [--ceiling FILE]
 // Says "pid RANK PID" from each rank, "step N" after each step, and what it has come to in the end in FILE: the
-// weights, what the optimizer keeps, and how often each sample was trained on.
+// weights, what the optimizer keeps, and how often each sample was trained on. It takes no step past the number in the
+// ceiling's file and waits there, to be killed or to see it raised.
 #include "muster/muster.hpp"
 
 #include <ATen/ATen.h>
@@ -10,12 +11,14 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace muster::soak {
@@ -34,7 +37,13 @@ void append(std::ofstream& file, const at::Tensor& tensor) {
   file.write(static_cast<const char*>(flat.const_data_ptr()), static_cast<std::streamsize>(flat.nbytes()));
 }
 
-void train(Session& session, std::int64_t epochs, const std::string& end) {
+void wait_below(const std::string& ceiling, std::int64_t step) {
+  if (ceiling.empty()) return;
+  for (std::int64_t highest = 0; !(std::ifstream(ceiling) >> highest) || step > highest;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void train(Session& session, std::int64_t epochs, const std::string& end, const std::string& ceiling) {
   std::printf("pid %d %d\n", session.world_rank(), static_cast<int>(::getpid()));
   std::fflush(stdout);
   auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(inputs, 64), torch::nn::Tanh(),
@@ -47,6 +56,7 @@ void train(Session& session, std::int64_t epochs, const std::string& end) {
   auto shard = session.get_dataset_shard();
   for ([[maybe_unused]] const auto epoch : session.epochs(epochs))
     for (auto& part : shard.iter_torch_batches({.global_batch_size = batch, .shuffle = true})) {
+      if (session.world_rank() == 0) wait_below(ceiling, session.global_step());
       optimizer.zero_grad();
       const auto loss = (net->forward(part["x"]) - part["y"]).square().mean();
       loss.backward();
@@ -75,13 +85,14 @@ void train(Session& session, std::int64_t epochs, const std::string& end) {
 int main(int argc, char** argv) {
   using namespace muster;
   Launch launch(argc, argv);
-  std::string end;
+  std::string end, ceiling;
   std::int64_t epochs = 10;
   launch.app().add_option("--end", end);
   launch.app().add_option("--epochs", epochs);
+  launch.app().add_option("--ceiling", ceiling);
   return launch.run([&] {
     return TorchTrainer(
-               launch, [&](Session& session) { soak::train(session, epochs, end); },
+               launch, [&](Session& session) { soak::train(session, epochs, end, ceiling); },
                {.run_config = {.checkpoint_config = {.num_to_keep = 2}}, .datasets = {{"train", soak::make_dataset()}}})
         .fit();
   });
