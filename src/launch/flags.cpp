@@ -167,7 +167,7 @@ LaunchFlags Flags::resolve() const {
   flags.set = set_;
   flags.seed = seed_;
   if (!storage_.empty()) flags.storage = storage_;
-  if (!name_.empty()) flags.name = name_;
+  if (app.get_option("--name")->count() > 0) flags.name = name_;  // an empty one is refused, not left out
   if (!config_.empty()) flags.config_file = config_;
   if (!backend_.empty()) flags.backend = backend_;
   if (workers_ > 0) flags.workers = workers_;

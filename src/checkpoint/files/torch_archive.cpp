@@ -29,10 +29,11 @@ using detail::File;
 constexpr std::uint64_t longest_pickle = 64 << 20;  // a tensor takes some 200 bytes of it
 constexpr std::uint64_t longest_directory = 64 << 20;
 
-/// A record of an archive: where its bytes are.
+/// A record of an archive: where its bytes are, and whether they stand there as they are.
 struct Record {
   std::uint64_t offset = 0, bytes = 0;
   std::uint32_t crc32 = 0;
+  bool stored = true;
 };
 
 /// An archive whose directory has been checked: its records are inside the file and apart from each other, so all of
@@ -54,6 +55,12 @@ class TorchArchive {
       if (path.size() > name.size() && path.ends_with("/" + name) && path.find('/') == path.size() - name.size() - 1)
         return path.substr(0, path.size() - name.size());
     refuse("it is an archive without a " + name, "Use a file that torch.save() wrote");
+  }
+
+  /// That all records stand there as they are, as torch.save() writes them.
+  void check_stored() const {
+    for (const auto& [name, record] : records_)
+      if (!record.stored) refuse("its " + name + " is packed or encrypted, which torch.save() never does");
   }
 
   std::uint64_t bytes_in(const std::string& name) const { return find(name).bytes; }
@@ -138,13 +145,12 @@ class TorchArchive {
     std::uint64_t sizes[] = {number<std::uint32_t>(rest, 24), number<std::uint32_t>(rest, 20),
                              number<std::uint32_t>(rest, 42)};  // unpacked, packed, and where
     take_large(rest.substr(entry_bytes + name_bytes, extra_bytes), sizes);
-    if (const bool encrypted = (number<std::uint16_t>(rest, 8) & 1) != 0;
-        encrypted || number<std::uint16_t>(rest, 10) != 0 || sizes[0] != sizes[1])
-      refuse("its " + name + " is packed or encrypted, which torch.save() never does");
+    const bool encrypted = (number<std::uint16_t>(rest, 8) & 1) != 0,
+               stored = !encrypted && number<std::uint16_t>(rest, 10) == 0 && sizes[0] == sizes[1];
     const auto local = read(sizes[2], local_bytes);
     if (!local.starts_with("PK\3\4")) refuse("there is no " + name + " where its directory says");
     const auto begin = sizes[2] + local_bytes + number<std::uint16_t>(local, 26) + number<std::uint16_t>(local, 28);
-    if (!records_.try_emplace(name, Record{begin, sizes[0], number<std::uint32_t>(rest, 16)}).second)
+    if (!records_.try_emplace(name, Record{begin, sizes[1], number<std::uint32_t>(rest, 16), stored}).second)
       refuse("it has two records called " + name);
     return at + all_bytes;
   }
@@ -242,6 +248,7 @@ StateDict load_torch(const std::filesystem::path& path) {
   const auto folder = archive.folder_of("data.pkl");
   if (archive.contains(folder + "constants.pkl"))
     archive.refuse("it is a TorchScript module", "Save its state dict with torch.save()");
+  archive.check_stored();
   if (const auto order = folder + "byteorder"; archive.contains(order) && archive.text(order, 16) != "little")
     archive.refuse("its values are not little-endian");
   std::map<std::string, at::Tensor> read;
