@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, 8> of_trouble{" was unable to ", "There a
                                                      "ORTE was unable", "ORTE does not know",           "A daemon",
                                                      "An ORTE daemon",  "All nodes which are allocated"};
 /// Lines of their own.
-constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd: "};
+constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
 constexpr std::array<std::string_view, 6> in_passing{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
     "orte_base_help_aggregate", " total processes failed to start", " total processes killed"};
@@ -142,6 +142,7 @@ bool LauncherOutput::keep(std::string_view line) {
     if (!words_.failed_rank) words_.failed_rank = rank;
   } else if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
     words_.host = host.data();
+    if (words_.launcher.empty()) words_.launcher = "Slurm has lost the node " + *words_.host;
   }
   return true;
 }

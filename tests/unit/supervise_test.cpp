@@ -89,6 +89,10 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   exits.take("srun: error: n1: task 1: Exited with exit code 3\n");
   EXPECT_EQ(exits.words().failed_rank, 1);
   EXPECT_FALSE(exits.words().lost);
+  LauncherOutput node;
+  EXPECT_EQ(node.take("srun: error: Node failure on n2\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED ***\n"), "");
+  EXPECT_EQ(node.words().host, "n2");
+  EXPECT_EQ(node.words().launcher, "Slurm has lost the node n2");
 }
 
 End lost_rank() { return {.code = 137, .words = {.lost = LostRank{1, "n1", 9}}}; }
