@@ -2,6 +2,7 @@
 
 #include "node/finite.hpp"
 #include "node/kernels.hpp"
+#include "node/stream.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -83,12 +85,17 @@ struct FusedStep::Pages {
 
 /// A parameter and its state, in that order.
 struct FusedStep::Target {
-  std::vector<std::byte*> shared = {};
-  std::vector<at::Tensor> views = {};  ///< of them, as the module and the optimizer see them
+  std::vector<std::byte*> shared[2] = {};  ///< in each copy
+  std::vector<at::Tensor> views[2] = {};   ///< of them, as the module and the optimizer see them
   // The step under way.
   std::vector<const std::byte*> from = {};  ///< what it reads
   Rule rule = {};
 };
+
+FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
+    : region(std::move(shared)),
+      view(region.segment->private_view(0, bytes)),
+      dirty(view.get(), region.region.base, bytes) {}
 
 FusedStep::~FusedStep() = default;
 
@@ -100,7 +107,7 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
 }
 
 std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
-                                           int states) {
+                                           int states, bool freezes) {
   // Bucket by bucket, the parameters and each kind of their state on pages of their own; then the parts' norms.
   std::vector<std::vector<Pages>> pages;
   std::size_t bytes = 0;
@@ -109,39 +116,45 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
     auto& kinds = pages.emplace_back();
     for (int kind = 0; kind <= states; ++kind) kinds.push_back({std::exchange(bytes, bytes + of_kind), of_kind});
   }
-  const auto total = bytes + gradients.chunks() * sizeof(double);
   const auto ranks = static_cast<std::size_t>(gradients.communicator().size());
-  const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
-  auto region = comm::share(gradients.communicator(), share, share);
-  if (!region) return nullptr;
+  std::vector<std::unique_ptr<Copy>> copies;
+  for (const auto total : {bytes + gradients.chunks() * sizeof(double), bytes}) {
+    if (copies.size() == 1 && !freezes) break;
+    const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
+    auto region = comm::share(gradients.communicator(), share, share);
+    if (region) copies.push_back(std::make_unique<Copy>(std::move(*region), bytes));
+    if (copies.empty()) return nullptr;
+  }
   return std::unique_ptr<FusedStep>(
-      new FusedStep(gradients, std::move(parameters), states, std::move(*region), std::move(pages), bytes));
+      new FusedStep(gradients, std::move(parameters), states, std::move(copies), std::move(pages), bytes));
 }
 
 FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
-                     comm::SharedRegion region, std::vector<std::vector<Pages>> pages, std::size_t bytes)
+                     std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages,
+                     std::size_t bytes)
     : gradients_(&gradients),
       parameters_(std::move(parameters)),
       states_(states),
-      region_(std::move(region)),
+      copies_(std::move(copies)),
       bytes_(bytes),
-      view_(region_.segment->private_view(0, bytes)),
-      dirty_(view_.get(), region_.region.base, bytes),
       pages_(std::move(pages)) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
     const auto& range = gradients.layout().ranges[i];
     auto& target = targets_.emplace_back();
-    for (const auto& pages : pages_[range.bucket]) {
-      const auto offset = pages.first + range.first * parameter.element_size();
-      target.shared.push_back(region_.region.base + offset);
-      target.views.push_back(at::from_blob(
-          view_.get() + offset, parameter.sizes(), parameter.strides(), [view = view_](void*) {},
-          parameter.options().requires_grad(false)));
-    }
+    for (std::size_t c = 0; c < copies_.size(); ++c)
+      for (const auto& pages : pages_[range.bucket]) {
+        const auto offset = pages.first + range.first * parameter.element_size();
+        const auto& view = copies_[c]->view;
+        target.shared[c].push_back(copies_[c]->region.region.base + offset);
+        target.views[c].push_back(at::from_blob(
+            view.get() + offset, parameter.sizes(), parameter.strides(), [view](void*) {},
+            parameter.options().requires_grad(false)));
+      }
     // The same values on all ranks; one of them puts them there.
-    if (region_.local_rank == 0) std::memcpy(target.shared[0], parameter.const_data_ptr(), parameter.nbytes());
+    if (current().region.local_rank == 0)
+      std::memcpy(target.shared[0][0], parameter.const_data_ptr(), parameter.nbytes());
   }
   gradients.communicator().barrier();
   show();
@@ -156,10 +169,10 @@ void FusedStep::show() {
   for (auto& kinds : pages_)
     for (auto& pages : kinds)
       if (std::exchange(pages.changed, false))
-        node::SharedSegment::drop_private_pages(view_.get() + pages.first, pages.bytes);
+        node::SharedSegment::drop_private_pages(current().view.get() + pages.first, pages.bytes);
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& parameter = parameters_[i];
-    const auto& view = targets_[i].views[0];
+    const auto& view = targets_[i].views[current_][0];
     if (parameter.const_data_ptr() != view.const_data_ptr()) parameter.set_data(view);
     torch::autograd::impl::bump_version(parameter);
   }
@@ -168,18 +181,48 @@ void FusedStep::show() {
 /// Parameters may have been given other memory, and what is in the view may have been written to, by whatever way.
 void FusedStep::find_changes() {
   for (auto& kinds : pages_)
-    for (auto& pages : kinds) pages.changed = dirty_.any(pages.first, pages.bytes);
+    for (auto& pages : kinds) pages.changed = current().dirty.any(pages.first, pages.bytes);
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     auto& parameter = parameters_[i];
-    const auto& view = target.views[0];
+    const auto& view = target.views[current_][0];
+    const auto& shared = target.shared[current_];
     // In the order of the shared copy, in which gradients are given to the exchange too.
     if (parameter.strides() != view.strides())
       parameter.set_data(at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(parameter));
-    target.from.assign(target.shared.begin(), target.shared.end());
+    target.from.assign(shared.begin(), shared.end());
     target.from[0] = static_cast<const std::byte*>(parameter.const_data_ptr());
     if (target.from[0] != view.const_data_ptr()) pages_of(i)[0].changed = true;
   }
+}
+
+std::optional<FrozenMemory> FusedStep::freeze() {
+  if (copies_.size() == 1) return {};
+  const bool untouched = !current().dirty.any(0, bytes_);
+  if (gradients_->communicator().all_reduce(std::int64_t{untouched}, ReduceOp::min) == 0) return {};
+  frozen_ = true;
+  const auto& region = current().region;
+  return FrozenMemory{current().view.get(), bytes_, {region.segment, region.region.base}};
+}
+
+void FusedStep::change_over(torch::optim::Optimizer& optimizer) {
+  // What was changed in the old view is in the other copy now.
+  for (auto& kinds : pages_)
+    for (auto& pages : kinds)
+      if (std::exchange(pages.changed, false))
+        node::SharedSegment::drop_private_pages(current().view.get() + pages.first, pages.bytes);
+  std::map<const void*, at::Tensor> views;
+  for (auto& target : targets_)
+    for (std::size_t s = 1; s < target.views[current_].size(); ++s)
+      views.emplace(target.views[current_][s].unsafeGetTensorImpl(), target.views[next()][s]);
+  current_ = next();
+  frozen_ = false;
+  // Somebody may have kept a tensor of when it was current, and written there.
+  if (current().dirty.any(0, bytes_)) node::SharedSegment::drop_private_pages(current().view.get(), bytes_);
+  replace_state(optimizer, [&](const at::Tensor& state) {
+    const auto found = views.find(state.unsafeGetTensorImpl());
+    return found == views.end() ? state : found->second;
+  });
 }
 
 void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
@@ -191,7 +234,7 @@ void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
     target.rule = std::move(rules[i]);
     for (std::size_t s = 0; s < target.rule.state.size(); ++s) {
       auto& state = target.rule.state[s];
-      const auto& like = target.views[1 + s];
+      const auto& like = target.views[current_][1 + s];
       if (state.is_same(like) && !pages_of(i)[1 + s].changed) continue;
       if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || state.strides() != like.strides())
         state = at::empty_strided(like.sizes(), like.strides(), like.options()).copy_(state);
@@ -224,7 +267,8 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
   stepped.bad = looks && !std::ranges::all_of(marks(), [](double mark) { return std::isfinite(mark); });
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (gradients_->users(i) > 0)
-      commit(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views).subspan(1));
+      commit(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views[next()]).subspan(1));
+  if (frozen_) change_over(optimizer);
   show();
   return stepped;
 }
@@ -236,15 +280,15 @@ bool FusedStep::abandoned() const {
 }
 
 void FusedStep::release(torch::optim::Optimizer& optimizer) const {
-  const auto* const begin = view_.get();
-  own_state(optimizer, [&](const at::Tensor& state) {
+  const auto* const begin = current().view.get();
+  replace_state(optimizer, [&](const at::Tensor& state) {
     const auto* const data = static_cast<const std::byte*>(state.const_data_ptr());
-    return data >= begin && data < begin + bytes_;
+    return data >= begin && data < begin + bytes_ ? state.clone() : state;
   });
 }
 
 std::span<double> FusedStep::marks() const {
-  return {reinterpret_cast<double*>(region_.region.base + bytes_), gradients_->chunks()};
+  return {reinterpret_cast<double*>(copies_[0]->region.region.base + bytes_), gradients_->chunks()};
 }
 
 /// Of all averaged gradients the sum of squares, from those of the chunks in their order: the same bits on every rank.
@@ -268,6 +312,7 @@ bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
                            double scale, bool look) {
   bool finite = true;
   Averages<T> averages(gradients, scale);
+  alignas(64) T written[3][tile_elements];  // on its way to the other copy
   const auto& pages = pages_[chunk.bucket];
   for (const auto i : gradients_->layout().buckets[chunk.bucket].members) {
     const auto& range = gradients_->layout().ranges[i];
@@ -277,27 +322,35 @@ bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
     const auto& target = targets_[i];
     const auto first = begin - range.first, count = end - begin;
     const bool moves = gradients_->users(i) > 0;
-    // What was changed and is not stepped is taken over as it is: its pages are dropped with those of its neighbours.
+    // What is not stepped is taken over as it is: if it was changed, since its pages are dropped with those of its
+    // neighbours, and from a frozen copy in any case.
     for (std::size_t t = moves ? 1 + states_of(target.rule) : 0; t < pages.size(); ++t) {
-      if (!pages[t].changed) continue;
+      if (!pages[t].changed && !frozen_) continue;
       const auto* const from =
-          t == 0 ? target.from[0] : static_cast<const std::byte*>(target.views[t].const_data_ptr());
-      std::memcpy(target.shared[t] + first * sizeof(T), from + first * sizeof(T), count * sizeof(T));
+          t == 0 ? target.from[0] : static_cast<const std::byte*>(target.views[current_][t].const_data_ptr());
+      std::memcpy(target.shared[next()][t] + first * sizeof(T), from + first * sizeof(T), count * sizeof(T));
     }
     if (!moves) continue;
+    const auto& shared = target.shared[next()];
+    const auto states = states_of(target.rule);
     for (std::size_t done = 0; done < count; done += tile_elements) {
       const auto n = std::min(tile_elements, count - done), at = first + done;
-      const auto to = [&](std::size_t t) { return reinterpret_cast<T*>(target.shared[t]) + at; };
+      const auto to = [&](std::size_t t) { return reinterpret_cast<T*>(shared[t]) + at; };
       const auto from = [&](std::size_t t) { return reinterpret_cast<const T*>(target.from[t]) + at; };
-      Tile<T> tile{.gradient = averages.of(begin - chunk.first + done, n), .from = from(0), .to = to(0), .count = n};
+      const auto write = [&](std::size_t t) { return frozen_ ? written[t] : to(t); };
+      Tile<T> tile{.gradient = averages.of(begin - chunk.first + done, n), .from = from(0), .to = write(0), .count = n};
       if (look) finite = node::all_finite(tile.gradient, n) && finite;
-      for (std::size_t t = 1; t < target.shared.size(); ++t) {
+      for (std::size_t t = 1; t < shared.size(); ++t) {
         tile.state_from[t - 1] = from(t);
-        tile.state_to[t - 1] = to(t);
+        tile.state_to[t - 1] = write(t);
       }
       std::visit([&](const auto& rule) { update(rule, tile); }, target.rule.rule);
+      for (std::size_t t = 0; frozen_ && t <= states; ++t)
+        node::stream_copy(reinterpret_cast<std::byte*>(to(t)), reinterpret_cast<const std::byte*>(written[t]),
+                          n * sizeof(T));
     }
   }
+  if (frozen_) node::stream_fence();
   return finite;
 }
 

@@ -6,16 +6,22 @@
 // MAP_PRIVATE): it shows what the ranks write there; but what a user writes to them goes to pages of this rank alone,
 // as if there were no sharing. The next step reads such pages through the view, and so takes what was changed, on all
 // ranks alike, into the shared copy; then it drops them.
+//
+// For saving without a stop there may be two shared copies, with a view each. freeze() says that the one of now is to
+// be read for a while: the next step reads it and writes the other, which then is the one that the module sees. It goes
+// past the caches there, so that it moves as much memory as a step in place.
 #pragma once
 
 #include "comm/shared_memory.hpp"
 #include "gradients/exchange.hpp"
 #include "node/bucket_reduction.hpp"
 #include "optim/dirty_pages.hpp"
+#include "optim/frozen.hpp"
 #include "optim/update_rules.hpp"
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,9 +37,10 @@ class FusedStep {
   static bool fits(const std::vector<at::Tensor>& parameters);
 
   /// Moves the parameters, those of the exchange in its order, into the shared copy: null where there is no room for
-  /// it. `states`: tensors of state per parameter. Collective.
+  /// it. `states`: tensors of state per parameter. `freezes`: there is to be a second copy, where there is room for it.
+  /// Collective.
   static std::unique_ptr<FusedStep> make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
-                                         int states);
+                                         int states, bool freezes);
 
   ~FusedStep();
 
@@ -58,18 +65,31 @@ class FusedStep {
   /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it, and a
   /// look at them costs nothing, for which the norm serves. Collective.
   Stepped step(torch::optim::Optimizer& optimizer, double max_norm, Look look);
+  /// The memory that parameters and state are in now, which stays as it is until freeze() is called again; by then
+  /// nobody reads it any more. None where there is one copy, or where any rank has written to its view since the last
+  /// step. Collective.
+  std::optional<FrozenMemory> freeze();
   /// Gives the optimizer a state of this rank's own, for steps of another kind.
   void release(torch::optim::Optimizer& optimizer) const;
 
  private:
   struct Pages;
   struct Target;
+  /// What the ranks share, and this rank's view of it.
+  struct Copy {
+    Copy(comm::SharedRegion region, std::size_t bytes);
+    comm::SharedRegion region;
+    std::shared_ptr<std::byte> view;
+    DirtyPages dirty;
+  };
 
   FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
-            comm::SharedRegion region, std::vector<std::vector<Pages>> pages, std::size_t bytes);
+            std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages, std::size_t bytes);
   std::vector<Pages>& pages_of(std::size_t parameter);
   void show();
   void find_changes();
+  /// The copy that was written from the frozen one is that of now.
+  void change_over(torch::optim::Optimizer& optimizer);
   double survey(bool squares);
   /// A number for each chunk, of whoever worked on it; after the parameters and state.
   std::span<double> marks() const;
@@ -80,14 +100,17 @@ class FusedStep {
   template <class T>
   bool step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients, double scale,
                   bool look);
+  Copy& current() const noexcept { return *copies_[current_]; }
+  /// What the next step writes.
+  std::size_t next() const noexcept { return frozen_ ? 1 - current_ : current_; }
 
   gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;
   int states_;
-  comm::SharedRegion region_;
-  std::size_t bytes_;  ///< of parameters and state; the parts' norms follow
-  std::shared_ptr<std::byte> view_;
-  DirtyPages dirty_;
+  std::vector<std::unique_ptr<Copy>> copies_;  ///< one or two; after the first's parameters and state the parts' norms
+  std::size_t bytes_;                          ///< of parameters and state
+  std::size_t current_ = 0;
+  bool frozen_ = false;                    ///< the current one, since the last step
   std::vector<std::vector<Pages>> pages_;  ///< [buckets of the exchange][their parameters, then each kind of state]
   std::vector<Target> targets_;            ///< [parameters]
 };

@@ -132,11 +132,18 @@ class Numbers {
   bool averages_all_ = true;
 };
 
-class Step final : public OptimizerStep {
+class Step final : public OptimizerStep, public Freezable {
  public:
-  Step(std::shared_ptr<gradients::Reducer> reducer, const OptimizerOptions& options, Numbers numbers)
-      : reducer_(std::move(reducer)), options_(options), numbers_(std::move(numbers)) {}
+  Step(std::shared_ptr<gradients::Reducer> reducer, const OptimizerOptions& options, Numbers numbers,
+       std::shared_ptr<Freezables> freezables)
+      : reducer_(std::move(reducer)),
+        options_(options),
+        numbers_(std::move(numbers)),
+        freezables_(std::move(freezables)) {
+    if (freezables_) freezables_->push_back(this);
+  }
   ~Step() override {
+    if (freezables_) std::erase(*freezables_, this);
     if (const auto reducer = reducer_.lock()) reducer->set_fused(false);
   }
 
@@ -154,7 +161,7 @@ class Step final : public OptimizerStep {
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
       if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters))
-        fused_ = FusedStep::make(*gradients, std::move(parameters), states);
+        fused_ = FusedStep::make(*gradients, std::move(parameters), states, freezables_ != nullptr);
     }
     gradients_ = gradients;
     reducer->set_fused(fused_ != nullptr);
@@ -205,6 +212,7 @@ class Step final : public OptimizerStep {
   double grad_norm() const noexcept override { return grad_norm_; }
   bool fused() const noexcept override { return fused_ != nullptr; }
   std::int64_t skipped_steps() const noexcept override { return numbers_.skipped(); }
+  std::optional<FrozenMemory> freeze() override { return fused_ ? fused_->freeze() : std::nullopt; }
 
  private:
   /// Whether the optimizer steps these parameters and no others.
@@ -225,6 +233,7 @@ class Step final : public OptimizerStep {
   std::weak_ptr<gradients::Reducer> reducer_;
   OptimizerOptions options_;
   Numbers numbers_;
+  std::shared_ptr<Freezables> freezables_;
   std::unique_ptr<FusedStep> fused_;
   std::weak_ptr<gradients::FusableGradients> gradients_;  ///< what it works on; gone with its exchange
   double grad_norm_ = 0;
@@ -244,12 +253,11 @@ std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimize
 
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
                                                    const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
-                                                   const OptimizerOptions& options,
-                                                   std::shared_ptr<NumberWatch> numbers, int number) {
+                                                   const OptimizerOptions& options, const SessionWide& wide) {
   if (options.max_grad_norm < 0)
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
-  auto step =
-      std::make_unique<Step>(reducer_of(optimizer, models), options, Numbers(std::move(numbers), number, models));
+  auto step = std::make_unique<Step>(reducer_of(optimizer, models), options, Numbers(wide.numbers, wide.number, models),
+                                     wide.freezables);
   step->fuse(optimizer);
   return step;
 }

@@ -101,12 +101,12 @@ void commit(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& ru
   });
 }
 
-void own_state(o::Optimizer& optimizer, const std::function<bool(const at::Tensor&)>& shared) {
+void replace_state(o::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& with) {
   with_kind(optimizer, [&]<class K>(const K&) {
     for (auto& [parameter, state] : optimizer.state())
       visit_fields(static_cast<typename K::State&>(*state), [&](const char*, auto& value) {
         if constexpr (std::same_as<std::remove_reference_t<decltype(value)>, at::Tensor>)
-          if (value.defined() && shared(value)) value = value.clone();
+          if (value.defined()) value = with(value);
       });
   });
 }

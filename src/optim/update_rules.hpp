@@ -36,7 +36,7 @@ std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vect
 void commit(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
             std::span<const at::Tensor> state);
 
-/// Where the optimizer's state is `shared`, it becomes a copy.
-void own_state(torch::optim::Optimizer& optimizer, const std::function<bool(const at::Tensor& state)>& shared);
+/// Each tensor of the optimizer's state becomes what `with` gives for it.
+void replace_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor& state)>& with);
 
 }  // namespace muster::detail::optim

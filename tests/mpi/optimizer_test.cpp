@@ -57,9 +57,10 @@ struct Training {
   std::unique_ptr<PreparedOptimizer<O>> optimizer;
 
   template <class Options>
-  Training(const Options& options, const OptimizerOptions& how) {
+  Training(const Options& options, const OptimizerOptions& how,
+           const std::shared_ptr<Freezables>& freezables = nullptr) {
     O own(net->parameters(), options);
-    auto step = make_optimizer_step(own, {prepared}, how);
+    auto step = make_optimizer_step(own, {prepared}, how, {.freezables = freezables});
     optimizer = std::make_unique<PreparedOptimizer<O>>(std::move(own), std::move(step));
   }
 
@@ -528,6 +529,42 @@ TEST(PreparedOptimizer, DoublePrecisionAndGroups) {
   }
   for (std::size_t i = 0; i < nets[0]->parameters().size(); ++i)
     EXPECT_TRUE(at::allclose(nets[0]->parameters()[i], nets[1]->parameters()[i], 1e-12, 1e-13)) << i;
+}
+
+TEST(FrozenMemory, StaysAsItWasWhileStepsGoOn) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank is not fused";
+  const auto freezables = std::make_shared<Freezables>();
+  Training<torch::optim::Adam> fused(torch::optim::AdamOptions(0.01), {.fuse = Fuse::always}, freezables);
+  Training<torch::optim::Adam> plain(torch::optim::AdamOptions(0.01), {.fuse = Fuse::never});
+  int number = 0;
+  const auto step = [&](bool use_extra) {
+    ++number;
+    fused.step(number, use_extra);
+    plain.step(number, use_extra);
+  };
+  step(true);
+  ASSERT_EQ(freezables->size(), 1u);
+  for (int save = 0; save < 3; ++save) {
+    const auto frozen = freezables->front()->freeze();
+    ASSERT_TRUE(frozen);
+    const auto& weight = fused.net->middle->weight;
+    const auto* const data = static_cast<const std::byte*>(weight.const_data_ptr());
+    ASSERT_TRUE(data >= frozen->seen && data < frozen->seen + frozen->bytes);
+    const std::vector<std::byte> before(frozen->kept.get(), frozen->kept.get() + frozen->bytes);
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), frozen->seen));
+    step(save != 1);  // what is not stepped is taken along
+    step(true);
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), frozen->kept.get())) << "after save " << save;
+    world().barrier();
+    fused.expect_same_as(plain, "save " + std::to_string(save));
+  }
+  {
+    const at::NoGradGuard no_grad;
+    for (auto* const net : {&fused.net, &plain.net}) (*net)->in->weight.mul_(0.5);
+  }
+  EXPECT_FALSE(freezables->front()->freeze()) << "what was written to by hand is not in the shared copy";
+  step(true);
+  fused.expect_same_as(plain, "after a change by hand");
 }
 
 }  // namespace
