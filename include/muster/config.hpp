@@ -35,12 +35,39 @@ void from_json(const Json& json, ScalingConfig& options);
 
 enum class ScoreOrder { max, min };
 
+/// What a report with a state does that finds the last save still being written.
+enum class WhenBusy {
+  wait,  ///< for its end
+  drop,  ///< it goes on without a checkpoint: its row has no checkpoint_dir_name
+};
+
 struct CheckpointConfig {
   /// How many checkpoints stay on disk; all unless given. The newest always stays, beside the best if it is not one.
   std::optional<int> num_to_keep = {};
   /// The reported metric by which the best are kept; the newest are kept where it is empty.
   std::string checkpoint_score_attribute = {};
   ScoreOrder checkpoint_score_order = ScoreOrder::max;
+  /// A report with a state returns when all that is to be saved has been copied, and while training goes on a thread of
+  /// each rank writes it; one save at a time. The copy takes memory: on each rank as much as it writes, which is a
+  /// share of what the ranks have alike and all that is its own. With a fused optimizer (prepare_optimizer) nothing of
+  /// its parameters and state is copied: the next step leaves the old values where they are and puts the new ones into
+  /// other memory, so that its node holds them twice from the start on (where /dev/shm has no room for that, they are
+  /// copied); which of the two a parameter lies in changes with each save.
+  ///
+  /// The ranks' states are compared, and your own files copied, before the report returns. An error of the writing is
+  /// thrown by the first report that finds it ended, in place of all that it does else, or at the end of training; on
+  /// every rank, the same. Nothing ends before the last save has been written, for which a time limit leaves time, and
+  /// a stop on request saves while it waits. What is being written when the job is killed is lost, and its row of
+  /// result.json goes with it when the run is taken up again.
+  bool async_save = false;
+  WhenBusy when_busy = WhenBusy::wait;
+  /// A folder on each node's own disk or in its memory, such as /dev/shm. A checkpoint is first written and made
+  /// durable there, each node's share on that node; then it is copied to the run's folder, behind training, and
+  /// removed. That is one save at a time too: when_busy says what a report does meanwhile. What could not be copied
+  /// stays there until the next one is whole, so that there is room for two at most. A run that is taken up again
+  /// finishes a copy that was cut off, if the nodes that have the shares are there again; else it goes on, with a
+  /// warning, from the run's folder, the only place where Result looks. Empty: none.
+  std::filesystem::path fast_tier = {};
 };
 void to_json(Json& json, const CheckpointConfig& options);
 void from_json(const Json& json, CheckpointConfig& options);

@@ -258,7 +258,8 @@ class Session {
   /// training, or return. A run whose function returns after this has said so is not finished. Collective.
   bool should_stop();
 
-  /// The newest committed one, or the one the run was told to start from. A function that loads it without
+  /// The newest committed one, for which it waits while that is being written behind training, or the one the run was
+  /// told to start from. A function that loads it without
   /// State::restore() begins again with epoch, global_step, position in the data and random state; a warning says so.
   std::optional<Checkpoint> get_checkpoint() const;
 

@@ -109,8 +109,8 @@ class DataParallelTrainer {
 
   const DataConfig& get_dataset_config() const noexcept { return options_.dataset_config; }
 
-  /// Whether restore(path) finds a run: a directory with params.json and at least one whole checkpoint. An Error
-  /// (ExitCode::retry) if that cannot be read.
+  /// Whether restore(path) finds a run: a directory with params.json and at least one whole checkpoint, or one that
+  /// may still lie in its fast tier. An Error (ExitCode::retry) if that cannot be read.
   static bool can_restore(const std::filesystem::path& path);
 
  protected:

@@ -4,6 +4,7 @@
 
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
+#include "checkpoint/save.hpp"
 #include "checkpoint/state/replication.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
@@ -13,22 +14,13 @@
 #include "muster/state.hpp"
 
 #include <filesystem>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
 
 namespace muster::detail::checkpoint {
-
-/// What one checkpoint is made of.
-struct Contents {
-  StateDict state = {};                                 ///< the same names and shapes on all ranks
-  EntryReplication replication = {};                    ///< which entries need not have equal values
-  std::string random_state = {};                        ///< this rank's, bytes; as long on every rank
-  std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
-  Json progress = Json::object();  ///< training_iteration, epoch, position, seed … as the session wants
-  Json metrics = Json::object();   ///< of the report; the score is looked up here
-  Json metadata = Json::object();  ///< the trainer's; what the user has set on the files' checkpoint wins
-};
 
 /// What a checkpoint gives back.
 struct Restored {
@@ -41,14 +33,32 @@ struct Restored {
   int world_size = 1;
 };
 
-/// All member functions are collective over the communicator and end alike on every rank.
+/// All member functions are collective over the communicator and end alike on every rank, unless they say otherwise.
 class Store {
  public:
-  /// `run` exists. Removes what an interrupted save left behind.
+  enum class When { now, behind };
+
+  /// `run` exists. Removes what an interrupted save left behind, and finishes what was left to copy in a fast tier.
   Store(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  /// What is still being written is finished first.
+  ~Store();
 
   /// Compares what the ranks hold, writes, agrees, publishes, prunes. If any rank fails, nothing is published or lost.
-  Checkpoint commit(const Contents& contents);
+  /// When::behind, with async_save: returns when `contents` are copied, and gives the checkpoint that it will be; a
+  /// thread of each rank does the rest. So it goes from a fast tier to the run's folder in any case. Not before
+  /// finish(), if something is still behind.
+  Checkpoint commit(Contents contents, When when = When::now);
+  /// Whether something is, on this rank. Not collective.
+  bool busy() const;
+  /// Waits for it; whether it has ended well, which is the same on all ranks. finish() still tells. Not collective.
+  bool ends_well() const;
+  /// Waits for it; gives the error that it ended with. Nothing is published or lost then, and its index is used up.
+  std::optional<Error> finish();
+  /// How long the last save has taken to its end, and the one that is behind until now. Not collective.
+  std::optional<Clock::duration> cost() const noexcept { return cost_; }
+  std::optional<Clock::duration> under_way() const noexcept;
 
   /// The newest whole one; nullopt if there is none at all, an Error (ExitCode::data) if all are damaged. Damaged ones
   /// are renamed to ….damaged with a warning; first, those newer than all others that are whole again get their names
@@ -75,10 +85,17 @@ class Store {
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   void take_back_what_is_whole() const;
   void prune() const noexcept;  // not collective
+  void go_on_behind(std::function<void(const Communicator&)> work);
+  /// The fast tier keeps none older than that one, or none at all after it.
+  void clear_fast_tier(int index, bool after) const noexcept;  // not collective
 
   Communicator communicator_;
   Tier tier_;
+  std::optional<Place> fast_ = {};
+  bool fast_used_ = false;                   // which the run's folder says
+  std::optional<Communicator> behind_ = {};  // for the thread that writes
   StateWriter writer_;
+  Snapshot snapshot_;
   CheckpointConfig config_;
   int next_index_ = 0;
   /// What was found whole last, for whoever reads it next.
@@ -88,6 +105,9 @@ class Store {
     std::shared_ptr<const MappedState> state = {};
   };
   mutable Verified verified_;
+  Clock::time_point begun_ = {}, ended_ = {};  // the save that is behind, or was last
+  std::optional<Clock::duration> cost_ = {};
+  std::shared_future<std::optional<Error>> writing_;  // last: it uses the others
 };
 
 }  // namespace muster::detail::checkpoint

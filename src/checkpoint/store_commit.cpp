@@ -1,171 +1,26 @@
-// Saving: what the ranks hold is compared, written by all, published by rank 0, and old checkpoints are pruned.
+// Saving, now or behind training; then old checkpoints are pruned.
 #include "base/log.hpp"
-#include "checkpoint/files/checked_files.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/files/state_writer.hpp"
-#include "checkpoint/files/user_files.hpp"
-#include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
 #include "muster/error.hpp"
 
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
-#include <future>
-#include <map>
-#include <optional>
-#include <set>
+#include <exception>
+#include <utility>
 
 namespace muster::detail::checkpoint {
 
-using comm::on_all;
 using comm::on_root;
 namespace {
 
-bool all_equal(const auto& values) {
-  return std::ranges::all_of(values, [&](const auto& value) { return value == values.front(); });
-}
-
-/// One save, by its steps. Collective.
-class Save {
- public:
-  Save(const Communicator& communicator, Rank here, Tier& tier, StateWriter& writer, int index,
-       const Contents& contents)
-      : communicator_(communicator),
-        here_(here),
-        tier_(tier),
-        writer_(writer),
-        index_(index),
-        contents_(contents),
-        tensors_(contents.state.tensors),
-        per_rank_(per_rank_tensors(contents.state, contents.replication)) {}
-
-  /// What each rank has, but for the numbers in its tensors, before anything is written.
-  void compare() {
-    std::vector<std::uint64_t> outlines;
-    std::vector<std::size_t> random_bytes;
-    for (const auto& text : on_all(communicator_, [&] {
-           const auto mine = list_user_files(contents_.directory);
-           check_storable(tensors_);
-           if (tensors_.contains(random_name))
-             throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
-           return Json::array({mine.names, mine.metadata, outline(contents_.state, contents_.replication),
-                               contents_.random_state.size()})
-               .dump();
-         })) {
-      const auto rank = Json::parse(text);
-      files_.push_back({.names = rank[0], .metadata = rank[1]});
-      outlines.push_back(rank[2]);
-      random_bytes.push_back(rank[3]);
-    }
-    if (!all_equal(outlines)) drifted_ = find_drift(communicator_, contents_.state, contents_.replication);
-    if (!all_equal(random_bytes))
-      throw Error(ExitCode::usage, "saving the random state", "it is not as long on every rank",
-                  "Give as many bytes on every rank");
-    values_ = gather_values(&communicator_, contents_.state, contents_.replication);
-    auto random = at::empty({static_cast<std::int64_t>(random_bytes.front())}, at::TensorOptions(at::kByte));
-    std::ranges::copy(contents_.random_state, static_cast<char*>(random.mutable_data_ptr()));
-    tensors_.emplace(random_name, std::move(random));
-    per_rank_.insert(random_name);
-  }
-
-  /// Rank 0 lays out, those that the plan names write, and meanwhile all look at the numbers in their tensors: rank 0's
-  /// are what is stored of a tensor that has drifted.
-  void write() {
-    const auto folder = tier_.saving(index_), path = folder / state_name;
-    layout_ = unpack_layout(on_root(communicator_, [&] {
-      tier_.begin(index_);
-      const auto layout = lay_out(tensors_, per_rank_, here_.size);
-      create_state_file(path, layout);
-      return pack(layout);
-    }));
-    on_all(communicator_, [&] { return check_layout(layout_, tensors_), std::string(); });
-    writers_ = plan_writers(layout_.bytes, piece_owners(layout_, here_.size), communicator_.topology().node_of_rank);
-    const auto rows = gather_rows(communicator_, layout_, tensors_, writers_);
-    const auto owners = owners_of(files_);
-    std::vector<std::uint64_t> fingerprints;
-    for (const auto& text : on_all(communicator_, [&] {
-           auto number = std::async(std::launch::async, [&] {
-             return here_.size > 1 ? fingerprint(contents_.state, contents_.replication) : 0;
-           });
-           auto written = Json::array(
-               {writer_.write(path, layout_, tensors_, pieces_of(writers_, here_.rank), rows), Json::array()});
-           for (const auto& name : files_[static_cast<std::size_t>(here_.rank)].names)
-             written[1].push_back(owners.at(name) == here_.rank ? copy_file(*contents_.directory, name, folder)
-                                                                : checksum_file(*contents_.directory, name));
-           written.push_back(number.get());
-           return written.dump();
-         })) {
-      written_.push_back(Json::parse(text));
-      fingerprints.push_back(written_.back()[2]);
-    }
-    if (!drifted_ && !all_equal(fingerprints))
-      drifted_ = find_drift(communicator_, contents_.state, contents_.replication);
-    if (!drifted_ || drifted_->empty()) return;
-    write_again(
-        path, pieces_with(layout_.tensors, layout_.bytes, [&](const auto& name) { return drifted_->contains(name); }));
-  }
-
-  /// All have written: what is in the checkpoint gets its manifest and its name. Rank 0 alone.
-  void publish() {
-    write_manifest(tier_.saving(index_), {.index = index_,
-                                          .time = time_now(),
-                                          .world_size = here_.size,
-                                          .progress = contents_.progress,
-                                          .metrics = contents_.metrics,
-                                          .metadata = merge_metadata(contents_.metadata, files_),
-                                          .values = values_,
-                                          .tensors = layout_.tensors,
-                                          .files = entries()});
-    tier_.publish(index_);
-  }
-
- private:
-  /// These pieces are rank 0's after all.
-  void write_again(const std::filesystem::path& path, const std::vector<std::uint64_t>& pieces) {
-    auto writers = writers_;
-    for (const auto piece : pieces) writers[piece] = 0;
-    const auto rows = gather_rows(communicator_, layout_, tensors_, writers);
-    on_root(communicator_, [&] {
-      const auto checksums = writer_.write(path, layout_, tensors_, pieces, rows);
-      for (std::size_t i = 0; i < pieces.size(); ++i) written_again_.emplace(pieces[i], checksums[i]);
-    });
-  }
-
-  /// All files with the checksums that their writers took.
-  std::vector<FileEntry> entries() const {
-    FileEntry state{.name = state_name, .bytes = layout_.bytes, .piece_bytes = piece_bytes_for(layout_.bytes)};
-    std::vector<std::vector<FileEntry>> users;
-    std::vector<std::size_t> taken(written_.size(), 0);  // of each rank's checksums
-    for (const int writer : writers_) {
-      const auto rank = static_cast<std::size_t>(writer);
-      state.crc32.push_back(written_[rank][0].at(taken[rank]++).get<std::uint32_t>());
-    }
-    for (const auto& [piece, checksum] : written_again_) state.crc32[piece] = checksum;
-    for (const auto& of_rank : written_) users.push_back(of_rank[1]);
-    auto files = merge_files(users);
-    files.push_back(std::move(state));
-    return files;
-  }
-
-  const Communicator& communicator_;
-  const Rank here_;
-  Tier& tier_;
-  StateWriter& writer_;
-  const int index_;
-  const Contents& contents_;
-  Tensors tensors_;                               // with the random state
-  std::set<std::string> per_rank_;                // of these
-  Json values_;                                   // as they are stored
-  std::vector<UserFiles> files_;                  // of each rank
-  std::optional<std::set<std::string>> drifted_;  // tensors, where anything is not alike
-  Layout layout_;
-  std::vector<int> writers_;   // of each piece of state.h5
-  std::vector<Json> written_;  // by each rank: checksums of its pieces, entries of its files, its fingerprint
-  std::map<std::uint64_t, std::uint32_t> written_again_;  // checksums by piece
+/// Notes when it goes.
+struct Stamp {
+  Clock::time_point& at;
+  ~Stamp() { at = Clock::now(); }
 };
 
 }  // namespace
@@ -176,27 +31,117 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
     throw Error(ExitCode::usage, "keeping checkpoints",
                 "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
                 "Give 1 or more, or leave it out to keep all");
+  finish_copying(communicator_, tier_);
   next_index_ = std::stoi(on_root(communicator_, [&] {
     const auto next = tier_.list().next_index;  // before what is unfinished goes: its indices count
     tier_.remove_unfinished();
     return std::to_string(next);
   }));
+  if (!config_.fast_tier.empty()) fast_ = make_fast_place(communicator_, tier_, config_.fast_tier);
+  if (fast_ || config_.async_save) behind_ = comm::make_world_apart(communicator_);
 }
 
-Checkpoint Store::commit(const Contents& contents) {
-  Save save(communicator_, here(), tier_, writer_, next_index_, contents);
-  try {
-    save.compare();
-    save.write();
-    on_root(communicator_, [&] {
-      save.publish();
-      prune();
+Store::~Store() {
+  if (writing_.valid()) writing_.wait();
+  std::error_code ignored;  // something may be there that was not copied
+  if (fast_ && fast_->leads) std::filesystem::remove(fast_->tier.folder(), ignored);
+}
+
+Checkpoint Store::commit(Contents contents, When when) {
+  const int index = next_index_;
+  begun_ = contents.begun;
+  const bool behind = when == When::behind && behind_;
+  Place run{.tier = tier_, .leads = here().rank == 0};
+  auto& first = fast_ ? *fast_ : run;
+  const auto save = std::make_shared<Save>(std::move(contents), index, communicator_, writer_);
+  const auto write = [this, save](const Communicator& communicator, Place& place) {
+    save->write(communicator, place);
+    if (fast_ && !fast_used_) {
+      on_root(communicator, [&] { note_use(tier_); });
+      fast_used_ = true;
+    }
+    save->publish(communicator, place);
+  };
+  const auto or_abandon = [index](Place& place, auto&& work) {
+    try {
+      work();
+    } catch (...) {
+      place.abandon(index);
+      throw;
+    }
+  };
+  or_abandon(first, [&] {
+    save->prepare(communicator_);
+    save->copy_files(communicator_, first);
+    if (behind)
+      save->copy(communicator_, snapshot_);
+    else
+      write(communicator_, first);
+  });
+  ++next_index_;
+  const auto to_run = [this, save, index](const Communicator& communicator) {
+    if (fast_) {
+      clear_fast_tier(index, /*after=*/false);
+      copy_to_run(communicator, fast_->tier.published(index), save->manifest(), {save->pieces(), save->files()}, tier_);
+      clear_fast_tier(index, /*after=*/true);
+    }
+    if (config_.num_to_keep) on_root(communicator, [&] { prune(); });
+  };
+  if (behind)
+    go_on_behind([=, this, place = first](const Communicator& communicator) mutable {
+      or_abandon(place, [&] { write(communicator, place); });
+      to_run(communicator);
     });
-  } catch (...) {
-    if (here().rank == 0) tier_.abandon(next_index_);
-    throw;
+  else if (fast_)
+    go_on_behind(to_run);
+  else
+    to_run(communicator_), cost_ = Clock::now() - begun_;
+  return as_this_rank(Checkpoint(tier_.published(index)));
+}
+
+void Store::go_on_behind(std::function<void(const Communicator&)> work) {
+  const auto run = [this, apart = *behind_, work = std::move(work)] {
+    const Stamp stamp{ended_};
+    const auto limit = comm::time_limit(apart);
+    return comm::attempt_on_all(apart, {.done = limit, .failed = limit}, [&] { work(apart); });
+  };
+  // An MPI that was started by others may allow only one thread: then nothing is behind.
+  if (comm::threads_may_call_mpi()) {
+    writing_ = std::async(std::launch::async, run).share();
+  } else {
+    std::promise<std::optional<Error>> done;
+    done.set_value(run());
+    writing_ = done.get_future().share();
   }
-  return as_this_rank(Checkpoint(tier_.published(next_index_++)));
+}
+
+bool Store::busy() const {
+  return writing_.valid() && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+}
+
+std::optional<Clock::duration> Store::under_way() const noexcept {
+  if (!writing_.valid()) return {};
+  return (busy() ? Clock::now() : ended_) - begun_;
+}
+
+bool Store::ends_well() const { return !writing_.valid() || !writing_.get(); }
+
+std::optional<Error> Store::finish() {
+  if (!writing_.valid()) return {};
+  const auto writing = std::exchange(writing_, {});
+  writing.wait();
+  cost_ = ended_ - begun_;
+  return writing.get();
+}
+
+void Store::clear_fast_tier(int index, bool after) const noexcept {
+  if (!fast_->leads) return;
+  try {
+    for (const auto& [there, path] : fast_->tier.list().published)
+      if (there < index || after) fast_->tier.remove(there);
+  } catch (const std::exception& error) {
+    log::warn("removing what has been copied from the fast tier: " + std::string(error.what()));
+  }
 }
 
 void Store::prune() const noexcept {

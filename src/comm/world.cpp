@@ -106,6 +106,13 @@ Communicator make_world(const Communicator& ranks, Placement placement) {
   return make_world(duplicate(Channel::of(ranks)->collective), std::move(placement));
 }
 
+Communicator make_world_apart(const Communicator& ranks) {
+  rendezvous(ranks, "making a world apart");
+  const auto apart = make_world(ranks, {ranks.topology().node_of_rank, ranks.topology().hosts});
+  set_time_limit(apart, time_limit(ranks));
+  return apart;
+}
+
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit) {
   Channel::of(communicator)->world->limit = limit;
 }

@@ -40,6 +40,10 @@ bool threads_may_call_mpi() noexcept;
 /// memory. Collective.
 Communicator make_world(const Communicator& ranks, Placement placement);
 
+/// The same ranks as a world of their own, with the limit of this one, for another thread of each: the alarms of either
+/// are not heard in the other. Collective.
+Communicator make_world_apart(const Communicator& ranks);
+
 /// The limit of every wait on communicators of this world, from now on.
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);
 std::chrono::milliseconds time_limit(const Communicator& communicator);

@@ -106,6 +106,19 @@ void History::report(const Json& row, std::int64_t) {
   }
 }
 
+void History::lost(const Checkpoint& checkpoint) {
+  for (auto& row : rows_)
+    if (row.value("checkpoint_dir_name", Json()) == checkpoint.path().filename().string())
+      row.erase("checkpoint_dir_name");
+  try {
+    write_rows();
+    write_table();
+  } catch (const Error& error) {
+    torn_ = true;
+    log::warn(std::string("the metrics still name a checkpoint that is not there: ") + error.what());
+  }
+}
+
 void History::append(const Json& row) {
   rows_.push_back(row);
   const bool torn = std::exchange(torn_, true), wider = extend(columns_, row);

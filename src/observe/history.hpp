@@ -20,6 +20,8 @@ class History final : public Sink {
   void start(const Start& start) override;
   /// What cannot be written is a warning.
   void report(const Json& row, std::int64_t epochs) override;
+  /// Its row names it no longer.
+  void lost(const Checkpoint& checkpoint) override;
 
   /// Adds a row to both files. An Error (ExitCode::retry) if it cannot be written; the next that can brings it along.
   void append(const Json& row);

@@ -25,8 +25,11 @@ class Sink {
   virtual void epoch(std::int64_t /*epoch*/) {}
   /// The row as in result.json; `epochs` of session.epochs(), 0 where the training function counts by itself.
   virtual void report(const Json& /*row*/, std::int64_t /*epochs*/) {}
-  /// It is committed: by a report, whose row comes next, or because the run is asked to stop.
+  /// It is committed: by a report, whose row comes next, or was there before if it was written behind training, or
+  /// because the run is asked to stop.
   virtual void checkpoint(const Checkpoint&) {}
+  /// A row has named this one, and it could not be written.
+  virtual void lost(const Checkpoint&) {}
   /// This worker leaves training with that error, which may be another worker's, or a stop on request.
   virtual void failure(const Error&) {}
   virtual void end() {}

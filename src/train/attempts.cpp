@@ -43,6 +43,7 @@ void shut_down(SessionState& session, const comm::Outcome& cause) noexcept {
     } catch (...) {
       log::warn("shutting down the backend after a failure: " + comm::caught().text);
     }
+  session.outputs.settle_quietly();
   session.outputs.sinks.finish(Error(cause.code, cause.text));
 }
 

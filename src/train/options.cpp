@@ -34,6 +34,7 @@ constexpr bool is_data<std::optional<Checkpoint>> = false;
 // By the values of the enumerators.
 constexpr auto names_of(ScoreOrder) { return std::array{"max", "min"}; }
 constexpr auto names_of(BadNumbers) { return std::array{"ignore", "stop", "skip", "roll_back"}; }
+constexpr auto names_of(WhenBusy) { return std::array{"wait", "drop"}; }
 constexpr auto names_of(Parallel) { return std::array{"data", "none"}; }
 constexpr auto names_of(Fuse) { return std::array{"automatic", "always", "never"}; }
 
@@ -187,7 +188,8 @@ void read(const Json& json, std::string_view names, Fields&... fields) {
   }
 
 MUSTER_OPTIONS(ScalingConfig, num_workers, use_gpu, threads_per_worker, virtual_workers)
-MUSTER_OPTIONS(CheckpointConfig, num_to_keep, checkpoint_score_attribute, checkpoint_score_order)
+MUSTER_OPTIONS(CheckpointConfig, num_to_keep, checkpoint_score_attribute, checkpoint_score_order, async_save, when_busy,
+               fast_tier)
 MUSTER_OPTIONS(FailureConfig, max_failures, bad_numbers, bad_numbers_limit)
 MUSTER_OPTIONS(RunConfig, name, storage_path, checkpoint_config, failure_config, callbacks)
 MUSTER_OPTIONS(TorchConfig, backend, timeout)

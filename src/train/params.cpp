@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/inspect.hpp"
 #include "train/options.hpp"
 
@@ -71,7 +72,7 @@ TrainerOptions saved_options(const std::filesystem::path& run) {
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
   auto options = options_in(read_json(file), file);
-  if (!checkpoint::newest_whole(run))
+  if (!checkpoint::newest_whole(run) && !checkpoint::may_have_more(checkpoint::Tier(run)))
     throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
   return options;
 }

@@ -17,14 +17,15 @@ struct Contribution {
   bool has_state = false;
   bool has_files = false;
   bool asked_to_stop = false;
+  bool writing = false;  ///< the last checkpoint
 
   std::string pack() const {
-    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop});
+    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = Json::from_cbor(bytes);
-    return {fields[0], fields[1], fields[2], fields[3]};
+    return {fields[0], fields[1], fields[2], fields[3], fields[4]};
   }
 };
 
@@ -68,7 +69,9 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
-         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(), asked_to_stop()}.pack();
+         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(), asked_to_stop(),
+                             outputs.store.busy()}
+             .pack();
        }))
     all.push_back(Contribution::unpack(bytes));
   using std::ranges::any_of;
@@ -78,6 +81,13 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
 
+  const bool busy = any_of(all, &Contribution::writing), wants_to_save = has_state || has_files;
+  const bool saves = wants_to_save && !(busy && outputs.config.when_busy == WhenBusy::drop && !stop.request.known());
+  if (stop.request.known())
+    outputs.settle_quietly();
+  else if (saves || !busy)
+    outputs.settle();
+
   for (const auto& prepared : models) prepared->synchronise_buffers();
   ++counters.training_iteration;
   std::vector<Json> of_ranks;
@@ -86,15 +96,12 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   Json row = make_row(counters, std::move(reduced), workers.size());
   row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
-  const bool saves = has_state || has_files;
   outputs.check_score(row, saves, data.cursors->epoch_complete());
   if (saves) {
-    const auto begin = Counters::Clock::now();
-    save(entries.get(), files, has_files, row);
-    stop.reserve.saved(Counters::Clock::now() - begin);
+    row["checkpoint_dir_name"] = save(entries.get(), files, has_files, row).path().filename().string();
     if (numbers) numbers->saved();
-    row["checkpoint_dir_name"] = outputs.newest->path().filename().string();
   }
+  if (const auto cost = outputs.store.cost()) stop.reserve.saved(*cost);
   outputs.sinks.tell(&observe::Sink::report, row, counters.epochs);
   counters.end_report();
   stop.files_reported = stop.files_reported || has_files;

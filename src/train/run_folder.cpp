@@ -2,6 +2,7 @@
 
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "comm/on_ranks.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
@@ -84,7 +85,8 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     lock_.emplace(path_, true);
     const auto supervisor = launch::supervisor();
     const bool started_again = supervisor && read_failures(path_, supervisor->id);
-    if (flags.resume == Resume::never && !started_again && newest_index(path_) >= 0)
+    if (flags.resume == Resume::never && !started_again &&
+        (newest_index(path_) >= 0 || checkpoint::may_have_more(checkpoint::Tier(path_))))
       throw Error(ExitCode::usage, "starting the run " + path_.string(), "--resume never is set and it has checkpoints",
                   "Choose another --name, or remove that folder");
     if (supervisor && !started_again) write_failures(path_, supervisor->id, {});

@@ -6,8 +6,8 @@
 
 namespace muster::detail::train {
 
-void SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
-                        const Json& row) {
+Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
+                              const Json& row) {
   const auto& steps = *counters.steps;
   const checkpoint::TrainerState progress{
       .of_a_run = true,
@@ -44,7 +44,11 @@ void SessionState::save(const StateEntries* entries, const std::optional<Checkpo
       contents.state.tensors.merge(checkpoint::only(given, name).tensors);
     }
   }
-  outputs.commit(contents);
+  using When = checkpoint::Store::When;
+  if (!outputs.config.async_save || stop.request.known()) return outputs.commit(std::move(contents), When::now);
+  for (auto* const step : *freezables)
+    if (auto frozen = step->freeze()) contents.frozen.push_back(std::move(*frozen));
+  return outputs.commit(std::move(contents), When::behind);
 }
 
 }  // namespace muster::detail::train

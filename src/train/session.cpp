@@ -107,8 +107,9 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
 std::unique_ptr<detail::optim::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
                                                                     const OptimizerOptions& options) {
   const auto& numbers = state_->numbers;
-  return detail::optim::make_optimizer_step(optimizer, state_->models, options, numbers,
-                                            numbers ? numbers->watch(optimizer) : 0);
+  return detail::optim::make_optimizer_step(
+      optimizer, state_->models, options,
+      {.numbers = numbers, .number = numbers ? numbers->watch(optimizer) : 0, .freezables = state_->freezables});
 }
 
 StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
@@ -167,8 +168,9 @@ Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count)
 std::optional<Checkpoint> Session::get_checkpoint() const {
   state_->start.handed_out = true;
   const auto& outputs = state_->outputs;
-  if (!outputs.newest) return {};
-  return outputs.store.as_this_rank(*outputs.newest);
+  const auto newest = outputs.newest_of_all();
+  if (!newest) return {};
+  return outputs.store.as_this_rank(*newest);
 }
 
 bool Session::should_stop() { return state_->should_stop(); }

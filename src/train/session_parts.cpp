@@ -1,6 +1,7 @@
 #include "train/session_parts.hpp"
 
 #include "base/log.hpp"
+#include "comm/agreement.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -48,9 +49,32 @@ void SessionData::preprocess(const Json& saved, const Communicator& control) {
   for (auto& [name, dataset] : datasets) dataset = dataset.transform(preprocessor);
 }
 
-void Outputs::commit(const checkpoint::Contents& contents) {
-  newest = store.commit(contents);
+Checkpoint Outputs::commit(checkpoint::Contents contents, checkpoint::Store::When when) {
+  auto made = store.commit(std::move(contents), when);
+  behind = made;
+  if (when == checkpoint::Store::When::now && config.fast_tier.empty()) settle();
+  return made;
+}
+
+void Outputs::settle() {
+  if (!behind) return;
+  const auto written = *std::exchange(behind, std::nullopt);
+  if (const auto error = store.finish()) {
+    sinks.tell(&observe::Sink::lost, written);
+    throw *error;
+  }
+  newest = written;
   sinks.tell(&observe::Sink::checkpoint, *newest);
+}
+
+std::optional<Checkpoint> Outputs::newest_of_all() const { return behind && store.ends_well() ? behind : newest; }
+
+void Outputs::settle_quietly() noexcept {
+  try {
+    settle();
+  } catch (...) {
+    if (first_worker) log::warn("a checkpoint is lost: " + comm::caught().text);
+  }
 }
 
 void Outputs::check_score(const Json& row, bool saves, bool epoch_complete) {

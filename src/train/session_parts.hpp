@@ -103,11 +103,19 @@ struct Outputs {
   CheckpointConfig config;
   bool first_worker = false;
   std::optional<Checkpoint> newest = {};  ///< committed in this attempt, else what it goes on from
+  std::optional<Checkpoint> behind = {};  ///< what is being written while training goes on
   bool score_reported = false;            ///< the metric by which the best checkpoints are kept
   bool score_missed = false;              ///< and that it is not there with a checkpoint has been said
 
-  /// Collective.
-  void commit(const checkpoint::Contents& contents);
+  /// Gives the checkpoint, or the one that it will be. Collective, as the next ones.
+  Checkpoint commit(checkpoint::Contents contents, checkpoint::Store::When when);
+  /// Waits for what is being written; throws the error that it ended with.
+  void settle();
+  /// The newest of all that have been committed; waits for what is being written, and leaves its error to settle(). Not
+  /// collective.
+  std::optional<Checkpoint> newest_of_all() const;
+  /// settle() where something else matters more: the error is a warning.
+  void settle_quietly() noexcept;
   /// An Error where a checkpoint would be saved with this row, and the score by which the best are kept is no number
   /// in it or in no report at all. In the middle of an epoch it may be yet to come, as what is measured at its end.
   void check_score(const Json& row, bool saves, bool epoch_complete);

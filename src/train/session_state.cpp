@@ -1,4 +1,6 @@
 #include "train/session_state.hpp"
+#include "base/log.hpp"
+#include "comm/world.hpp"
 
 namespace muster::detail::train {
 namespace {
@@ -56,6 +58,10 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
   if (failure_config.bad_numbers != BadNumbers::ignore)
     numbers = std::make_shared<BadNumbersWatch>(failure_config, control, counters.steps, bad_steps);
   if (workers.is_first()) stop.file = StopFile(run.path() / "stop");
+  if (!outputs.config.async_save) return;
+  freezables = std::make_shared<optim::Freezables>();
+  if (!comm::threads_may_call_mpi() && workers.is_first())
+    log::warn("async_save: MPI was started for one thread, so each report waits until its checkpoint is written");
 }
 
 }  // namespace muster::detail::train

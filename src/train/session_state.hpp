@@ -3,6 +3,7 @@
 
 #include "gradients/data_parallel.hpp"
 #include "muster/session.hpp"
+#include "optim/frozen.hpp"
 #include "train/bad_numbers.hpp"
 #include "train/resolve.hpp"
 #include "train/run_folder.hpp"
@@ -32,6 +33,7 @@ struct SessionState {
   std::shared_ptr<BadNumbersWatch> numbers;  ///< null where they are ignored
 
   std::vector<std::shared_ptr<gradients::DataParallel>> models;
+  std::shared_ptr<optim::Freezables> freezables;  ///< null where nothing is saved behind training
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   std::shared_ptr<ProcessGroups> groups;  ///< set by the backend
   std::shared_ptr<Backend> backend;       ///< from its start to its shutdown
@@ -55,8 +57,8 @@ struct SessionState {
 
   // save.cpp
 
-  /// Commits a checkpoint; `row` is an empty object between two reports. Collective.
-  void save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files, const Json& row);
+  /// Commits a checkpoint, and gives it; `row` is an empty object between two reports. Collective.
+  Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files, const Json& row);
 
   // stop.cpp
 

@@ -93,8 +93,10 @@ void Reserve::come() noexcept {
   if (left_ != Clock::time_point{}) way_ = std::max(way_, Clock::now() - left_);
 }
 
-std::chrono::nanoseconds Reserve::length() const noexcept {
-  return way_ + 2 * slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)) + std::chrono::seconds(1);
+std::chrono::nanoseconds Reserve::length(std::optional<Clock::duration> under_way) const noexcept {
+  const auto save = std::max(slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)),
+                             under_way.value_or(Clock::duration{}));
+  return way_ + (under_way ? 3 : 2) * save + std::chrono::seconds(1);
 }
 
 bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& models) {
@@ -124,7 +126,7 @@ bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& model
 bool SessionState::asked_to_stop() {
   if (plan.launch.stop_requested() || stop.file.is_there()) return true;
   const auto left = plan.launch.time_left();
-  return left && *left < stop.reserve.length();
+  return left && *left < stop.reserve.length(outputs.store.under_way());
 }
 
 void SessionState::stop_if_asked() {
@@ -154,7 +156,9 @@ void SessionState::stop_if_asked() {
 
 void SessionState::stop_after_report(bool saved) {
   if (!stop.request.known()) return;
-  saved ? throw_stopped(true) : save_and_stop(true);
+  if (!saved) return save_and_stop(true);
+  outputs.settle();
+  throw_stopped(true);
 }
 
 bool SessionState::should_stop() {
@@ -166,6 +170,7 @@ bool SessionState::should_stop() {
 }
 
 void SessionState::end_training() {
+  outputs.settle();
   const auto& begun_from = start.from;
   const auto& newest = outputs.newest;
   stop.file.remove();
@@ -174,6 +179,7 @@ void SessionState::end_training() {
 }
 
 void SessionState::save_and_stop(bool in_report) {
+  outputs.settle_quietly();
   const auto entries = stop.last_state.lock();
   const bool settled = no_gradients_wait(entries.get());
   std::array<std::int64_t, 3> everywhere{entries != nullptr, settled, !stop.files_reported};
@@ -183,6 +189,7 @@ void SessionState::save_and_stop(bool in_report) {
   if (!has_state || !all_settled) return;
   for (const auto& prepared : models) prepared->synchronise_buffers();
   save(entries.get(), std::nullopt, false, Json::object());
+  outputs.settle();
   throw_stopped(true);
 }
 

@@ -62,7 +62,8 @@ class StopFile {
 };
 
 /// How much of its time a run keeps for its end: for as long as it has taken at most from one boundary at which the
-/// workers told each other to the next, then twice the slowest save of this job, and a second for the rest.
+/// workers told each other to the next, then twice the slowest save of this job, once more for a save that is under
+/// way, and a second for the rest.
 class Reserve {
  public:
   using Clock = std::chrono::steady_clock;
@@ -73,7 +74,8 @@ class Reserve {
   /// Until something has been saved: so many bytes at 100 MB/s.
   void expect(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
   void saved(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
-  std::chrono::nanoseconds length() const noexcept;
+  /// `under_way`: for how long one has been, behind training.
+  std::chrono::nanoseconds length(std::optional<Clock::duration> under_way) const noexcept;
 
  private:
   Clock::time_point left_{};

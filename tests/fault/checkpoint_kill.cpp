@@ -1,5 +1,8 @@
 // kill -9 in the middle of saving and pruning, over and over: the newest checkpoint is always whole, and it is never
-// older than the last one whose commit() had returned.
+// older than the last one whose commit() had returned, or of one behind training, whose finish() had. With a fast tier
+// commit() has returned when the checkpoint is there.
+//
+//   checkpoint_kill [behind|fast]
 //
 // The parent knows neither MPI nor torch's state. Each child opens the run, checks what it finds, then commits for as
 // long as it lives, and says so through a pipe after each.
@@ -41,7 +44,7 @@ at::Tensor values_of(std::int64_t number) { return at::arange(200'000, at::kDoub
 std::int64_t check(const fs::path& run, Store& store, std::int64_t committed) {
   for (const auto& entry : fs::directory_iterator(run)) {
     const auto name = entry.path().filename().string();
-    if (!name.starts_with("checkpoint_")) wrong(name + " is left behind");
+    if (!name.starts_with("checkpoint_") && name != "fast_tier.json") wrong(name + " is left behind");
     if (name.find("damaged") != std::string::npos) wrong(name + " was published");
   }
   const auto newest = store.newest();
@@ -56,18 +59,27 @@ std::int64_t check(const fs::path& run, Store& store, std::int64_t committed) {
   return number;
 }
 
-void live(const fs::path& run, std::int64_t committed, int out) {
+void live(const fs::path& run, const fs::path& fast, bool behind, std::int64_t committed, int out) {
   const muster::detail::comm::MpiScope environment;
-  Store store(environment.world(), run, {.num_to_keep = static_cast<int>(kept)});
+  Store store(environment.world(), run,
+              {.num_to_keep = static_cast<int>(kept), .async_save = behind, .fast_tier = fast});
   auto number = check(run, store, committed);
+  const auto tell = [&] {
+    if (::write(out, &number, sizeof number) != sizeof number) wrong("the parent is gone");
+  };
+  const auto finish = [&] {
+    if (const auto error = store.finish()) wrong(error->what());
+  };
   for (;;) {
-    const auto tell = ::write(out, &number, sizeof number);
-    if (tell != sizeof number) wrong("the parent is gone");
+    tell();
+    finish();
     ++number;
     muster::detail::checkpoint::Contents contents;
     contents.state.tensors.emplace("w", values_of(number));
     contents.progress = {{"number", number}};
-    store.commit(contents);
+    store.commit(contents, behind ? Store::When::behind : Store::When::now);
+    if (!fast.empty()) continue;
+    finish();
     // A kill between publishing and pruning leaves one more each time; the next commit that ends prunes them all.
     const auto there = muster::list_checkpoints(run).size();
     if (there > kept) wrong(std::to_string(there) + " checkpoints are there after a commit");
@@ -76,8 +88,9 @@ void live(const fs::path& run, std::int64_t committed, int out) {
 
 }  // namespace
 
-int main() {
-  const muster::test::Folder folder;
+int main(int argc, char** argv) {
+  const muster::test::Folder folder, fast;
+  const std::string way = argc > 1 ? argv[1] : "";
   std::mt19937 random(1);
   std::int64_t committed = -1;
   for (int round = 0; round < rounds; ++round) {
@@ -88,7 +101,7 @@ int main() {
     if (child == 0) {
       ::close(ends[0]);
       try {
-        live(folder.path(), committed, ends[1]);
+        live(folder.path(), way == "fast" ? fast.path() : fs::path(), way == "behind", committed, ends[1]);
       } catch (const std::exception& error) {
         wrong(error.what());
       }

@@ -84,9 +84,18 @@ TEST(Options, OfARunAreJson) {
   const ScalingConfig scaling{.num_workers = 3, .use_gpu = true, .threads_per_worker = 2, .virtual_workers = 12};
   const Json scaling_json{{"num_workers", 3}, {"use_gpu", true}, {"threads_per_worker", 2}, {"virtual_workers", 12}};
   check(scaling, scaling_json);
-  const CheckpointConfig kept{
-      .num_to_keep = 4, .checkpoint_score_attribute = "loss", .checkpoint_score_order = ScoreOrder::min};
-  const Json kept_json{{"num_to_keep", 4}, {"checkpoint_score_attribute", "loss"}, {"checkpoint_score_order", "min"}};
+  const CheckpointConfig kept{.num_to_keep = 4,
+                              .checkpoint_score_attribute = "loss",
+                              .checkpoint_score_order = ScoreOrder::min,
+                              .async_save = true,
+                              .when_busy = WhenBusy::drop,
+                              .fast_tier = "/dev/shm"};
+  const Json kept_json{{"num_to_keep", 4},
+                       {"checkpoint_score_attribute", "loss"},
+                       {"checkpoint_score_order", "min"},
+                       {"async_save", true},
+                       {"when_busy", "drop"},
+                       {"fast_tier", "/dev/shm"}};
   check(kept, kept_json);
   check(FailureConfig{.max_failures = -1, .bad_numbers = BadNumbers::roll_back, .bad_numbers_limit = 3},
         {{"max_failures", -1}, {"bad_numbers", "roll_back"}, {"bad_numbers_limit", 3}});

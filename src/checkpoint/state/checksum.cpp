@@ -31,8 +31,8 @@ at::Tensor& scramble(at::Tensor& x) {
 
 }  // namespace
 
-std::uint64_t checksum(std::string_view bytes) noexcept {
-  return ::crc64_ecma_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+std::uint64_t checksum(std::string_view bytes, std::uint64_t before) noexcept {
+  return ::crc64_ecma_refl(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 std::uint64_t checksum(const at::Tensor& tensor) { return checksum(Bytes(tensor).all()); }

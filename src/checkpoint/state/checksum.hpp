@@ -27,8 +27,8 @@ class Bytes {
   at::Tensor tensor_;
 };
 
-/// CRC-64.
-std::uint64_t checksum(std::string_view bytes) noexcept;
+/// CRC-64, continued from `before`.
+std::uint64_t checksum(std::string_view bytes, std::uint64_t before = 0) noexcept;
 std::uint64_t checksum(const at::Tensor& tensor);
 
 /// Of each tensor where it lies: on the CPU by CRC-64, on a device by mixed_sum() with one small copy for all of them.

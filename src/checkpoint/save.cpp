@@ -1,0 +1,229 @@
+#include "checkpoint/save.hpp"
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
+#include "checkpoint/files/checked_files.hpp"
+#include "checkpoint/files/write_plan.hpp"
+#include "comm/on_ranks.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <future>
+#include <utility>
+
+namespace muster::detail::checkpoint {
+
+using comm::on_all;
+using comm::on_root;
+namespace {
+
+bool all_equal(const auto& values) {
+  return std::ranges::all_of(values, [&](const auto& value) { return value == values.front(); });
+}
+
+}  // namespace
+
+void Place::abandon(int index) const noexcept {
+  if (!leads) return;
+  tier.abandon(index);
+  if (!of_a_node) return;
+  try {
+    if (tier.list().published.contains(index)) tier.remove(index);
+  } catch (const std::exception& error) {
+    log::warn("removing what other nodes have not: " + std::string(error.what()));
+  }
+}
+
+Save::Save(Contents contents, int index, const Communicator& ranks, StateWriter& writer)
+    : contents_(std::move(contents)),
+      index_(index),
+      rank_(ranks.rank()),
+      ranks_(ranks.size()),
+      writer_(writer),
+      tensors_(contents_.state.tensors),
+      per_rank_(per_rank_tensors(contents_.state, contents_.replication)) {}
+
+void Save::compare(const Communicator& communicator) {
+  std::vector<std::uint64_t> outlines;
+  std::vector<std::size_t> random_bytes;
+  for (const auto& text : on_all(communicator, [&] {
+         const auto mine = list_user_files(contents_.directory);
+         check_storable(tensors_);
+         if (tensors_.contains(random_name))
+           throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
+         return Json::array({mine.names, mine.metadata, outline(contents_.state, contents_.replication),
+                             contents_.random_state.size()})
+             .dump();
+       })) {
+    const auto rank = Json::parse(text);
+    files_.push_back({.names = rank[0], .metadata = rank[1]});
+    outlines.push_back(rank[2]);
+    random_bytes.push_back(rank[3]);
+  }
+  if (!all_equal(outlines)) find_drift(communicator);
+  if (!all_equal(random_bytes))
+    throw Error(ExitCode::usage, "saving the random state", "it is not as long on every rank",
+                "Give as many bytes on every rank");
+  values_ = gather_values(&communicator, contents_.state, contents_.replication);
+  auto random = at::empty({static_cast<std::int64_t>(random_bytes.front())}, at::TensorOptions(at::kByte));
+  std::ranges::copy(contents_.random_state, static_cast<char*>(random.mutable_data_ptr()));
+  tensors_.emplace(random_name, std::move(random));
+  per_rank_.insert(random_name);
+}
+
+void Save::find_drift(const Communicator& communicator) {
+  if (!drifted_) drifted_ = checkpoint::find_drift(communicator, contents_.state, contents_.replication);
+}
+
+void Save::prepare(const Communicator& communicator) {
+  compare(communicator);
+  layout_ =
+      unpack_layout(on_root(communicator, [&] { return pack(lay_out(tensors_, per_rank_, communicator.size())); }));
+  on_all(communicator, [&] { return check_layout(layout_, tensors_), std::string(); });
+  writers_ = plan_writers(layout_.bytes, piece_owners(layout_, ranks_), communicator.topology().node_of_rank);
+  rows_ = gather_rows(communicator, layout_, tensors_, writers_);
+}
+
+void Save::open(const Communicator& communicator, Place& place) {
+  if (std::exchange(opened_, true)) return;
+  on_all(communicator, [&] {
+    if (place.leads) {
+      place.tier.begin(index_);
+      create_state_file(place.tier.saving(index_) / state_name, layout_);
+    }
+    return std::string();
+  });
+}
+
+void Save::copy_files(const Communicator& communicator, Place& place) {
+  copied_files_.resize(static_cast<std::size_t>(ranks_));
+  if (std::ranges::all_of(files_, [](const UserFiles& files) { return files.names.empty(); })) return;
+  open(communicator, place);
+  copied_files_.clear();
+  const auto owners = owners_of(files_);
+  for (const auto& text : on_all(communicator, [&] {
+         auto copied = Json::array();
+         for (const auto& name : files_[static_cast<std::size_t>(rank_)].names)
+           copied.push_back(owners.at(name) == rank_ ? copy_file(*contents_.directory, name, place.tier.saving(index_))
+                                                     : checksum_file(*contents_.directory, name));
+         return copied.dump();
+       }))
+    copied_files_.push_back(Json::parse(text));
+}
+
+std::vector<std::uint64_t> Save::drifted_pieces() const {
+  return pieces_with(layout_.tensors, layout_.bytes, [&](const auto& name) { return drifted_->contains(name); });
+}
+
+void Save::give_drifted_to_rank_0(const Communicator& communicator) {
+  for (const auto piece : drifted_pieces()) writers_[piece] = 0;
+  rows_ = gather_rows(communicator, layout_, tensors_, writers_);
+}
+
+void Save::copy(const Communicator& communicator, Snapshot& snapshot) {
+  const bool known = drifted_.has_value();
+  if (known) give_drifted_to_rank_0(communicator);
+  auto taken = snapshot.take(layout_, tensors_, pieces(), contents_.frozen, ranks_ > 1 && !known);
+  if (!known && !all_equal(communicator.all_gather(std::to_string(taken.fingerprint)))) {
+    find_drift(communicator);
+    give_drifted_to_rank_0(communicator);
+    taken = snapshot.take(layout_, tensors_, pieces(), contents_.frozen, false);
+  }
+  tensors_ = std::move(taken.tensors);
+  contents_.state = {};
+  contents_.frozen.clear();
+  copied_ = true;
+}
+
+void Save::write(const Communicator& communicator, Place& place) {
+  open(communicator, place);
+  const auto path = place.tier.saving(index_) / state_name;
+  std::vector<std::uint64_t> fingerprints;
+  std::vector<std::vector<std::uint32_t>> by_rank;
+  for (const auto& text : on_all(communicator, [&] {
+         std::future<std::uint64_t> number;
+         if (!copied_ && ranks_ > 1)
+           number = std::async(std::launch::async, [&] { return fingerprint(contents_.state, contents_.replication); });
+         const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_);
+         return Json::array({checksums, number.valid() ? number.get() : 0}).dump();
+       })) {
+    const auto rank = Json::parse(text);
+    by_rank.push_back(rank[0]);
+    fingerprints.push_back(rank[1]);
+  }
+  std::vector<std::size_t> taken(by_rank.size(), 0);
+  for (const int writer : writers_) {
+    const auto rank = static_cast<std::size_t>(writer);
+    checksums_.push_back(by_rank[rank].at(taken[rank]++));
+  }
+  if (copied_) return;
+  if (!all_equal(fingerprints)) find_drift(communicator);
+  if (drifted_ && !drifted_->empty()) write_drifted(communicator, path);
+}
+
+void Save::write_drifted(const Communicator& communicator, const std::filesystem::path& path) {
+  give_drifted_to_rank_0(communicator);
+  on_root(communicator, [&] {
+    const auto pieces = drifted_pieces();
+    const auto checksums = writer_.write(path, layout_, tensors_, pieces, rows_);
+    for (std::size_t i = 0; i < pieces.size(); ++i) checksums_[pieces[i]] = checksums[i];
+  });
+}
+
+void Save::publish(const Communicator& communicator, Place& place) {
+  if (!place.of_a_node)
+    return on_root(communicator, [&] {
+      write_manifest(place.tier.saving(index_), manifest_ = make_manifest());
+      place.tier.publish(index_);
+    });
+  // Rank 0's on all nodes.
+  manifest_ = from_text(on_root(communicator, [&] { return to_text(make_manifest()); }), "the manifest");
+  const auto& nodes = communicator.topology().node_of_rank;
+  std::set<int> here;
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (nodes[static_cast<std::size_t>(rank)] == communicator.topology().node_rank) here.insert(rank);
+  on_all(communicator, [&] {
+    if (place.leads) {
+      const auto folder = place.tier.saving(index_);
+      NodeShare share{.files = files_with_owner(here)};
+      for (std::uint64_t piece = 0; piece < writers_.size(); ++piece)
+        if (here.contains(writers_[piece])) share.pieces.push_back(piece);
+      write_share(folder, share);
+      write_manifest(folder, manifest_);
+      place.tier.publish(index_);
+    }
+    return std::string();
+  });
+}
+
+Manifest Save::make_manifest() const {
+  return {.index = index_,
+          .time = time_now(),
+          .world_size = ranks_,
+          .progress = contents_.progress,
+          .metrics = contents_.metrics,
+          .metadata = merge_metadata(contents_.metadata, files_),
+          .values = values_,
+          .tensors = layout_.tensors,
+          .files = entries()};
+}
+
+std::vector<FileEntry> Save::entries() const {
+  FileEntry state{
+      .name = state_name, .bytes = layout_.bytes, .piece_bytes = piece_bytes_for(layout_.bytes), .crc32 = checksums_};
+  auto files = merge_files(copied_files_);
+  files.push_back(std::move(state));
+  return files;
+}
+
+std::vector<std::string> Save::files_with_owner(const std::set<int>& ranks) const {
+  std::vector<std::string> names;
+  for (const auto& [name, owner] : owners_of(files_))
+    if (ranks.contains(owner)) names.push_back(name);
+  return names;
+}
+
+}  // namespace muster::detail::checkpoint

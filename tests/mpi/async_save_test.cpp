@@ -1,0 +1,682 @@
+// Saves that go on behind training, and those that pass through a fast tier: what is saved is what was there at the
+// report, errors come at the next one, and nothing that has ended is missing.
+#include "base/file.hpp"
+#include "checkpoint/store.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "support/io_errors.hpp"
+#include "support/job.hpp"
+#include "support/saving_gate.hpp"
+
+#include "muster/muster.hpp"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+using test::run;
+using test::SavingGate;
+using test::world;
+
+TorchTrainerOptions with(std::string name, CheckpointConfig config, int max_failures = 0) {
+  return {.run_config = {.name = std::move(name),
+                         .checkpoint_config = std::move(config),
+                         .failure_config = {.max_failures = max_failures}},
+          .datasets = {{"train", test::line()}}};
+}
+
+std::string text_of(const std::optional<Result>& result) {
+  return result && result->error ? result->error->what() : "no error";
+}
+
+void expect_same_everywhere(const std::string& value) {
+  for (const auto& theirs : world().all_gather(value)) EXPECT_EQ(theirs, value);
+}
+
+std::vector<std::string> names_in(const std::optional<Result>& result) {
+  std::vector<std::string> names;
+  for (const auto& row : result->metrics_history) names.push_back(row.value("checkpoint_dir_name", ""));
+  return names;
+}
+
+/// The gate stands on rank 0, which makes the folder; the others wait for it.
+std::unique_ptr<SavingGate> gate_on_rank_0(const std::string& part = "", int error = 0) {
+  return world().rank() == 0 ? std::make_unique<SavingGate>(part, error) : nullptr;
+}
+
+struct Way {
+  Fuse fuse = Fuse::never;
+  bool momentum = false;  // SGD in place of Adam
+  bool edits = false;     // parameters are changed by hand between report and step
+};
+
+class Ways : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(AsyncSave, Ways,
+                         testing::Values(Way{}, Way{.fuse = Fuse::always}, Way{.fuse = Fuse::always, .momentum = true},
+                                         Way{.fuse = Fuse::always, .edits = true}));
+
+struct Net : torch::nn::Module {
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(1, 200));
+  torch::nn::Linear middle = register_module("middle", torch::nn::Linear(200, 200));
+  torch::nn::Linear unused = register_module("unused", torch::nn::Linear(200, 3));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(200, 1));
+  at::Tensor forward(const at::Tensor& x) { return out(at::tanh(middle(at::tanh(in(x))))); }
+};
+
+template <class O>
+void train(Session& session, const Way& way, O own, std::shared_ptr<Net> net, std::vector<double>& weights) {
+  auto optimizer = session.prepare_optimizer(std::move(own), {.fuse = way.fuse});
+  EXPECT_EQ(optimizer.fused(), way.fuse == Fuse::always && session.world_size() > 1);
+  auto own_tensor = at::full({70'000}, 1.0, at::kDouble),
+       of_rank = at::full({40'000}, session.world_rank(), at::kFloat);
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"t", own_tensor}, {"r", per_rank(of_rank)}});
+  state.restore();
+  auto shard = session.get_dataset_shard();
+  for (auto epoch : session.epochs(2))
+    for (auto& batch : shard.iter_torch_batches({.global_batch_size = 8, .shuffle = true})) {
+      optimizer.zero_grad();
+      torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+      optimizer.step();
+      session.report({{"epoch", epoch}}, state);
+      own_tensor.add_(1);
+      of_rank.mul_(1.5);
+      const at::NoGradGuard no_grad;
+      if (way.edits && session.global_step() % 2 == 0) net->middle->weight.mul_(0.5);
+    }
+  weights.clear();
+  for (const auto& parameter : net->parameters())
+    for (std::int64_t i = 0; i < parameter.numel(); i += 97) weights.push_back(parameter.flatten()[i].item<double>());
+}
+
+TEST_P(Ways, SaveWhatWasThereAtTheReport) {
+  const auto way = GetParam();
+  const auto storage = test::shared_folder(), fast = test::shared_folder();
+  std::vector<std::vector<double>> weights;
+  std::size_t saves = 0;
+  const std::vector<CheckpointConfig> configs{
+      {}, {.async_save = true}, {.fast_tier = fast}, {.async_save = true, .fast_tier = fast}};
+  for (std::size_t i = 0; i < configs.size(); ++i) {
+    const auto [code, result] =
+        run({storage, {}, with(std::to_string(i), configs[i])}, [&](Session& session, const Config&) {
+          auto net = session.prepare_model(std::make_shared<Net>());
+          auto& mine = weights.emplace_back();
+          if (way.momentum)
+            train(session, way, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)), net,
+                  mine);
+          else
+            train(session, way, torch::optim::Adam(net->parameters(), 0.01), net, mine);
+        });
+    EXPECT_EQ(code, 0) << text_of(result);
+    ASSERT_EQ(weights.size(), i + 1);
+    EXPECT_EQ(weights[i], weights[0]) << "saving has changed the training of " << i;
+    const auto names = names_in(result);
+    const auto there = list_checkpoints(storage / std::to_string(i));
+    ASSERT_EQ(there.size(), names.size());
+    if (i == 0) saves = there.size();
+    ASSERT_EQ(there.size(), saves);
+    ASSERT_GT(saves, 4u);
+    for (std::size_t k = 0; k < there.size(); ++k) {
+      EXPECT_EQ(there[k].path.filename(), names[k]);
+      EXPECT_EQ(verify_checkpoint(there[k].path).problem, "");
+      // Rank by rank, so that not all read everything.
+      if (static_cast<int>(k) % world().size() != world().rank()) continue;
+      const auto here = Checkpoint::from_directory(there[k].path).to_dict();
+      const auto expected = Checkpoint::from_directory(storage / "0" / names[k]).to_dict();
+      EXPECT_EQ(here.values, expected.values);
+      ASSERT_EQ(here.tensors.size(), expected.tensors.size());
+      for (const auto& [name, tensor] : expected.tensors)
+        EXPECT_TRUE(at::equal(here.tensors.at(name), tensor)) << name << " in " << names[k] << " of " << i;
+    }
+    EXPECT_EQ(result->checkpoint->path().filename(), names.back());
+    world().barrier();
+    EXPECT_TRUE(fs::is_empty(fast)) << "something is left in the fast tier";
+    world().barrier();
+  }
+}
+
+// Large enough in what follows for several writers: 8 MB for each.
+
+/// Reports a number that is also the state.
+void report(Session& session, std::int64_t& number) {
+  auto state = session.state({{"number", number}});
+  session.report({{"number", number}}, state);
+}
+
+TEST(AsyncSave, IsNotTouchedByWhatComesAfter) {
+  const auto storage = test::shared_folder();
+  const auto gate = gate_on_rank_0();
+  auto values = at::full({3'200'000}, 1.0, at::kDouble);
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true})}, [&](Session& session, const Config&) {
+        auto state = session.state({{"values", values}});
+        session.report({}, state);
+        EXPECT_TRUE(list_checkpoints(storage / "run").empty());
+        values.fill_(2.0);
+        session.barrier();
+        if (gate) gate->open();
+      });
+  EXPECT_EQ(code, 0) << text_of(result);
+  const auto saved = result->checkpoint->to_dict().tensors.at("values");
+  EXPECT_TRUE(at::equal(saved, at::full({3'200'000}, 1.0, at::kDouble)));
+}
+
+TEST(AsyncSave, SavesTensorsOfAnyKind) {
+  const auto storage = test::shared_folder();
+  const auto saved = [&](const std::string& name, bool behind) {
+    std::map<std::string, at::Tensor> tensors{
+        {"transposed", at::arange(1'200'000, at::kDouble).reshape({1000, 1200}).t()},
+        {"strided", at::arange(2'000'000, at::kFloat).slice(0, 0, 2'000'000, 3)},
+        {"half", at::arange(1000, at::kFloat).to(at::kHalf)},
+        {"bool", at::arange(100'000).remainder(3).eq(1)},
+        {"scalar", at::full({}, 5, at::kLong)},
+        {"empty", at::full({0, 3}, 5, at::kLong)}};
+    tensors.emplace("again", tensors.at("transposed"));
+    tensors.emplace("part", tensors.at("transposed").select(1, 7));
+    StateEntries entries;
+    for (auto& [key, tensor] : tensors) entries.emplace_back(key, tensor);
+    entries.emplace_back("own", per_rank(tensors.at("half")));
+    const auto [code, result] =
+        run({storage, {}, with(name, {.async_save = behind})}, [&](Session& session, const Config&) {
+          auto state = session.state(entries);
+          session.report({}, state);
+          for (auto& [key, tensor] : tensors) tensor.zero_();
+        });
+    EXPECT_EQ(code, 0) << text_of(result);
+    return result->checkpoint->to_dict();
+  };
+  const auto now = saved("now", false), behind = saved("behind", true);
+  ASSERT_EQ(now.tensors.size(), 9u);
+  ASSERT_EQ(behind.tensors.size(), now.tensors.size());
+  for (const auto& [name, tensor] : now.tensors) EXPECT_TRUE(at::equal(behind.tensors.at(name), tensor)) << name;
+}
+
+TEST(AsyncSave, CopiesTheUsersFilesBeforeTheReportReturns) {
+  const auto storage = test::shared_folder(), files = test::shared_folder();
+  const auto own = files / ("rank" + std::to_string(world().rank()));
+  fs::create_directory(own);
+  const auto name = "notes" + std::to_string(world().rank());
+  detail::write_file(own / name, "before");
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true})}, [&](Session& session, const Config&) {
+        session.report({}, Checkpoint::from_directory(own));
+        detail::write_file(own / name, "after");
+      });
+  EXPECT_EQ(code, 0) << text_of(result);
+  EXPECT_EQ(detail::read_file(result->checkpoint->path() / name), "before");
+}
+
+TEST(AsyncSave, ThatIsBusyDropsTheNextOrHasItWait) {
+  const auto storage = test::shared_folder();
+  for (const auto when_busy : {WhenBusy::drop, WhenBusy::wait}) {
+    const std::string name = when_busy == WhenBusy::drop ? "drop" : "wait";
+    const auto gate = gate_on_rank_0();
+    std::thread opener;
+    const auto [code, result] = run({storage, {}, with(name, {.async_save = true, .when_busy = when_busy})},
+                                    [&](Session& session, const Config&) {
+                                      std::int64_t number = 1;
+                                      report(session, number);
+                                      if (gate && when_busy == WhenBusy::wait)
+                                        opener = std::thread([&] { gate->wait_for_one(), gate->open(); });
+                                      report(session, ++number);
+                                      session.report({{"number", 2.5}});  // waits for nobody
+                                      if (gate) gate->open();
+                                    });
+    if (opener.joinable()) opener.join();
+    EXPECT_EQ(code, 0) << text_of(result);
+    const bool waits = when_busy == WhenBusy::wait;
+    EXPECT_EQ(names_in(result), (std::vector<std::string>{"checkpoint_000000", waits ? "checkpoint_000001" : "", ""}));
+    EXPECT_EQ(result->checkpoint->to_dict().values.at("number"), waits ? 2 : 1);
+  }
+}
+
+TEST(AsyncSave, ThatFailsIsAnErrorOfTheNextReportEverywhere) {
+  const auto storage = test::shared_folder();
+  auto gate = gate_on_rank_0("run/", ENOSPC);
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true})}, [&](Session& session, const Config&) {
+        std::int64_t number = 1;
+        report(session, number);
+        std::string error = "no error";
+        try {
+          report(session, ++number);
+        } catch (const Error& thrown) {
+          error = thrown.what();
+          EXPECT_EQ(thrown.code(), ExitCode::retry);
+        }
+        EXPECT_NE(error.find("No space left"), std::string::npos) << error;
+        expect_same_everywhere(error);
+        gate.reset();
+        report(session, ++number);
+      });
+  EXPECT_EQ(code, 0) << text_of(result);
+  // Its index is used up, and its row does not name it.
+  EXPECT_EQ(names_in(result), (std::vector<std::string>{"", "checkpoint_000001"}));
+  EXPECT_EQ(result->checkpoint->to_dict().values.at("number"), 3);
+}
+
+TEST(AsyncSave, ThatFailsLastEndsTheRunWithItsError) {
+  const auto storage = test::shared_folder();
+  const auto gate = gate_on_rank_0("run/", ENOSPC);
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true})}, [&](Session& session, const Config&) {
+        std::int64_t number = 1;
+        report(session, number);
+      });
+  EXPECT_EQ(code, 75);
+  EXPECT_NE(text_of(result).find("No space left"), std::string::npos) << text_of(result);
+  EXPECT_EQ(names_in(result), std::vector<std::string>{""});
+  EXPECT_FALSE(result->checkpoint);
+}
+
+TEST(AsyncSave, ThatFailsOnOneRankAloneFailsOnAll) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true})}, [&](Session& session, const Config&) {
+        auto values = at::full({3'200'000}, 1.0, at::kDouble);
+        auto state = session.state({{"values", values}});
+        session.report({}, state);
+        session.get_checkpoint();  // which waits for it
+        const int last = session.world_size() - 1;
+        auto sick = session.world_rank() == last ? std::make_unique<test::IoError>("open", "state.h5", EIO) : nullptr;
+        session.barrier();
+        session.report({}, state);
+        std::string error = "no error";
+        try {
+          session.report({}, state);
+        } catch (const Error& thrown) {
+          error = thrown.what();
+          EXPECT_EQ(thrown.code(), ExitCode::retry);
+        }
+        EXPECT_NE(error.find("Input/output error"), std::string::npos) << error;
+        EXPECT_EQ(error.find("rank " + std::to_string(last) + " (") == 0, last > 0) << error;
+        expect_same_everywhere(error);
+        sick.reset();
+        session.report({}, state);
+      });
+  EXPECT_EQ(code, 0) << text_of(result);
+  EXPECT_EQ(names_in(result), (std::vector<std::string>{"checkpoint_000000", "", "checkpoint_000002"}));
+  EXPECT_EQ(list_checkpoints(storage / "run").size(), 2u);
+}
+
+TEST(AsyncSave, ThatPrunesLeavesTheCheckpointThatIsHandedOut) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {}, with("run", {.num_to_keep = 1, .async_save = true})}, [&](Session& session, const Config&) {
+        std::int64_t number = 1;
+        auto state = session.state({{"number", number}});
+        for (; number < 6; ++number) {
+          session.report({}, state);
+          const auto newest = session.get_checkpoint();
+          ASSERT_TRUE(newest);
+          EXPECT_EQ(newest->to_dict().values.at("number"), number);
+        }
+      });
+  EXPECT_EQ(code, 0) << text_of(result);
+  EXPECT_EQ(list_checkpoints(storage / "run").size(), 1u);
+}
+
+TEST(AsyncSave, KeepsTheBestAndTheNewest) {
+  const auto storage = test::shared_folder();
+  const CheckpointConfig config{.num_to_keep = 2, .checkpoint_score_attribute = "score", .async_save = true};
+  const auto [code, result] = run({storage, {}, with("run", config)}, [&](Session& session, const Config&) {
+    std::int64_t number = 0;
+    auto state = session.state({{"number", number}});
+    for (const int score : {2, 9, 1, 3, 0}) session.report({{"score", score}}, state);
+  });
+  EXPECT_EQ(code, 0) << text_of(result);
+  std::vector<int> kept;
+  for (const auto& info : list_checkpoints(storage / "run")) kept.push_back(info.index);
+  EXPECT_EQ(kept, (std::vector<int>{1, 3, 4}));
+}
+
+TEST(AsyncSave, IsNotLostWhereTrainingFails) {
+  const auto storage = test::shared_folder();
+  auto gate = gate_on_rank_0();
+  std::thread opener;
+  int attempts = 0;
+  std::int64_t number = 1, restored = 0;
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true}, 1)}, [&](Session& session, const Config&) {
+        auto state = session.state({{"number", number}});
+        if (++attempts == 2) {
+          EXPECT_TRUE(state.restore());
+          restored = number;
+          return;
+        }
+        number = 7;
+        session.report({}, state);
+        number = 8;
+        if (gate) opener = std::thread([&] { gate->wait_for_one(), gate->open(); });
+        if (session.world_rank() == session.world_size() - 1) throw std::runtime_error("an error of one rank");
+        session.barrier();
+      });
+  if (opener.joinable()) opener.join();
+  EXPECT_EQ(code, 0) << text_of(result);
+  EXPECT_EQ(attempts, 2);
+  EXPECT_EQ(restored, 7);
+}
+
+TEST(AsyncSave, GivesWayToAStopWhichSavesAtOnce) {
+  const auto storage = test::shared_folder();
+  auto gate = gate_on_rank_0();
+  std::thread opener;
+  // Time enough for the first report.
+  const auto [code, result] = test::launch({storage, {"--time-limit", "5"}}, [&](Launch& launch) {
+    const auto train = [&](Session& session, const Config&) {
+      std::int64_t number = 1;
+      auto state = session.state({{"number", number}});
+      if (gate) opener = std::thread([&] { gate->wait_for_one(), gate->open(); });
+      session.report({}, state);
+      while (!launch.stop_requested()) std::this_thread::yield();
+      number = 2;
+      session.report({}, state);
+    };
+    return TorchTrainer(launch, train, with("run", {.async_save = true, .when_busy = WhenBusy::drop})).fit();
+  });
+  if (opener.joinable()) opener.join();
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(list_checkpoints(storage / "run").size(), 2u);
+  EXPECT_EQ(result->checkpoint->to_dict().values.at("number"), 2);
+}
+
+TEST(AsyncSave, ThatIsUnderWayIsFinishedWhereTheRunIsAskedToStop) {
+  const auto storage = test::shared_folder();
+  for (const auto when_busy : {WhenBusy::drop, WhenBusy::wait})
+    for (const bool reports : {true, false}) {
+      const auto name = (when_busy == WhenBusy::drop ? "drop" : "wait") + std::to_string(reports);
+      const auto gate = gate_on_rank_0();
+      std::thread opener;
+      const auto [code, result] = run({storage, {}, with(name, {.async_save = true, .when_busy = when_busy})},
+                                      [&](Session& session, const Config&) {
+                                        std::int64_t number = 1;
+                                        auto state = session.state({{"number", number}});
+                                        session.report({}, state);
+                                        if (session.world_rank() == 0) detail::write_file(storage / name / "stop", "");
+                                        while (!session.should_stop()) std::this_thread::yield();
+                                        if (gate) opener = std::thread([&] { gate->wait_for_one(), gate->open(); });
+                                        number = 2;
+                                        if (reports) session.report({}, state);
+                                      });
+      if (opener.joinable()) opener.join();
+      EXPECT_EQ(code, 85) << text_of(result);
+      EXPECT_EQ(list_checkpoints(storage / name).size(), reports ? 2u : 1u);
+      EXPECT_EQ(result->checkpoint->to_dict().values.at("number"), reports ? 2 : 1);
+    }
+}
+
+TEST(AsyncSave, TakesItsTimeFromTheEndOfTheRun) {
+  const auto storage = test::shared_folder();
+  auto gate = gate_on_rank_0();
+  std::thread opener;
+  double seconds = 0;
+  const auto [code, result] = test::launch({storage, {"--time-limit", "9"}}, [&](Launch& launch) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto train = [&](Session& session, const Config&) {
+      std::int64_t number = 1;
+      auto state = session.state({{"number", number}});
+      if (gate)
+        opener = std::thread([&] {
+          gate->wait_for_one();
+          std::this_thread::sleep_for(std::chrono::seconds(1));  // so slow is the disk
+          gate->open();
+        });
+      session.report({}, state);
+      session.get_checkpoint();
+      session.report({});
+      while (!session.should_stop()) std::this_thread::yield();
+      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      session.report({}, state);
+    };
+    return TorchTrainer(launch, train, with("run", {.async_save = true})).fit();
+  });
+  if (opener.joinable()) opener.join();
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_LT(seconds, 7) << "no time is kept for a save as slow as the one before";
+  EXPECT_EQ(list_checkpoints(storage / "run").size(), 2u);
+}
+
+TEST(AsyncSave, FindsCopiesThatAreNotAlikeAtTheReport) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank has no copies";
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true})}, [&](Session& session, const Config&) {
+        auto values = at::full({3'200'000}, session.world_rank(), at::kDouble);
+        auto state = session.state({{"values", values}});
+        session.report({}, state);
+      });
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(text_of(result).find("saving values: not the same on all ranks"), std::string::npos) << text_of(result);
+  EXPECT_TRUE(list_checkpoints(storage / "run").empty());
+}
+
+TEST(AsyncSave, StoresRank0sOfAModelThatHasDrifted) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {}, with("run", {.async_save = true})}, [&](Session& session, const Config&) {
+        torch::nn::Linear net(2500, 2500);
+        const at::NoGradGuard no_grad;
+        for (auto& parameter : net->parameters()) parameter.fill_(session.world_rank() + 1);
+        auto state = session.state({{"model", net}});
+        session.report({}, state);
+        for (auto& parameter : net->parameters()) parameter.fill_(9);
+      });
+  EXPECT_EQ(code, 0) << text_of(result);
+  for (const auto& [name, tensor] : result->checkpoint->to_dict().tensors)
+    EXPECT_TRUE(at::equal(tensor, at::ones_like(tensor))) << name;
+}
+
+// ---- The fast tier, where a job has ended between its two commits.
+
+using detail::checkpoint::Contents;
+using detail::checkpoint::Store;
+
+Contents contents_of(int value) {
+  return {.state = {.tensors = {{"model/w", at::full({3'200'000}, value, at::kDouble)}}, .values = {{"model", Json()}}},
+          .random_state = "rank " + std::to_string(world().rank()),
+          .directory = {},
+          .progress = {{"training_iteration", value}, {"epoch", value}}};
+}
+
+double value_in(const Store& store, const Checkpoint& checkpoint) {
+  return store.read(checkpoint).state.tensors.at("model/w").mean().item<double>();
+}
+
+class Tiers : public testing::TestWithParam<int> {
+ protected:
+  /// All ranks on one node, or each on one of its own.
+  Communicator ranks() const {
+    detail::comm::Placement placement;
+    for (int rank = 0; rank < world().size(); ++rank) {
+      placement.node_of_rank.push_back(GetParam() == 1 ? 0 : rank);
+      placement.hosts.push_back(GetParam() == 1 ? "host" : "host" + std::to_string(rank));
+    }
+    return detail::comm::make_world(world(), placement);
+  }
+  /// Two saves, of which the second does not come to the run's folder.
+  void save_two() {
+    Store store(communicator, folder, {.fast_tier = fast});
+    store.commit(contents_of(1));
+    EXPECT_FALSE(store.finish());
+    const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
+    EXPECT_EQ(store.commit(contents_of(2)).path(), folder / "checkpoint_000001");
+    const auto error = store.finish();
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ExitCode::retry);
+  }
+  const fs::path folder = test::shared_folder(), fast = test::shared_folder();
+  const Communicator communicator = ranks();
+};
+INSTANTIATE_TEST_SUITE_P(FastTier, Tiers, testing::Values(1, 2));
+
+TEST_P(Tiers, WhatWasNotCopiedIsCopiedAtTheNextStart) {
+  save_two();
+  Store store(communicator, folder, {});  // though no fast tier is wanted any more
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), folder / "checkpoint_000001");
+  EXPECT_EQ(value_in(store, *newest), 2);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+}
+
+TEST_P(Tiers, WhatIsInTheRunsFolderInPartIsCopiedAgain) {
+  save_two();
+  if (world().rank() == 0) {
+    fs::create_directory(folder / "checkpoint_000001");
+    fs::copy(folder / "checkpoint_000000" / "manifest.json", folder / "checkpoint_000001");
+  }
+  world().barrier();
+  Store store(communicator, folder, {.fast_tier = fast});
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), folder / "checkpoint_000001");
+  EXPECT_EQ(value_in(store, *newest), 2);
+}
+
+TEST_P(Tiers, WithoutOneOfTheNodesTheRunGoesOnFromItsFolder) {
+  save_two();
+  const int last = world().size() - 1;
+  if (world().rank() == last)
+    for (const auto& entry : fs::directory_iterator(fast))
+      if (entry.path().string().ends_with(communicator.topology().hosts[static_cast<std::size_t>(last)]))
+        fs::remove_all(entry.path());
+  world().barrier();
+  Store store(communicator, folder, {.fast_tier = fast});
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), folder / "checkpoint_000000");
+  EXPECT_EQ(value_in(store, *newest), 1);
+  EXPECT_EQ(store.commit(contents_of(3)).path(), folder / "checkpoint_000001");
+  EXPECT_FALSE(store.finish());
+  const auto after = store.newest();
+  ASSERT_TRUE(after);
+  EXPECT_EQ(value_in(store, *after), 3);
+}
+
+TEST_P(Tiers, WhatCannotBeCopiedDoesNotPileUp) {
+  {
+    Store store(communicator, folder, {.fast_tier = fast});
+    const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
+    for (int number = 1; number < 4; ++number) {
+      store.commit(contents_of(number));
+      EXPECT_TRUE(store.finish());
+      world().barrier();
+      for (const auto& node : fs::directory_iterator(fast)) EXPECT_EQ(list_checkpoints(node.path()).size(), 1u);
+      world().barrier();
+    }
+  }
+  Store store(communicator, folder, {.fast_tier = fast});
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(value_in(store, *newest), 3);
+}
+
+TEST_P(Tiers, WhatOneNodeCannotPublishIsOnNone) {
+  Store store(communicator, folder, {.fast_tier = fast});
+  store.commit(contents_of(1));
+  EXPECT_FALSE(store.finish());
+  const auto last = static_cast<std::size_t>(world().size() - 1);
+  if (world().rank() == world().size() - 1)
+    for (const auto& node : fs::directory_iterator(fast))
+      if (node.path().string().ends_with(communicator.topology().hosts[last]))
+        fs::create_directories(node.path() / "checkpoint_000001");
+  world().barrier();
+  EXPECT_THROW(store.commit(contents_of(2)), Error);
+  EXPECT_FALSE(store.finish());
+  world().barrier();
+  for (const auto& node : fs::directory_iterator(fast)) EXPECT_TRUE(fs::is_empty(node.path()));
+  world().barrier();
+  EXPECT_EQ(store.commit(contents_of(3)).path(), folder / "checkpoint_000001");
+  EXPECT_FALSE(store.finish());
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(value_in(store, *newest), 3);
+}
+
+TEST_P(Tiers, AnOlderOneIsTakenWhereTheNewestIsNotOnAllNodes) {
+  if (GetParam() == 1 || world().size() == 1) GTEST_SKIP() << "there is one node";
+  save_two();
+  // As if the job had been killed when one node had published the next one and the others had not.
+  if (world().rank() == 0)
+    for (const auto& node : fs::directory_iterator(fast))
+      if (node.path().string().ends_with("host0"))
+        fs::copy(node.path() / "checkpoint_000001", node.path() / "checkpoint_000002");
+  world().barrier();
+  Store store(communicator, folder, {.fast_tier = fast});
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), folder / "checkpoint_000001");
+  EXPECT_EQ(value_in(store, *newest), 2);
+}
+
+TEST(FastTier, WhatIsThereAloneIsARunThatHasBegun) {
+  const auto storage = test::shared_folder(), fast = test::shared_folder();
+  const auto options = with("run", {.fast_tier = fast});
+  {
+    const auto gate = gate_on_rank_0("run/", EIO);
+    std::int64_t number = 7;
+    const auto train = [&](Session& session, const Config&) { report(session, number); };
+    EXPECT_EQ(run({storage, {}, options}, train).first, 75);
+  }
+  EXPECT_TRUE(list_checkpoints(storage / "run").empty());
+  EXPECT_TRUE(TorchTrainer::can_restore(storage / "run"));
+  world().barrier();
+  const auto nothing = [](Session&, const Config&) { ADD_FAILURE() << "it trains"; };
+  EXPECT_EQ(run({storage, {"--resume", "never"}, options}, nothing).first, 64);
+  std::int64_t restored = 0;
+  const auto [code, result] = test::launch({storage}, [&](Launch& launch) {
+    const auto train = [&](Session& session, const Config&) {
+      auto state = session.state({{"number", restored}});
+      EXPECT_TRUE(state.restore());
+    };
+    return TorchTrainer::restore(launch, storage / "run", train, {.datasets = options.datasets}).fit();
+  });
+  EXPECT_EQ(code, 0) << text_of(result);
+  EXPECT_EQ(restored, 7);
+}
+
+TEST(FastTier, ThatWasNeverUsedIsNone) {
+  const auto storage = test::shared_folder();
+  const auto options = with("run", {.fast_tier = test::shared_folder()});
+  const auto fails = [](Session&, const Config&) { throw std::runtime_error("before the first report"); };
+  EXPECT_NE(run({storage, {}, options}, fails).first, 0);
+  EXPECT_FALSE(TorchTrainer::can_restore(storage / "run"));
+  world().barrier();
+  EXPECT_EQ(run({storage, {"--resume", "never"}, options}, [](Session&, const Config&) {}).first, 0);
+}
+
+TEST_P(Tiers, WhatIsDamagedThereIsGivenUp) {
+  save_two();
+  if (world().rank() == 0)
+    for (const auto& entry : fs::directory_iterator(fast)) {
+      detail::File file(entry.path() / "checkpoint_000001" / "state.h5", detail::File::Mode::write);
+      std::vector<std::byte> zeroes(file.size());
+      file.write_at(zeroes, 0);
+    }
+  world().barrier();
+  Store store(communicator, folder, {});
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(value_in(store, *newest), 1);
+}
+
+}  // namespace
+}  // namespace muster
