@@ -4,6 +4,7 @@
 #include "peers.hpp"
 #include "programs.hpp"
 #include "rounds.hpp"
+#include "stall.hpp"
 #include "training.hpp"
 
 #include <fcntl.h>
@@ -27,6 +28,8 @@ namespace {
 
 constexpr const char* save_case = "save";
 constexpr const char* restore_case = "restore";
+constexpr const char* stall_case = "async stall";
+constexpr const char* fused_stall_case = "async stall fused";
 
 /// What is saved and restored: parameters of a model, the same on every rank.
 constexpr int tensors = 160;
@@ -148,9 +151,17 @@ std::vector<Row> measure_checkpoints(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
   const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
   std::vector<Row> rows;
-  for (const auto& name : options.cases)
-    in_session(launch, name,
-               [&](Session& session) { rows.push_back(make_row(name, measure_case(session, name, rounds, line))); });
+  for (const auto& name : options.cases) {
+    if (name == save_case || name == restore_case) {
+      in_session(launch, name,
+                 [&](Session& session) { rows.push_back(make_row(name, measure_case(session, name, rounds, line))); });
+      continue;
+    }
+    rows.push_back(make_row(name, measure_stall(launch, name == fused_stall_case, rounds, [&](int round) {
+                              line.show("checkpoint " + name + ": round " + std::to_string(round + 1) + " of " +
+                                        std::to_string(rounds));
+                            })));
+  }
   return rows;
 }
 
@@ -161,6 +172,7 @@ void add_checkpoint_peers(std::vector<Row>& rows, const Options& options) {
   tool::ProgressLine line;
   const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
   for (auto& row : rows) {
+    if (row.name != save_case && row.name != restore_case) continue;
     const bool saves = row.name == save_case;
     std::vector<Program> programs{{ours, on_ranks(options.ranks, {"job", "checkpoint", row.name})}};
     for (const auto& name :
@@ -198,7 +210,7 @@ void time_checkpoints(Session& session, const std::string& which) {
 Benchmark checkpoint() {
   return {.name = "checkpoint",
           .description = "Save 420 MB until durable, and restore them, against the disk and torch",
-          .cases = {save_case, restore_case},
+          .cases = {save_case, restore_case, stall_case, fused_stall_case},
           .inside = measure_checkpoints,
           .processes = add_checkpoint_peers};
 }

@@ -50,7 +50,8 @@ void Training::step() {
   optimizer_->step();
 }
 
-void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body) {
+void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body,
+                const CheckpointConfig& config) {
   const auto& world = launch.communicator();
   std::optional<ScratchFolder> scratch;
   if (launch.rank() == 0) {
@@ -63,7 +64,8 @@ void in_session(Launch& launch, const std::string& name, const std::function<voi
       scratch.emplace();
   }
   const auto storage = world.broadcast(scratch ? scratch->path().string() : "");
-  const auto result = TorchTrainer(launch, body, {.run_config = {.name = name, .storage_path = storage}}).fit();
+  const RunConfig run{.name = name, .storage_path = storage, .checkpoint_config = config};
+  const auto result = TorchTrainer(launch, body, {.run_config = run}).fit();
   if (result.error) throw *result.error;
 }
 

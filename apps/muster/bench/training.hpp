@@ -4,6 +4,7 @@
 #include "models/models.hpp"
 
 #include <torch/optim/sgd.h>
+#include <muster/config.hpp>
 #include <muster/launch.hpp>
 #include <muster/session.hpp>
 
@@ -48,6 +49,7 @@ class Training {
 };
 
 /// Calls `body` as the training function of a run that leaves nothing behind. Collective.
-void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body);
+void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body,
+                const CheckpointConfig& config = {});
 
 }  // namespace muster::bench
