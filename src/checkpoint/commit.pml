@@ -1,4 +1,4 @@
-/* The commit protocol of checkpoints, for spin: store_commit.cpp, store_restore.cpp and tier.cpp step by step, with
+/* The commit protocol of checkpoints, for spin: store_commit.cpp, store_restore.cpp, tier.cpp and the fast tier, with
  * ranks that are killed at any step, a disk that loses what was not synced, and calls that fail on one rank. Comments
  * name the functions that the steps stand for; `tests/fault/commit-model` runs it. In every order of the steps:
  *   1. what is restored is whole; and what bears a published name is whole, but for what the power left of a removal
@@ -27,7 +27,18 @@
 #define FAULTS 1 /* calls that fail */
 #endif
 /* ASYNC: a save goes on after its report has returned, and the next report waits for it; with DROP that one saves
- * nothing instead. */
+ * nothing instead.
+ * FAST: a report returns when its checkpoint is in a fast tier, from which it is copied to the run's folder behind
+ * training. That tier outlives its processes; a power loss may take all of it. */
+#ifdef ASYNC
+#define BEHIND
+#endif
+#ifdef FAST
+#define BEHIND
+#define first_tier 1
+#else
+#define first_tier 0
+#endif
 
 #define rename_before_fsync 1
 #define prune_before_durable 2
@@ -37,6 +48,9 @@
 #define no_rename_back 6
 #define no_verification 7
 #define drop_alone 8
+#define remove_before_copied 9
+#define trust_what_was_copied 10
+#define forget_before_durable 11
 #ifndef MUTATION
 #define MUTATION 0
 #endif
@@ -54,15 +68,20 @@
 #define state_name 1
 #define manifest_name 2
 #define names (state_name | manifest_name)
-#define layout_bytes 4
+#define state_size 4
 #define manifest_bytes 8
 #define piece_bytes(rank) (16 << (rank))
 #define bits (4 + RANKS)
 #define whole ((1 << bits) - 1)
 
+#ifdef FAST
+#define folders 6
+#else
 #define folders 5
+#endif
+bit tier[folders]; /* 0 is the run's folder, 1 the fast one */
 byte place[folders] = nowhere;
-byte may_be[folders] = nowhere; /* its places since the run's folder was synced */
+byte may_be[folders] = nowhere; /* its places since the tier's folder was synced */
 byte number[folders];
 byte report_of[folders]; /* the report that it holds */
 byte content[folders];   /* as processes see it */
@@ -74,16 +93,16 @@ bit doomed[folders];     /* its removal, or that of its name, has begun */
 byte faults;
 
 inline forget(x) {
-  number[x] = 0; report_of[x] = 0; content[x] = 0; durable[x] = 0; spoiled[x] = 0; doomed[x] = 0
+  tier[x] = 0; number[x] = 0; report_of[x] = 0; content[x] = 0; durable[x] = 0; spoiled[x] = 0; doomed[x] = 0
 }
 
 inline move(x, to) { place[x] = to; may_be[x] = may_be[x] | to }
 
-inline sync_names() {
+inline sync_names(t) {
   d_step {
     for (i : 0 .. folders - 1) {
-      may_be[i] = place[i];
-      if :: place[i] == nowhere -> forget(i) :: else fi
+      if :: tier[i] == t -> may_be[i] = place[i] :: else fi;
+      if :: may_be[i] == nowhere -> forget(i) :: else fi
     }
     i = 0
   }
@@ -119,7 +138,10 @@ inline fsync(x, what) {
 inline rename_new(x, to) {
   atomic {
     for (i : 0 .. folders - 1) {
-      if :: place[i] == to && to != damaged && number[i] == number[x] -> bad = true :: else fi
+      if
+      :: tier[i] == tier[x] && place[i] == to && to != damaged && number[i] == number[x] -> bad = true
+      :: else
+      fi
     }
     i = 0;
     if :: !bad -> call() :: else fi;
@@ -127,9 +149,9 @@ inline rename_new(x, to) {
   }
 }
 
-/* Of the run's folder. */
-inline sync_directory() {
-  atomic { if :: !bad -> call(); if :: !bad -> sync_names() :: else fi :: else fi }
+/* Of the tier's folder. */
+inline sync_directory(t) {
+  atomic { if :: !bad -> call(); if :: !bad -> sync_names(t) :: else fi :: else fi }
 }
 
 /* Files go in the order in which the folder lists them. What fails is a warning, and removed at the next start. */
@@ -145,14 +167,14 @@ inline remove_folder(x) {
 
 /* --- Looking at it: Tier::list() ---------------------------------------------------------------------------------- */
 
-/* The newest at one of those places, or with that number. */
-inline find(places, x) {
+/* The newest at one of those places. */
+inline find(t, places, x) {
   d_step {
     x = not_there;
     for (i : 0 .. folders - 1) {
       if
-      :: (place[i] & (places)) && x == not_there -> x = i
-      :: (place[i] & (places)) && x != not_there && number[i] > number[x] -> x = i
+      :: tier[i] == t && (place[i] & (places)) && x == not_there -> x = i
+      :: tier[i] == t && (place[i] & (places)) && x != not_there && number[i] > number[x] -> x = i
       :: else
       fi
     }
@@ -160,11 +182,11 @@ inline find(places, x) {
   }
 }
 
-inline find_saving(n, x) {
+inline find_saving(t, index, x) {
   d_step {
     x = not_there;
     for (i : 0 .. folders - 1) {
-      if :: place[i] == saving && number[i] == n -> x = i :: else fi
+      if :: tier[i] == t && place[i] == saving && number[i] == index -> x = i :: else fi
     }
     i = 0
   }
@@ -174,7 +196,10 @@ inline find_next_index() {
   d_step {
     next_index = 0;
     for (i : 0 .. folders - 1) {
-      if :: place[i] != nowhere && number[i] >= next_index -> next_index = number[i] + 1 :: else fi
+      if
+      :: tier[i] == 0 && place[i] != nowhere && number[i] >= next_index -> next_index = number[i] + 1
+      :: else
+      fi
     }
     i = 0
   }
@@ -183,11 +208,11 @@ inline find_next_index() {
 /* Set aside, whole, and newer than all that are published. */
 inline find_whole_again(x) {
   d_step {
-    find(published, n);
+    find(0, published, n);
     x = not_there;
     for (i : 0 .. folders - 1) {
       if
-      :: place[i] == damaged && content[i] == whole && (n == not_there || number[i] > number[n]) -> x = i
+      :: tier[i] == 0 && place[i] == damaged && content[i] == whole && (n == not_there || number[i] > number[n]) -> x = i
       :: else
       fi
     }
@@ -195,16 +220,39 @@ inline find_whole_again(x) {
   }
 }
 
+#define counts(x) \
+  (tier[x] == 0 && place[x] == published && (content[x] & manifest_name) && (content[x] & manifest_bytes))
+#define prunable(x) (counts(x) && x != slot)
 inline count_prunable(x) {
   d_step {
     x = 0;
     for (i : 0 .. folders - 1) {
-      if :: place[i] == published && (content[i] & manifest_name) && (content[i] & manifest_bytes) -> x++ :: else fi
+      if :: counts(i) -> x++ :: else fi
     }
     i = 0
   }
 }
-#define prunable(x) (place[x] == published && (content[x] & manifest_name) && (content[x] & manifest_bytes) && x != slot)
+
+/* In the fast tier, beside the one that is copied: an older one that could not be. */
+inline find_older(x) {
+  d_step {
+    x = not_there;
+    for (i : 0 .. folders - 1) {
+      if :: tier[i] == 1 && place[i] == published && i != source -> x = i :: else fi
+    }
+    i = 0
+  }
+}
+
+/* With its node, or since nobody knows of it any more. */
+inline lose_fast_tier() {
+  d_step {
+    for (i : 0 .. folders - 1) {
+      if :: tier[i] == 1 -> place[i] = nowhere; may_be[i] = nowhere; forget(i) :: else fi
+    }
+    i = 0; source = 0; slot = not_there
+  }
+}
 
 /* --- The ranks ---------------------------------------------------------------------------------------------------- */
 
@@ -259,11 +307,15 @@ inline on_root(group) {
 #define the_end 4
 byte asked[RANKS];
 byte answer[RANKS];
+bit copying[RANKS]; /* from the fast tier */
+bit copied[RANKS];
 
 byte slot = not_there; /* the folder that is being saved */
+byte source;           /* the one in the fast tier that is copied */
 byte next_index;       /* Store::next_index_ */
 byte found;            /* the report that was restored */
-byte committed;        /* the newest report of which a training function knows that it is saved */
+byte committed;        /* the newest report of which a training function knows that it is saved, */
+byte in_run;           /* and that it is in the run's folder */
 
 /* Of the last three saves, since rank 0 may be two ahead: the report and the first answer. And the faults before the last one. */
 byte answered[3];
@@ -271,14 +323,14 @@ byte first_answer[3];
 byte faults_before;
 
 /* Tier::abandon(). */
-inline abandon() {
-  find_saving(next_index, f);
+inline abandon(t, index) {
+  find_saving(t, index, f);
   if :: f != not_there -> remove_folder(f) :: else -> f = 0 fi
 }
 
 /* Tier::begin(). */
-inline begin() {
-  abandon();
+inline begin(t, index, report) {
+  abandon(t, index);
   atomic {
     call();
     if
@@ -286,7 +338,7 @@ inline begin() {
       for (i : 0 .. folders - 1) { if :: may_be[i] == nowhere -> slot = i :: else fi }
       i = 0;
       assert(slot != not_there); /* the model has folders enough */
-      number[slot] = next_index; report_of[slot] = asked[0];
+      tier[slot] = t; number[slot] = index; report_of[slot] = report;
       move(slot, saving)
     :: else
     fi
@@ -306,6 +358,9 @@ inline prune() {
         :: prunable(2) -> f = 2
         :: prunable(3) -> f = 3
         :: prunable(4) -> f = 4
+#ifdef FAST
+        :: prunable(5) -> f = 5
+#endif
         fi
       :: else -> f = 0; bad = false; break /* what has failed is a warning */
       fi;
@@ -335,7 +390,7 @@ inline publish() {
   atomic {
     if
     :: !bad && MUTATION != answer_before_durable ->
-      sync_directory();
+      sync_directory(tier[slot]);
       if :: bad -> doomed[slot] = true :: else fi;
       if :: bad && MUTATION != no_rename_back -> move(slot, saving) :: else fi
     :: else
@@ -345,20 +400,19 @@ inline publish() {
 
 /* Store::commit(). Save::compare() touches no disk, and agrees as Save::write() does. */
 inline commit() {
-  /* Save::write(): Tier::begin() and lay_out() on rank 0, */
+  /* Save::write(): Tier::begin() and create_state_file() on rank 0, */
   if
   :: me == 0 ->
     faults_before = faults;
-    begin();
-    write(slot, state_name | layout_bytes);
-    fsync(slot, layout_bytes)
+    begin(first_tier, next_index, asked[0]);
+    write(slot, state_name | state_size)
   :: else
   fi;
   on_root(savers);
   if :: bad -> goto undo :: else fi;
-  /* then write_pieces() and copy_file() on all. */
+  /* then StateWriter::write() and copy_file() on all. */
   write(slot, piece_bytes(me));
-  fsync(slot, piece_bytes(me));
+  fsync(slot, state_size | piece_bytes(me));
   own = bad;
   on_all(savers);
   if
@@ -371,7 +425,9 @@ inline commit() {
     write(slot, manifest_name | manifest_bytes);
     fsync(slot, manifest_bytes);
     publish();
+#ifndef FAST
     if :: !bad && MUTATION != prune_before_durable -> prune() :: else fi
+#endif
   :: else
   fi;
   on_root(savers);
@@ -386,7 +442,7 @@ inline commit() {
     goto committed_or_not
   };
 undo:
-  if :: me == 0 -> assert(faults > faults_before); abandon() :: else fi;
+  if :: me == 0 -> assert(faults > faults_before); abandon(first_tier, next_index) :: else fi;
   give_answer(failed);
 committed_or_not:
   skip
@@ -400,37 +456,148 @@ inline give_answer(with) {
     :: else -> answered[f] = asked[me]; first_answer[f] = with
     fi;
     f = 0; bad = false;
+#ifdef FAST
+    copying[me] = (with == saved);
+    if :: me == 0 && with == saved -> source = slot :: else fi;
+#endif
     if :: me == 0 -> slot = not_there :: else fi;
     answer[me] = with
   }
 }
+
+#ifdef FAST
+/* Tier::remove() of the fast tier, in Store::clear_fast_tier(). */
+inline remove_fast(x) {
+  rename_new(x, pruning);
+  if :: !bad -> remove_folder(x) :: else fi;
+  bad = false
+}
+
+/* copy_to_run(), and what follows in Store::commit(). */
+inline copy_to_run() {
+  if
+  :: me == 0 ->
+    find_older(f);
+    if :: f != not_there -> remove_fast(f) :: else fi;
+    f = 0;
+    begin(0, number[source], report_of[source]);
+    write(slot, state_name | state_size)
+  :: else
+  fi;
+  on_root(savers);
+  if :: bad -> goto give_up :: else fi;
+  write(slot, piece_bytes(me));
+  fsync(slot, state_size | piece_bytes(me));
+  on_all(savers);
+  if :: bad -> goto give_up :: else fi;
+  if
+  :: me == 0 ->
+    if :: MUTATION == remove_before_copied -> remove_fast(source) :: else fi;
+    write(slot, manifest_name | manifest_bytes);
+    fsync(slot, manifest_bytes);
+    publish();
+    if
+    :: !bad ->
+      if :: MUTATION != remove_before_copied -> remove_fast(source) :: else fi;
+      prune()
+    :: else
+    fi
+  :: else
+  fi;
+  on_root(savers);
+  if :: bad -> goto give_up :: else fi;
+  copied[me] = true;
+  goto copied_or_not;
+give_up:
+  if :: me == 0 -> abandon(0, number[source]) :: else fi;
+copied_or_not:
+  atomic { bad = false; if :: me == 0 -> slot = not_there; source = 0 :: else fi; copying[me] = false }
+}
+
+/* finish_copying(), the steps of all ranks on one. A fast one goes where the run's folder has it whole, or a newer one. */
+inline finish_copying() {
+  atomic {
+    find(1, published, source);
+    find(0, published, f);
+    if
+    :: source == not_there || content[source] != whole -> f = not_there; source = 0
+    :: source != not_there && content[source] == whole && f != not_there && number[f] >= number[source] &&
+         (content[f] == whole || number[f] > number[source] || MUTATION == trust_what_was_copied) ->
+      f = not_there; source = 0
+    :: else ->
+      if :: f != not_there && number[f] < number[source] -> f = not_there :: else fi;
+      needed = true
+    fi
+  };
+  if
+  :: f != not_there ->
+    /* Tier::set_aside() */
+    rename_new(f, damaged);
+    sync_directory(0);
+    if :: bad -> goto lost :: else fi
+  :: else
+  fi;
+  f = 0;
+  if
+  :: needed ->
+    needed = false;
+    begin(0, number[source], report_of[source]);
+    if :: bad -> goto lost :: else fi;
+    write(slot, whole & ~(manifest_name | manifest_bytes));
+    fsync(slot, whole & ~(names | manifest_bytes));
+    write(slot, manifest_name | manifest_bytes);
+    fsync(slot, manifest_bytes);
+    publish();
+    if :: bad -> abandon(0, number[source]); goto lost :: else fi
+  :: else
+  fi;
+  /* Without its note in the run's folder the tier is not found again. What is there is durable by then: a name too that
+     a job which was killed has given. */
+  if :: MUTATION != forget_before_durable -> sync_directory(0) :: else fi;
+  if :: bad -> goto lost :: else fi;
+  lose_fast_tier()
+}
+#endif
 
 /* The report hears how the last save has ended. */
 inline hear() {
   atomic {
     answer[me] != pending;
     if :: answer[me] == saved && asked[me] > committed -> committed = asked[me] :: else fi;
+    if :: first_tier == 0 -> in_run = committed :: else fi;
     answer[me] = nothing
+  }
+}
+
+/* And how its copying has. */
+inline hear_of_copy() {
+  atomic {
+    !copying[me];
+    if :: copied[me] && asked[me] > in_run -> in_run = asked[me] :: else fi;
+    copied[me] = false
   }
 }
 
 /* Store::Store() and Store::newest(), on rank 0. What fails ends the job. */
 inline restore() {
+#ifdef FAST
+  finish_copying();
+#endif
   atomic { find_next_index() };
   do
-  :: atomic { find(saving | pruning, f); if :: f == not_there -> f = 0; break :: else fi };
+  :: atomic { find(0, saving | pruning, f); if :: f == not_there -> f = 0; break :: else fi };
     remove_folder(f)
   od;
   /* Store::take_back_what_is_whole() */
   do
   :: atomic { find_whole_again(f); if :: f == not_there -> f = 0; break :: else fi };
     rename_new(f, published);
-    sync_directory();
+    sync_directory(0);
     if :: bad -> goto lost :: else fi
   od;
   do
   :: atomic {
-      find(published, f);
+      find(0, published, f);
       if
       :: f == not_there -> f = 0; found = 0; break /* or it refuses, as all are damaged */
       :: f != not_there && (content[f] == whole || MUTATION == no_verification) ->
@@ -442,7 +609,7 @@ inline restore() {
     };
     /* Tier::set_aside() */
     rename_new(f, damaged);
-    sync_directory();
+    sync_directory(0);
     if :: bad -> goto lost :: else fi
   od;
   assert(found >= committed)
@@ -451,7 +618,7 @@ inline restore() {
 /* train/resume.cpp, then a training function that reports after each step. */
 proctype trainer(byte me) {
   byte i, f, n, step;
-  bit bad, own, start;
+  bit bad, own, needed, start;
 again:
   {
     if :: me == 0 -> restore() :: else fi;
@@ -462,28 +629,39 @@ again:
       step++;
 #ifdef ASYNC
 #ifdef DROP
-      bad = (answer[me] == pending);
+      bad = (answer[me] == pending || copying[me]);
       if :: MUTATION != drop_alone -> on_all(trainers) :: else fi;
       if :: bad -> bad = false; goto dropped :: else fi;
 #endif
-      atomic { hear(); asked[me] = step; answer[me] = pending };
+      hear();
+      hear_of_copy();
+      atomic { asked[me] = step; answer[me] = pending };
     dropped:
       skip
 #else
+#ifdef FAST
+      hear_of_copy();
+      atomic { asked[me] = step; answer[me] = pending };
+#else
       asked[me] = step;
       commit();
+#endif
       hear()
 #endif
     :: else -> break
     od;
+#ifdef BEHIND
 #ifdef ASYNC
-    atomic { hear(); answer[me] = the_end };
+    hear();
+#endif
+    hear_of_copy();
+    answer[me] = the_end;
 #endif
     goto ended;
   alarmed:
-#ifndef ASYNC
+#ifndef BEHIND
     /* The catch of Store::commit(), and the end of the job. */
-    if :: me == 0 && come_of(savers, 0) > 0 -> abandon() :: else fi;
+    if :: me == 0 && come_of(savers, 0) > 0 -> abandon(0, next_index) :: else fi;
 #endif
   lost:
     dead[me] = true;
@@ -491,12 +669,12 @@ again:
   ended:
     skip
   } unless { dead[me] };
-  atomic { i = 0; f = 0; n = 0; step = 0; bad = false; own = false; start = job; out++ };
+  atomic { i = 0; f = 0; n = 0; step = 0; bad = false; own = false; needed = false; start = job; out++ };
 end_of_job:
   atomic { job != start -> start = 0; goto again }
 }
 
-#ifdef ASYNC
+#ifdef BEHIND
 proctype saver(byte me) {
   byte i, f;
   bit bad, own, start;
@@ -504,10 +682,18 @@ again:
   {
     do
     :: answer[me] == the_end -> goto ended
-    :: answer[me] == pending -> commit()
+    :: answer[me] == pending ->
+      commit();
+#ifdef FAST
+      if :: copying[me] -> copy_to_run() :: else fi
+#endif
     od;
   alarmed:
-    if :: me == 0 -> abandon() :: else fi;
+    if
+    :: me == 0 && copying[me] -> abandon(0, number[source])
+    :: me == 0 && !copying[me] -> abandon(first_tier, next_index)
+    :: else
+    fi;
     dead[me] = true;
     false;
   ended:
@@ -525,11 +711,15 @@ end_of_job:
 /* --- What befalls them -------------------------------------------------------------------------------------------- */
 
 /* A name is that of one folder: those before i have theirs. */
-#define taken_by(x, name) (x < i && place[x] == name && number[x] == number[i])
-#define taken(name) (taken_by(0, name) || taken_by(1, name) || taken_by(2, name) || taken_by(3, name))
+#define taken_by(x, name) (x < i && tier[x] == tier[i] && place[x] == name && number[x] == number[i])
+#define taken(name) \
+  (taken_by(0, name) || taken_by(1, name) || taken_by(2, name) || taken_by(3, name) || taken_by(4, name))
 #define may_have(name) ((may_be[i] & name) && !taken(name))
 
 inline lose_power() {
+#ifdef FAST
+  if :: lose_fast_tier(); committed = in_run :: true fi;
+#endif
   for (i : 0 .. folders - 1) {
     if
     :: may_be[i] & nowhere -> place[i] = nowhere
@@ -562,7 +752,7 @@ init {
   byte i, b, kills, power_losses;
   atomic {
     for (i : 0 .. RANKS - 1) { run trainer(i) }
-#ifdef ASYNC
+#ifdef BEHIND
     for (i : 0 .. RANKS - 1) { run saver(i) }
 #endif
     i = 0
@@ -588,10 +778,10 @@ init {
     }
   :: atomic {
       out == processes && some_dead ->
-      for (i : 0 .. RANKS - 1) { dead[i] = false; asked[i] = 0; answer[i] = nothing }
+      for (i : 0 .. RANKS - 1) { dead[i] = false; asked[i] = 0; answer[i] = nothing; copying[i] = false; copied[i] = false }
       for (i : 0 .. 2 * RANKS - 1) { come[i] = 0 }
       for (i : 0 .. 16 * RANKS - 1) { said[i] = 0 }
-      i = 0; out = 0; slot = not_there; next_index = 0; found = 0; faults_before = 0;
+      i = 0; out = 0; slot = not_there; source = 0; next_index = 0; found = 0; faults_before = 0;
       for (i : 0 .. 2) { answered[i] = 0; first_answer[i] = 0 }
       i = 0;
       job = !job
@@ -599,5 +789,8 @@ init {
   :: atomic { out == processes && !some_dead -> break }
   :: unlike_its_name(0) || unlike_its_name(1) || unlike_its_name(2) || unlike_its_name(3) || unlike_its_name(4) ->
     assert(false)
+#ifdef FAST
+  :: unlike_its_name(5) -> assert(false)
+#endif
   od
 }
