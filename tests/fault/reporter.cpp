@@ -1,6 +1,7 @@
 // A run that reports as often as its settings say, and says what it finds and what is saved; the scripts beside it do
 // to it what they will. Lines of its output: "pid P", "from N" when it has restored report N, whole, "saved N" when a
-// report has returned, and from each rank "rank R: failed N: …" when one has thrown, after which it goes on.
+// report has returned, or with --behind when the next one has, and from each rank "rank R: failed N: …" when one has
+// thrown, after which it goes on. --fast: checkpoints pass through STORAGE/fast.
 //
 // Between reports each rank tries to remove STORAGE/step, which is not there: a step, for who watches system calls.
 #include "muster/checkpoint.hpp"
@@ -29,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-at::Tensor values_of(std::int64_t number) { return at::arange(20'000, at::kDouble).add(number); }
+at::Tensor values_of(std::int64_t number, std::int64_t count) { return at::arange(count, at::kDouble).add(number); }
 
 /// This worker's own file: in a folder of its own, as long as a few pages.
 fs::path own_file(const fs::path& in, int rank) { return in / "notes" / ("rank_" + std::to_string(rank) + ".txt"); }
@@ -46,7 +47,8 @@ void check_whole(const muster::Session& session, const at::Tensor& values, std::
   std::stringstream text;
   text << std::ifstream(own_file(session.get_checkpoint()->path(), session.world_rank())).rdbuf();
   if (text.str() != text_of(number)) throw std::runtime_error("the user's file is not that of its report");
-  if (!at::equal(values, values_of(number))) throw std::runtime_error("the values are not those of their report");
+  if (!at::equal(values, values_of(number, values.numel())))
+    throw std::runtime_error("the values are not those of their report");
 }
 
 /// A file that takes what the file system has, but for so many bytes.
@@ -66,11 +68,11 @@ class Ballast {
   fs::path path_;
 };
 
-void train(muster::Session& session, const muster::Config& config, const fs::path& storage) {
+void train(muster::Session& session, const muster::Config& config, const fs::path& storage, bool behind) {
   say("pid " + std::to_string(::getpid()));
   const bool first = session.world_rank() == 0;
   std::int64_t number = 0;
-  auto values = values_of(number);
+  auto values = values_of(number, config.at("numbers"));
   auto state = session.state({{"number", number}, {"values", values}});
   if (state.restore()) check_whole(session, values, number);
   if (first) say("from " + std::to_string(number));
@@ -81,7 +83,7 @@ void train(muster::Session& session, const muster::Config& config, const fs::pat
   for (std::int64_t report = 0; report < config.at("reports"); ++report) {
     ::rmdir((storage / "step").c_str());
     ++number;
-    values.copy_(values_of(number));
+    values.copy_(values_of(number, values.numel()));
     std::ofstream(own_file(folder, session.world_rank())) << text_of(number);
     std::optional<Ballast> full;
     if (!ballast.empty() && first) full.emplace(ballast, report * config.at("room").get<std::int64_t>());
@@ -92,7 +94,7 @@ void train(muster::Session& session, const muster::Config& config, const fs::pat
       say("rank " + std::to_string(session.world_rank()) + ": failed " + std::to_string(number) + ": " + error.what());
       continue;
     }
-    if (first) say("saved " + std::to_string(number));
+    if (first) say("saved " + std::to_string(behind ? number - 1 : number));
   }
 }
 
@@ -101,15 +103,25 @@ void train(muster::Session& session, const muster::Config& config, const fs::pat
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   int keep = 1;
+  bool behind = false, fast = false;
   launch.app().add_option("--keep", keep);
+  launch.app().add_flag("--behind", behind);
+  launch.app().add_flag("--fast", fast);
   return launch.run([&] {
+    const auto storage = *launch.flags().storage, tier = fast ? storage / "fast" : fs::path();
+    if (fast) fs::create_directory(tier);
     // A finished run is trained again where its settings differ: `start` is another one each time.
-    return muster::TorchTrainer(launch,
-                                [&](muster::Session& session, const muster::Config& config) {
-                                  train(session, config, *launch.flags().storage);
-                                },
-                                {.train_loop_config = {{"reports", 2}, {"start", 0}, {"ballast", ""}, {"room", 0}},
-                                 .run_config = {.checkpoint_config = {.num_to_keep = keep}}})
-        .fit();
+    const auto result =
+        muster::TorchTrainer(
+            launch,
+            [&](muster::Session& session, const muster::Config& config) { train(session, config, storage, behind); },
+            {.train_loop_config = {{"reports", 2}, {"start", 0}, {"ballast", ""}, {"room", 0}, {"numbers", 20'000}},
+             .run_config = {.checkpoint_config = {.num_to_keep = keep, .async_save = behind, .fast_tier = tier}}})
+            .fit();
+    if (behind && !result.error && launch.communicator().rank() == 0) {
+      const auto last = result.metrics.at("number").get<double>();
+      say("saved " + std::to_string(static_cast<std::int64_t>(last)));
+    }
+    return result;
   });
 }

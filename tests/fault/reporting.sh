@@ -39,4 +39,5 @@ check_undisturbed() {  # check_undisturbed KEEP COMMAND…
   [ "$(find "$folder/storage/run" -maxdepth 1 -name 'checkpoint_*[0-9]' | wc -l)" -le "$keep" ] ||
     complain "more than $keep are left"
   [ -z "$(find "$folder/storage/run" -maxdepth 1 -name '.checkpoint_*')" ] || complain "something is left behind"
+  [ ! -d "$folder/storage/fast" ] || [ -z "$(ls -A "$folder/storage/fast")" ] || complain "the fast tier is not empty"
 }
