@@ -8,7 +8,7 @@ namespace {
 class AllGather final : public Operation {
  public:
   AllGather(Communicator& ranks, void* data, std::size_t count, int owners, Dtype type)
-      : Operation(ranks, data, count, type), owners_(owners) {}
+      : Operation(ranks, data, {.kind = Call::Kind::all_gather, .type = type, .count = count}), owners_(owners) {}
 
   bool advance() override {
     if (size_ == 1) return true;

@@ -15,7 +15,9 @@ constexpr std::size_t cached_bytes = std::size_t{2} << 20;
 class AllReduce final : public Operation {
  public:
   AllReduce(Communicator& ranks, void* data, std::size_t count, const Reduction& reduction)
-      : Operation(ranks, data, count, reduction.type), reduction_(reduction) {}
+      : Operation(ranks, data,
+                  {.kind = Call::Kind::all_reduce, .type = reduction.type, .op = reduction.op, .count = count}),
+        reduction_(reduction) {}
 
   bool advance() override {
     if (bytes() <= small_bytes) return direct();

@@ -5,7 +5,7 @@ namespace {
 
 class Barrier final : public Operation {
  public:
-  explicit Barrier(Communicator& ranks) : Operation(ranks, nullptr, 0, Dtype::u8) {}
+  explicit Barrier(Communicator& ranks) : Operation(ranks, nullptr, {.kind = Call::Kind::barrier}) {}
 
   bool advance() override {
     return arrive([] {}) && all_arrived();

@@ -8,7 +8,7 @@ namespace {
 class Broadcast final : public Operation {
  public:
   Broadcast(Communicator& ranks, void* data, std::size_t bytes, int root)
-      : Operation(ranks, data, bytes, Dtype::u8), root_(root) {}
+      : Operation(ranks, data, {.kind = Call::Kind::broadcast, .root = root, .count = bytes}), root_(root) {}
 
   bool advance() override {
     const auto write = [&](std::size_t first, std::size_t n) {

@@ -20,10 +20,11 @@ std::size_t Communicator::memory(int size) {
   return Shared::bytes(size) + 2 * staging_bytes_of(size) * static_cast<std::size_t>(size);
 }
 
-Communicator::Communicator(std::byte* memory, int rank, int size)
+Communicator::Communicator(std::byte* memory, int rank, int size, std::vector<int> names)
     : shared_(reinterpret_cast<Shared*>(memory)),
       rank_(rank),
       size_(size),
+      names_(std::move(names)),
       staging_bytes_(staging_bytes_of(size)),
       staging_(memory + Shared::bytes(size)) {}
 
@@ -40,6 +41,7 @@ std::size_t Communicator::region_of(const void* data, std::size_t bytes) const n
 
 Communicator::Ticket Communicator::start(std::unique_ptr<Operation> operation, Start start) {
   operation->start = start;
+  operation->number = number_;
   queue_.push_back(std::move(operation));
   ++started_;
   advance();

@@ -50,8 +50,8 @@ class Communicator {
   static std::size_t memory(int size);
 
   /// `memory`: the same for all ranks, zeroes before the first rank comes; it outlives the communicator, and `size`
-  /// ranks are the only ones that use it.
-  Communicator(std::byte* memory, int rank, int size);
+  /// ranks are the only ones that use it. `names`: of the ranks in errors, where they are known by other numbers.
+  Communicator(std::byte* memory, int rank, int size, std::vector<int> names = {});
   ~Communicator();
 
   int rank() const noexcept { return rank_; }
@@ -65,7 +65,11 @@ class Communicator {
     return region_of(data, bytes) < regions_.size();
   }
 
-  // Started here; all ranks start the same operations in the same order. Data stay where they are until the end.
+  /// Of the call whose operations are started next, in errors.
+  void number(std::uint64_t call) noexcept { number_ = call; }
+
+  // Started here; all ranks start the same operations in the same order. Data stay where they are until the end. Where
+  // another rank is seen in another operation, what makes progress throws an Error (ExitCode::user_error).
   Ticket barrier();
   Ticket broadcast(void* data, std::size_t bytes, int root);
   /// In place on every rank.
@@ -98,10 +102,12 @@ class Communicator {
   Shared* shared_;
   const int rank_;
   const int size_;
+  const std::vector<int> names_;
   const std::size_t staging_bytes_;  ///< of one buffer
   std::byte* staging_;               ///< [size][2] buffers
   std::vector<Region> regions_;
   std::deque<std::unique_ptr<Operation>> queue_;
+  std::uint64_t number_ = 0;
   Ticket started_ = 0;
   Ticket finished_ = 0;
   std::uint64_t phase_ = 0;          ///< the last that an operation has begun

@@ -1,6 +1,10 @@
 #include "node/operation.hpp"
 
+#include "muster/error.hpp"
+
 #include <cstring>
+#include <string>
+#include <utility>
 
 namespace muster::detail::node {
 
@@ -9,6 +13,18 @@ void Operation::leave_data() {
   own_ = std::make_unique_for_overwrite<std::byte[]>(bytes());
   std::memcpy(own_.get(), data_, bytes());
   data_ = own_.get();
+}
+
+void Operation::mismatched(int rank, std::uint64_t phase) const {
+  std::pair<int, std::string> texts[2];
+  for (const int r : {rank_, rank}) {
+    const auto& said = ranks_.shared_->ranks[r].calls[phase & 1];
+    const int known = ranks_.names_.empty() ? r : ranks_.names_[static_cast<std::size_t>(r)];
+    texts[r == rank ? 1 : 0] = {known, Call::of(said.word.load(std::memory_order_relaxed)).text() + " as its " +
+                                           nth(said.number.load(std::memory_order_relaxed))};
+  }
+  if (texts[1].first < texts[0].first) std::swap(texts[0], texts[1]);
+  throw mismatch(texts[0].first, texts[0].second, texts[1].first, texts[1].second);
 }
 
 bool Operation::all_arrived(std::uint64_t phase) {

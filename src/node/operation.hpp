@@ -2,6 +2,7 @@
 // agree that nothing has to be copied.
 #pragma once
 
+#include "node/call.hpp"
 #include "node/communicator.hpp"
 #include "node/slice.hpp"
 
@@ -25,6 +26,11 @@ struct Communicator::Shared {
   };
   struct Rank {
     alignas(cache_line) std::atomic<std::uint64_t> arrived;
+    /// Of the phase that it is in and of the last: in the same line, so that who reads the one has the other.
+    struct {
+      std::atomic<std::uint64_t> word;    ///< of the call
+      std::atomic<std::uint64_t> number;  ///< of the call, as the communicator's owner counts
+    } calls[2];
     alignas(cache_line) std::atomic<std::uint64_t> finished;
     alignas(cache_line) Place places[2];
   };
@@ -50,10 +56,11 @@ class Operation {
   void leave_data();
 
   Communicator::Start start = Communicator::Start::open;
+  std::uint64_t number = 0;  ///< of the call; see Communicator::number()
 
  protected:
-  Operation(Communicator& ranks, void* data, std::size_t count, Dtype type)
-      : ranks_(ranks), count_(count), type_(type), data_(static_cast<std::byte*>(data)) {}
+  Operation(Communicator& ranks, void* data, const Call& call)
+      : ranks_(ranks), count_(call.count), type_(call.type), call_(call.word()), data_(static_cast<std::byte*>(data)) {}
 
   std::byte* at(std::size_t element) const { return data_ + element * element_; }
   std::size_t bytes() const { return count_ * element_; }
@@ -66,6 +73,9 @@ class Operation {
     if (phase_ == 0) phase_ = ++ranks_.phase_;
     if (!all_arrived(phase_ - 1)) return false;
     write();
+    auto& said = mine().calls[phase_ & 1];
+    said.word.store(call_, std::memory_order_relaxed);
+    said.number.store(number, std::memory_order_relaxed);
     mine().arrived.store(phase_, std::memory_order_release);
     return arrived_ = true;
   }
@@ -115,6 +125,7 @@ class Operation {
 
   const std::size_t count_;
   const Dtype type_;
+  const std::uint64_t call_;
   const std::size_t element_ = size_of(type_);  ///< bytes
   const int rank_ = ranks_.rank();
   const int size_ = ranks_.size();
@@ -124,9 +135,16 @@ class Operation {
 
  private:
   Communicator::Shared::Rank& mine() const { return ranks_.shared_->ranks[rank_]; }
+  /// An Error where that rank is in another call than this one: a phase is one of the same call on all ranks.
   bool arrived(int rank, std::uint64_t phase) const {
-    return ranks_.shared_->ranks[rank].arrived.load(std::memory_order_acquire) >= phase;
+    const auto& theirs = ranks_.shared_->ranks[rank];
+    if (theirs.arrived.load(std::memory_order_acquire) < phase) return false;
+    if (theirs.calls[phase & 1].word.load(std::memory_order_relaxed) !=
+        mine().calls[phase & 1].word.load(std::memory_order_relaxed))
+      mismatched(rank, phase);
+    return true;
   }
+  [[noreturn]] void mismatched(int rank, std::uint64_t phase) const;
   bool all_arrived(std::uint64_t phase);
   void next_phase() {
     phase_ = 0;

@@ -8,7 +8,11 @@ namespace {
 class Reduce final : public Operation {
  public:
   Reduce(Communicator& ranks, void* data, std::size_t count, const Reduction& reduction, int root)
-      : Operation(ranks, data, count, reduction.type), reduction_(reduction), root_(root) {}
+      : Operation(
+            ranks, data,
+            {.kind = Call::Kind::reduce, .type = reduction.type, .op = reduction.op, .root = root, .count = count}),
+        reduction_(reduction),
+        root_(root) {}
 
   bool advance() override {
     const auto write = [&](std::size_t first, std::size_t n) {

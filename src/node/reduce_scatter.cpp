@@ -8,7 +8,10 @@ namespace {
 class ReduceScatter final : public Operation {
  public:
   ReduceScatter(Communicator& ranks, void* data, std::size_t count, int owners, const Reduction& reduction)
-      : Operation(ranks, data, count, reduction.type), owners_(owners), reduction_(reduction) {}
+      : Operation(ranks, data,
+                  {.kind = Call::Kind::reduce_scatter, .type = reduction.type, .op = reduction.op, .count = count}),
+        owners_(owners),
+        reduction_(reduction) {}
 
   bool advance() override {
     if (size_ == 1) return true;

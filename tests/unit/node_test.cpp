@@ -1,4 +1,5 @@
 // The engine of collectives inside a node, its ranks as threads.
+#include "muster/error.hpp"
 #include "node/bucket_reduction.hpp"
 #include "node/communicator.hpp"
 #include "node/kernels.hpp"
@@ -30,6 +31,8 @@
 
 namespace {
 
+using muster::Error;
+using muster::ExitCode;
 using muster::ReduceOp;
 using muster::detail::node::Communicator;
 using muster::detail::node::Dtype;
@@ -598,6 +601,44 @@ TEST(SharedSegment, OnlyWhatADeadProcessHasLeftIsRemoved) {
   living.kill();
   SharedSegment::remove_leftovers();
   EXPECT_FALSE(std::filesystem::exists(living.path));
+}
+
+TEST(Communicator, SaysThatRanksAreInDifferentCalls) {
+  for (int size = 2; size <= 4; ++size)
+    for (int other = 0; other < size; ++other) {
+      std::atomic<int> seen{0};
+      on_ranks(size, 0, [&](Communicator& local, const Region&) {
+        local.number(16);
+        wait(local, local.barrier());
+        local.number(17);
+        float values[1024] = {};
+        try {
+          wait(local, local.rank() == other ? local.barrier() : local.all_reduce(values, 1024, {}));
+          ADD_FAILURE() << "they differ";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ExitCode::user_error);
+          const std::string text = error.what();
+          const auto says = [&](const std::string& what) { return text.find(what) != std::string::npos; };
+          EXPECT_TRUE(says("rank " + std::to_string(other) + " ")) << text;
+          EXPECT_TRUE(says("barrier() as its 17th") && says("all_reduce(float32 [1024], sum) as its 17th")) << text;
+          ++seen;
+        }
+      });
+      EXPECT_EQ(seen, size);
+    }
+}
+
+TEST(Communicator, SaysThatLengthsDiffer) {
+  std::atomic<int> seen{0};
+  on_ranks(2, 0, [&](Communicator& local, const Region&) {
+    std::vector<float> values(100'000 + static_cast<std::size_t>(local.rank()));
+    try {
+      wait(local, local.all_reduce(values.data(), values.size(), {}));
+    } catch (const Error&) {
+      ++seen;
+    }
+  });
+  EXPECT_EQ(seen, 2);
 }
 
 }  // namespace

@@ -1,0 +1,90 @@
+#include "node/call.hpp"
+
+#include <array>
+
+namespace muster::detail::node {
+namespace {
+
+// From the lowest bit on.
+constexpr int kind_bits = 4, type_bits = 4, op_bits = 3, root_bits = 17, count_bits = 36;
+static_assert(kind_bits + type_bits + op_bits + root_bits + count_bits == 64);
+
+constexpr std::uint64_t mask(int bits) { return (std::uint64_t{1} << bits) - 1; }
+
+}  // namespace
+
+std::uint64_t Call::word() const noexcept {
+  std::uint64_t word = 0;
+  int at = 0;
+  const auto put = [&](std::uint64_t value, int bits) {
+    word |= (value & mask(bits)) << at;
+    at += bits;
+  };
+  put(static_cast<std::uint64_t>(kind), kind_bits);
+  put(static_cast<std::uint64_t>(type), type_bits);
+  put(static_cast<std::uint64_t>(op), op_bits);
+  put(static_cast<std::uint64_t>(root + 1), root_bits);
+  put(count, count_bits);
+  return word;
+}
+
+Call Call::of(std::uint64_t word) noexcept {
+  const auto take = [&](int bits) {
+    const auto value = word & mask(bits);
+    word >>= bits;
+    return value;
+  };
+  Call call;
+  call.kind = static_cast<Kind>(take(kind_bits));
+  call.type = static_cast<Dtype>(take(type_bits));
+  call.op = static_cast<ReduceOp>(take(op_bits));
+  call.root = static_cast<int>(take(root_bits)) - 1;
+  call.count = take(count_bits);
+  return call;
+}
+
+std::string nth(std::uint64_t number) {
+  const auto last = number % 10;
+  const bool plain = number / 10 % 10 != 1 && last >= 1 && last <= 3;
+  return std::to_string(number) + (plain ? std::array{"st", "nd", "rd"}[last - 1] : "th");
+}
+
+Error mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call) {
+  return {
+      ExitCode::user_error, "comparing what the ranks call",
+      "rank " + std::to_string(lower) + " is in " + its_call + ", rank " + std::to_string(higher) + " in " + other_call,
+      "All ranks of a communicator make the same calls in the same order"};
+}
+
+std::string Call::text() const {
+  constexpr std::array kinds{"nothing",
+                             "barrier",
+                             "broadcast",
+                             "all_reduce",
+                             "reduce",
+                             "reduce_scatter",
+                             "all_gather",
+                             "all_to_all",
+                             "averaging gradients",
+                             "making a communicator or memory together",
+                             "the end of the attempt",
+                             "send",
+                             "receive"};
+  constexpr std::array types{"uint8",    "int8",    "int16",   "int32",     "int64",      "float16",
+                             "bfloat16", "float32", "float64", "complex64", "complex128", "bool"};
+  static_assert(types.size() == num_dtypes);
+  constexpr std::array ops{"sum", "product", "min", "max", "bit_and", "bit_or", "bit_xor"};
+  const auto number = static_cast<std::size_t>(kind);
+  std::string text = number < kinds.size() ? kinds[number] : "an unknown call";
+  const bool messages = kind >= Kind::send;
+  if (kind == Kind::barrier) return text + "()";
+  if ((kind < Kind::broadcast || kind > Kind::all_to_all) && !messages) return text;
+  text += std::string("(") + types.at(static_cast<std::size_t>(type)) + " [" + std::to_string(count) + "]";
+  if (kind == Kind::all_reduce || kind == Kind::reduce)
+    text += std::string(", ") + ops.at(static_cast<std::size_t>(op));
+  if (messages && root < 0) text += ", any rank";
+  if (root >= 0) text += (messages ? ", rank " : ", root ") + std::to_string(root);
+  return text + ")";
+}
+
+}  // namespace muster::detail::node
