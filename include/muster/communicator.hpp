@@ -8,8 +8,8 @@
 // communicator is driven by one thread at a time; threads that talk at once use duplicates. Copies are cheap and are
 // the same communicator. Nothing is freed before the end of the launch, so a copy may die on one rank alone.
 //
-// No call blocks for good: a wait ends with the result, with the time limit of the launch (Error, ExitCode::retry),
-// or with the error that another rank has raised (RemoteError).
+// No call blocks for good: a wait ends with the result, at the time limit of the launch (Error, ExitCode::retry: who is
+// late), by another rank's error (RemoteError), or where ranks are in different calls (ExitCode::user_error).
 #pragma once
 
 #include <muster/reduce_op.hpp>

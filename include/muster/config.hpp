@@ -129,7 +129,7 @@ void from_json(const Json& json, RunConfig& options);
 struct TorchConfig {
   /// As ProcessGroupOptions::backend; with use_gpu "auto" is nccl where this build has it. The flag --backend wins.
   std::string backend = "auto";
-  /// How long ranks wait for each other: gradients, reports, saves, process groups. The flag --timeout wins.
+  /// How long ranks wait for each other in anything before the job ends (ExitCode::retry); --timeout wins.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 void to_json(Json& json, const TorchConfig& options);

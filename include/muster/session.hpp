@@ -14,6 +14,7 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -162,6 +163,10 @@ class Session {
   const Communicator& communicator() const noexcept;
   /// Collective.
   void barrier() const;
+  /// Announces that this worker is busy for so long with work of its own, while others may wait for it: their limit
+  /// (--timeout) counts from the end of that time. Long work for which nobody waits need not be announced. Another call
+  /// takes the place of the one before; 0 takes it back. Not collective.
+  void keep_alive(std::chrono::milliseconds time) const;
   /// The mean over the workers, detached; needed by whoever branches on a loss. Collective.
   at::Tensor mean(const at::Tensor& value) const;
 

@@ -84,6 +84,13 @@ void debug(const std::string& text) { sinks().logger->debug("{}", text); }
 void info(const std::string& text) { sinks().logger->info("{}", text); }
 void warn(const std::string& text) { sinks().logger->warn("warning: {}", text); }
 void error(const std::string& text) { sinks().logger->error("error: {}", text); }
+void keep(const std::string& text) noexcept {
+  const auto& all = sinks().logger->sinks();
+  for (std::size_t i = 1; i < all.size(); ++i) try {
+      all[i]->log({"muster", spdlog::level::info, text});
+    } catch (...) {
+    }
+}
 void flush() noexcept {
   try {
     sinks().logger->flush();

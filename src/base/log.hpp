@@ -23,6 +23,8 @@ void debug(const std::string& text);
 void info(const std::string& text);
 void warn(const std::string& text);
 void error(const std::string& text);
+/// To the file of this rank alone, if it has one; what cannot be written there is nobody's trouble.
+void keep(const std::string& text) noexcept;
 
 /// Pushes out what is still buffered.
 void flush() noexcept;

@@ -6,15 +6,24 @@
 
 #include <algorithm>
 #include <memory>
+#include <ranges>
 #include <string>
 #include <string_view>
 
 namespace muster::detail::comm {
+namespace {
+
+constexpr const char* stuck_or_lost = "It is stuck or lost; start the job again";
+
+}  // namespace
+
 Outcome caught() {
   try {
     throw;
   } catch (const RemoteError& error) {
     return {Outcome::Kind::left, error.code(), false, error.what()};
+  } catch (const Stalled& error) {
+    return {Outcome::Kind::failed, error.code(), false, error.what(), true};
   } catch (const Error& error) {
     return {Outcome::Kind::failed, error.code(), error.agreed(), error.what()};
   } catch (const std::exception& error) {
@@ -28,13 +37,13 @@ Outcome caught() {
 
 std::string pack(const Outcome& outcome, std::size_t longest) {
   std::string bytes{static_cast<char>(outcome.kind), static_cast<char>(outcome.code),
-                    static_cast<char>(outcome.agreed)};
+                    static_cast<char>(outcome.agreed | outcome.stalled << 1)};
   return bytes.append(outcome.text, 0, longest);
 }
 
 Outcome unpack(std::string_view bytes) {
   return {static_cast<Outcome::Kind>(bytes[0]), static_cast<ExitCode>(static_cast<unsigned char>(bytes[1])),
-          bytes[2] != 0, std::string(bytes.substr(packed_fields))};
+          (bytes[2] & 1) != 0, std::string(bytes.substr(packed_fields)), (bytes[2] & 2) != 0};
 }
 
 Outcome caught(const Communicator& world) {
@@ -103,20 +112,50 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     check(MPI_Testall(static_cast<int>(n), memory->sends.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
     return all && sent;
   };
-  if (!wait_until(all_heard, limit)) {
-    std::string missing;
+  const auto missing = [&] {
     std::vector<int> ranks;
-    for (std::size_t r = 0; r < n; ++r) {
-      if (r == rank || memory->lengths[r] >= 0) continue;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(r) + " (" + shared.placement.hosts[r] + ")";
-      ranks.push_back(static_cast<int>(r));
-    }
-    memory.release();
-    throw Lost(Error(ExitCode::retry, "waiting for all ranks to agree",
-                     "no word within " + std::to_string(limit.count() / 1000) + " s from rank " + missing,
-                     "It is stuck or lost; start the job again"),
-               std::move(ranks));
+    for (std::size_t r = 0; r < n; ++r)
+      if (r != rank && memory->lengths[r] < 0) ranks.push_back(static_cast<int>(r));
+    return ranks;
+  };
+  const auto attempt = shared.agreements + 1;
+  auto& calls = shared.watch.own().calls;
+  const auto ticket = calls.begin(0, static_cast<std::uint64_t>(attempt),
+                                  {.kind = node::Call::Kind::end, .root = static_cast<int>(mine.kind)}, nullptr);
+  const WaitedFor end{0, static_cast<std::uint64_t>(attempt), Channel::of(world)->world_ranks};
+  const auto begun = watch::now();
+  std::optional<std::chrono::nanoseconds> given_up;  // by a rank that waited too long
+  const auto heard_or_over = [&] {
+    if (all_heard()) return true;
+    shared.alarm.hear();
+    if (!given_up && shared.alarm.stalled()) given_up = watch::now();
+    return given_up && watch::now() > *given_up + stall_grace;
+  };
+  Watch::Verdict verdict;
+  for (auto more = limit; more.count() > 0 && !wait_until(heard_or_over, more);) {
+    const auto late = missing();
+    verdict = shared.watch.judge(end, begun, limit, &late);
+    more = verdict.more;
   }
+  if (const auto ranks = missing(); !ranks.empty()) {
+    const auto lowest = static_cast<std::size_t>(std::ranges::mismatch(ranks, std::views::iota(0)).in1 - ranks.begin());
+    std::string names;
+    for (const int r : ranks)
+      names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" +
+               shared.placement.hosts[static_cast<std::size_t>(r)] + ")";
+    memory.release();
+    // Who has waited too long knows best, then whoever is first.
+    using namespace std::chrono_literals;
+    const bool first = given_up ? shared.alarm.stalled() == world.rank() : lowest == rank;
+    const auto turn = first ? 0ms : 2000ms;
+    const auto waited = std::chrono::round<std::chrono::seconds>(watch::now() - begun);
+    throw Lost(Error(ExitCode::retry, "waiting for all ranks to agree",
+                     "no word within " + std::to_string(waited.count()) + " s from rank " + names +
+                         (verdict.fact.empty() ? "" : ": " + verdict.fact),
+                     std::string(stuck_or_lost) + verdict.details),
+               turn);
+  }
+  calls.end(ticket);
 
   std::vector<Outcome> outcomes(n);
   std::vector<bool> raised(n);

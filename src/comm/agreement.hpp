@@ -32,6 +32,7 @@ struct Outcome {
   ExitCode code = ExitCode::done;
   bool agreed = false;    ///< every rank has the same error
   std::string text = {};  ///< of the error, or what a rank that is done has to say
+  bool stalled = false;   ///< it has waited for longer than the limit of the launch: others may be stuck
 };
 
 /// What the exception that is being handled means for this rank: `left` for another rank's error, else `failed`. Of the
@@ -53,19 +54,29 @@ Outcome caught(const Communicator& world);
 /// Returns at once; the second call before agree() does nothing.
 void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
+/// A wait has gone beyond the limit of the launch.
+class Stalled : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Some ranks did not come to agree(): they are stuck or lost, and all that is left is to end the job.
 class Lost : public Error {
  public:
-  Lost(const Error& error, std::vector<int> ranks) : Error(error), ranks_(std::move(ranks)) {}
+  Lost(const Error& error, std::chrono::milliseconds turn) : Error(error), turn_(turn) {}
 
-  /// Those of the world.
-  const std::vector<int>& ranks() const noexcept { return ranks_; }
+  /// Of those who know of it one speaks: the others wait for so long before they do, and are ended meanwhile.
+  std::chrono::milliseconds turn() const noexcept { return turn_; }
 
  private:
-  std::vector<int> ranks_;
+  std::chrono::milliseconds turn_;
 };
 
-/// The outcome of every rank. Past the limit Lost (ExitCode::retry) names the ranks that did not come.
+/// How long the others may take to hear that a rank has given up waiting: who is not stuck hears it at once.
+constexpr std::chrono::milliseconds stall_grace{1000};
+
+/// The outcome of every rank. Past the limit, and what ranks have announced beyond it, Lost (ExitCode::retry) names the
+/// ranks that did not come; past stall_grace where some rank is heard to have given up waiting.
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
 
 /// What all ranks say of it: the root cause, none if all are done. An error that not all ranks have is put with its

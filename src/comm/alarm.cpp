@@ -2,10 +2,13 @@
 
 #include "comm/mpi_call.hpp"
 
+#include <algorithm>
+#include <utility>
+
 namespace muster::detail::comm {
 namespace {
 
-constexpr int notice_tag = 1;
+constexpr int notice_tags = 2;
 /// A notice fits into what MPI sends without the receiver's help.
 constexpr std::size_t longest_notice = 3000;
 
@@ -18,12 +21,13 @@ void Alarm::raise(const Outcome& mine) {
   const std::lock_guard lock(mutex_);
   if (raised_) return;
   raised_ = mine;
+  if (mine.stalled) note_stalled(rank_);
   if (size_ == 1) return;
   sent_ = pack(mine, longest_notice);
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     sends_.push_back(MPI_REQUEST_NULL);
-    check(MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, notice_tag, comm_, &sends_.back()),
+    check(MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, tag_, comm_, &sends_.back()),
           "MPI_Isend");
   }
 }
@@ -31,30 +35,35 @@ void Alarm::raise(const Outcome& mine) {
 void Alarm::take(const MPI_Status& status) {
   std::string bytes(longest_notice + packed_fields, '\0');
   MPI_Status received;
-  check(
-      MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, notice_tag, comm_, &received),
-      "MPI_Recv");
+  check(MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, tag_, comm_, &received),
+        "MPI_Recv");
   int length = 0;
   check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
   bytes.resize(static_cast<std::size_t>(length));
   heard_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
+  auto theirs = unpack(bytes);
+  if (theirs.stalled) note_stalled(received.MPI_SOURCE);
   if (sounding_) return;
-  cause_ = unpack(bytes);
+  cause_ = std::move(theirs);
   cause_rank_ = received.MPI_SOURCE;
   sounding_ = true;
 }
 
-void Alarm::listen() {
+void Alarm::note_stalled(int rank) { stalled_ = std::min<int>(stalled_, rank); }
+
+void Alarm::hear() {
   if (size_ == 1) return;
-  if (!sounding_) {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock) return;
-    int flag = 0;
-    MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, comm_, &flag, &status), "MPI_Iprobe");
-    if (!flag) return;
-    take(status);
-  }
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return;
+  int flag = 0;
+  MPI_Status status;
+  check(MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &flag, &status), "MPI_Iprobe");
+  if (flag) take(status);
+}
+
+void Alarm::listen() {
+  if (!sounding_) hear();
+  if (!sounding_) return;
   throw RemoteError(cause_.code, cause_rank_, "rank " + std::to_string(cause_rank_) + " failed: " + cause_.text);
 }
 
@@ -63,7 +72,7 @@ void Alarm::clear(const std::vector<bool>& raised) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !raised[static_cast<std::size_t>(r)] || heard_[static_cast<std::size_t>(r)]) continue;
     MPI_Status status;
-    check(MPI_Probe(r, notice_tag, comm_, &status), "MPI_Probe");
+    check(MPI_Probe(r, tag_, comm_, &status), "MPI_Probe");
     take(status);
   }
   // They complete: every other rank takes in this notice in its own clear().
@@ -71,6 +80,8 @@ void Alarm::clear(const std::vector<bool>& raised) {
     check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
   sends_.clear();
   raised_.reset();
+  stalled_ = nobody;
+  tag_ = (tag_ + 1) % notice_tags;
   heard_.assign(heard_.size(), false);
   sounding_ = false;
 }

@@ -6,6 +6,7 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -23,11 +24,19 @@ class Alarm {
   const std::optional<Outcome>& raised() const noexcept { return raised_; }
   /// Throws the notice of another rank as RemoteError, again and again until clear().
   void listen();
+  /// Takes in what other ranks have raised; what listen() throws stays the first of it.
+  void hear();
+  /// The lowest rank that waited too long, of those that have raised it here or were heard.
+  std::optional<int> stalled() const noexcept {
+    const int rank = stalled_;
+    return rank == nobody ? std::nullopt : std::optional(rank);
+  }
   /// Takes in the notices of the ranks that raised (`raised[rank]`), and is silent again.
   void clear(const std::vector<bool>& raised);
 
  private:
   void take(const MPI_Status& status);
+  void note_stalled(int rank);
 
   const MPI_Comm comm_;
   const int rank_;
@@ -40,6 +49,9 @@ class Alarm {
   std::atomic<bool> sounding_{false};
   int cause_rank_ = -1;
   Outcome cause_;
+  static constexpr int nobody = std::numeric_limits<int>::max();
+  std::atomic<int> stalled_{nobody};
+  int tag_ = 0;  ///< of this attempt: who is ahead may raise the next one's while others still agree
 };
 
 }  // namespace muster::detail::comm

@@ -3,6 +3,8 @@
 #include "comm/handshake.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <map>
 #include <new>
 
@@ -35,8 +37,17 @@ std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
   return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
 }
 
+/// A number that all ranks of `comm` have, and no other communicator has. Collective.
+std::uint64_t new_id(MPI_Comm comm, int first) {
+  static std::atomic<std::uint32_t> made{0};
+  std::uint64_t id = (static_cast<std::uint64_t>(first) + 1) << 32 | ++made;
+  check(MPI_Bcast(&id, 1, MPI_UINT64_T, 0, comm), "MPI_Bcast");
+  return id;
+}
+
 /// Null where ranks of a node cannot share memory. Collective over `comm`.
-std::unique_ptr<Hierarchy> make_hierarchy(MPI_Comm comm, const Topology& topology) {
+std::unique_ptr<Hierarchy> make_hierarchy(MPI_Comm comm, const Topology& topology,
+                                          const std::vector<int>& world_ranks) {
   const auto size = topology.node_of_rank.size();
   if (size == 1) return nullptr;
   auto made = std::make_unique<Hierarchy>();
@@ -62,7 +73,10 @@ std::unique_ptr<Hierarchy> make_hierarchy(MPI_Comm comm, const Topology& topolog
     memory = segment->data();
     made->memory = segment;
   }
-  made->communicator = std::make_unique<node::Communicator>(memory, topology.local_rank, topology.local_size);
+  std::vector<int> names;
+  for (const int r : made->ranks) names.push_back(world_ranks[static_cast<std::size_t>(r)]);
+  made->communicator =
+      std::make_unique<node::Communicator>(memory, topology.local_rank, topology.local_size, std::move(names));
   return made;
 }
 
@@ -74,12 +88,17 @@ Channel::Channel(MPI_Comm own, std::shared_ptr<World> the_world, std::vector<int
       rank(rank_in(own)),
       size(size_in(own)),
       topology(make_topology(world->placement, world_ranks, rank)),
+      id(new_id(own, world_ranks.front())),
+      turns_slot(world->watch.own().turns.open(id)),
       collective(own),
       point_to_point(duplicate(own)),
-      hierarchy(make_hierarchy(own, topology)) {}
+      hierarchy(make_hierarchy(own, topology, world_ranks)) {}
 
 void Channel::renew() {
   Channel fresh(duplicate(world->agreement), world, world_ranks);
+  id = fresh.id;
+  turns = 0;
+  turns_slot = fresh.turns_slot;
   collective = fresh.collective;
   point_to_point = fresh.point_to_point;
   hierarchy.swap(fresh.hierarchy);
@@ -87,23 +106,74 @@ void Channel::renew() {
   static_cast<void>(fresh.hierarchy.release());
 }
 
-void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
+Channel::Begun Channel::begin(const node::Call& call, const char* name) {
+  auto& record = world->watch.own();
+  if (!call.collective()) return {record.calls.begin(id, 0, call, name), 0, call.root};
+  const Begun begun{record.calls.begin(id, ++turns, call, name), turns};
+  record.turns.begin(turns_slot, id, turns);
+  return begun;
+}
+
+void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing, const Begun& begun,
                    std::optional<std::chrono::milliseconds> limit) {
+  using namespace std::chrono_literals;
+  // Calls of different ranks are compared from time to time, when they wait for so long anyway.
+  constexpr auto between_comparisons = 100ms;
+  const auto turn = begun.turn;
+  const WaitedFor call{id, turn, world_ranks};
+  std::vector<int> other;
+  if (begun.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(begun.other)]);
   const auto longest = limit.value_or(world->limit);
+  struct Noted {  // that the main thread waits here, where it waits for long
+    Watch& watch;
+    bool is = false;
+    void note(std::uint64_t channel, std::uint64_t call) {
+      watch.note_wait(channel, call);
+      is = true;
+    }
+    ~Noted() {
+      if (is) watch.note_wait(0, 0);
+    }
+  } noted{world->watch};
+  const auto since = watch::now();
+  auto compared = since;
   const auto advanced = [&] {
     advance_over_nodes(*this);
     return ready();
   };
-  if (!wait_until(advanced, longest, [&] { world->alarm.listen(); }))
-    throw Error(ExitCode::retry, doing(),
-                "not finished within " + std::to_string(longest.count() / 1000.0).substr(0, 6) + " s on rank " +
-                    std::to_string(rank) + " of " + std::to_string(size),
-                "A rank is stuck, lost or in another collective; --timeout sets the limit");
+  const auto listen = [&] {
+    world->alarm.listen();
+    if (turn == 0 || watch::now() - compared < between_comparisons) return;
+    compared = watch::now();
+    noted.note(id, turn);
+    world->watch.compare(call, world->agreements + 1);
+  };
+  Watch::Verdict verdict;
+  for (auto more = longest; !wait_until(advanced, more, listen); more = verdict.more) {
+    if (!limit) verdict = world->watch.judge(call, since, longest, other.empty() ? nullptr : &other);
+    if (verdict.more > 0ms) continue;
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
+    const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
+                      std::to_string(size);
+    if (limit)
+      throw Error(ExitCode::retry, doing(), fact,
+                  "A rank is stuck, lost or in another collective; --timeout sets the limit");
+    throw Stalled(ExitCode::retry, doing(),
+                  fact + (turn > 0 ? ", its " + node::nth(turn) + " call there" : "") + world->watch.at_step() + ". " +
+                      verdict.fact,
+                  "A rank is stuck, lost or in another collective; --timeout sets the limit, and "
+                  "session.keep_alive() announces work that takes longer" +
+                      verdict.details);
+  }
 }
 
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit) {
-  Channel::of(communicator)->wait(ready, doing, limit);
+  auto& channel = *Channel::of(communicator);
+  const auto call = channel.begin({.kind = node::Call::Kind::average});
+  channel.wait(ready, doing, call, limit);
+  channel.end(call);
 }
 
 }  // namespace muster::detail::comm

@@ -5,6 +5,7 @@
 #include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
+#include "comm/watch.hpp"
 #include "comm/world.hpp"
 #include "muster/communicator.hpp"
 
@@ -25,11 +26,15 @@ namespace muster::detail::comm {
 struct World {
   /// Over duplicates of `comm`. Collective.
   World(MPI_Comm comm, Placement where)
-      : alarm(duplicate(comm)), agreement(duplicate(comm)), placement(std::move(where)) {}
+      : alarm(duplicate(comm)),
+        agreement(duplicate(comm)),
+        watch(duplicate(comm), where),
+        placement(std::move(where)) {}
 
   Alarm alarm;
   const MPI_Comm agreement;     // used by agree() alone
   std::int64_t agreements = 0;  // that there have been
+  Watch watch;
   const Placement placement;
   std::atomic<std::chrono::milliseconds> limit{default_limit};  // of every wait
 };
@@ -50,8 +55,17 @@ class Channel {
   /// and copies of it are in step again. For agree(), in which all ranks have come. Collective.
   void renew();
 
-  /// See wait_on().
-  void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
+  /// A call of this rank as its record has it, from here to its end.
+  struct Begun {
+    watch::Calls::Ticket ticket = 0;
+    std::uint64_t turn = 0;  ///< among the collective ones of the channel
+    int other = -1;          ///< of a message: the rank of the other side, if it is known
+  };
+  Begun begin(const node::Call& call, const char* name = nullptr);
+  void end(const Begun& call) { world->watch.own().calls.end(call.ticket); }
+
+  /// See wait_on(). `begun`: the call that waits.
+  void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing, const Begun& begun,
             std::optional<std::chrono::milliseconds> limit = {});
 
   const std::shared_ptr<World> world;
@@ -59,6 +73,9 @@ class Channel {
   const int rank;
   const int size;
   const Topology topology;
+  std::uint64_t id;         // the same on its ranks, and no other channel's
+  std::uint64_t turns = 0;  // collective calls that there have been
+  std::size_t turns_slot;   // of them in this rank's record
   MPI_Comm collective;
   MPI_Comm point_to_point;
   /// Null where there is one rank, or where ranks of a node cannot share memory: MPI carries everything then.

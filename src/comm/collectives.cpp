@@ -6,29 +6,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 namespace muster::detail::comm {
 
-/// What an operation does, in words, put together when somebody asks.
-struct Doing {
-  const char* what;
-  std::size_t count = 0;
-  const char* direction = nullptr;  ///< " to ", " from "
-  int peer = -1;
-
-  std::string text() const {
-    std::string text = std::string("waiting for ") + what;
-    if (std::strcmp(what, "a barrier") != 0) text += " of " + std::to_string(count) + " elements";
-    if (direction != nullptr) text += direction + (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
-    return text;
-  }
-};
-
 /// Goes one of two ways: MPI's requests or the ticket of the node's communicator.
 struct Request::State {
   std::shared_ptr<Channel> channel;
-  Doing doing;
+  node::Call call;
+  Channel::Begun begun;
   std::vector<MPI_Request> pending = {};
   node::Communicator* local = nullptr;  ///< of the ticket
   node::Communicator::Ticket ticket = 0;
@@ -43,6 +30,7 @@ struct Request::State {
     if (finished) return true;
     finished = local != nullptr ? local->done(ticket) : test_mpi();
     if (finished) {
+      channel->end(begun);
       pending.clear();
       kept.clear();
     }
@@ -63,6 +51,7 @@ struct Request::State {
 
   ~State() {
     if (finished) return;
+    channel->end(begun);
     if (local != nullptr && kept.empty() && channel->topology.num_nodes == 1) local->leave(ticket);
     // It may still be read or written, so this memory is given up for good.
     if (!kept.empty()) new std::vector<std::shared_ptr<void>>(std::move(kept));
@@ -85,8 +74,20 @@ bool Request::done() {
 
 void Request::wait(std::optional<std::chrono::milliseconds> limit) {
   if (!state_ || state_->test()) return;
-  state_->channel->wait([&] { return state_->test(); }, [&] { return state_->doing.text(); }, limit);
+  const auto doing = [&] {
+    const char* const part_of = watch::During::name();
+    return "waiting for " + (part_of == nullptr ? "" : part_of + std::string(": ")) + state_->call.text();
+  };
+  state_->channel->wait([&] { return state_->test(); }, doing, state_->begun, limit);
 }
+
+void Request::wait_until(const std::function<bool()>& ready, const std::string& doing,
+                         std::optional<std::chrono::milliseconds> limit) {
+  state_->channel->wait(
+      ready, [&] { return doing; }, state_->begun, limit);
+}
+
+bool Request::pending() const noexcept { return state_ && !state_->finished; }
 
 int Request::source() const noexcept { return state_ ? state_->source : -1; }
 
@@ -110,8 +111,13 @@ void each_chunk(std::size_t count, std::size_t chunk, Body&& body) {
   } while (first < count);
 }
 
-std::unique_ptr<Request::State> start(const Communicator& communicator, Doing doing) {
-  return std::unique_ptr<Request::State>(new Request::State{.channel = Channel::of(communicator), .doing = doing});
+using Kind = node::Call::Kind;
+
+std::unique_ptr<Request::State> start(const Communicator& communicator, const node::Call& call, const char* name) {
+  const auto& channel = Channel::of(communicator);
+  const auto begun = channel->begin(call, name);
+  if (channel->hierarchy) channel->hierarchy->communicator->number(begun.turn);
+  return std::unique_ptr<Request::State>(new Request::State{.channel = channel, .call = call, .begun = begun});
 }
 
 /// That of the node that holds all ranks, if one does.
@@ -150,7 +156,7 @@ void start_receive(Request::State& state, MPI_Comm comm, const Message& message,
 
 Request Collectives::barrier() {
   if (communicator_.size() == 1) return {};
-  auto state = start(communicator_, {"a barrier"});
+  auto state = start(communicator_, {.kind = Kind::barrier}, name_);
   if (auto* local = of_one_node(communicator_)) return on_node(std::move(state), *local, local->barrier());
   check(MPI_Ibarrier(state->channel->collective, state->request()), "MPI_Ibarrier");
   return Request(std::move(state));
@@ -158,7 +164,7 @@ Request Collectives::barrier() {
 
 Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int root) {
   if (communicator_.size() == 1) return {};
-  auto state = start(communicator_, {"a broadcast", count});
+  auto state = start(communicator_, {.kind = Kind::broadcast, .type = type, .root = root, .count = count}, name_);
   if (auto* local = of_one_node(communicator_))
     return on_node(std::move(state), *local, local->broadcast(data, count * size_of(type), root));
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
@@ -171,7 +177,7 @@ Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int ro
 Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, ReduceOp op) {
   const MPI_Op native = mpi_op(op, type);
   if (communicator_.size() == 1) return {};
-  auto state = start(communicator_, {"an all-reduce", count});
+  auto state = start(communicator_, {.kind = Kind::all_reduce, .type = type, .op = op, .count = count}, name_);
   if (auto* local = of_one_node(communicator_))
     return on_node(std::move(state), *local, local->all_reduce(data, count, {type, op}));
   if (state->channel->hierarchy) {
@@ -190,7 +196,8 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
 Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp op, int root) {
   const MPI_Op native = mpi_op(op, type);
   if (communicator_.size() == 1) return {};
-  auto state = start(communicator_, {"a reduction", count});
+  auto state =
+      start(communicator_, {.kind = Kind::reduce, .type = type, .op = op, .root = root, .count = count}, name_);
   if (auto* local = of_one_node(communicator_))
     return on_node(std::move(state), *local, local->reduce(data, count, {type, op}, root));
   const bool here = state->channel->rank == root;
@@ -203,10 +210,17 @@ Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp 
 }
 
 Request Collectives::all_to_all(const std::vector<Message>& sends, const std::vector<Message>& receives, Dtype type) {
+  const int rank = communicator_.rank();
   std::size_t total = 0;
-  for (const auto& piece : receives) total += piece.count;
-  auto state = start(communicator_, {"an all-to-all", total});
-  const int rank = state->channel->rank;
+  std::vector<bool> from(static_cast<std::size_t>(communicator_.size()));
+  from[static_cast<std::size_t>(rank)] = true;
+  for (const auto& piece : receives) {
+    total += piece.count;
+    from[static_cast<std::size_t>(piece.rank)] = true;
+  }
+  const bool from_all = std::ranges::all_of(from, std::identity());
+  auto state =
+      start(communicator_, {.kind = Kind::all_to_all, .type = type, .count = total, .from_all = from_all}, name_);
   std::vector<const Message*> from_self, to_self;
   for (const auto& piece : receives) {
     if (piece.rank == rank)
@@ -228,13 +242,13 @@ Request Collectives::all_to_all(const std::vector<Message>& sends, const std::ve
 }
 
 Request Collectives::send(const void* data, std::size_t count, Dtype type, int to, int tag) {
-  auto state = start(communicator_, {"a send", count, " to ", to});
+  auto state = start(communicator_, {.kind = Kind::send, .type = type, .root = to, .count = count}, name_);
   start_send(*state, state->channel->point_to_point, {const_cast<void*>(data), count, to}, type, tag, chunk_);
   return Request(std::move(state));
 }
 
 Request Collectives::receive(void* data, std::size_t count, Dtype type, int from, int tag) {
-  auto state = start(communicator_, {"a receive", count, " from ", from});
+  auto state = start(communicator_, {.kind = Kind::receive, .type = type, .root = from, .count = count}, name_);
   start_receive(*state, state->channel->point_to_point, {data, count, from}, type, tag, chunk_);
   state->source = from;
   return Request(std::move(state));
@@ -244,7 +258,7 @@ Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int 
   if (count > chunk_)
     throw Error(ExitCode::usage, "receiving from any rank",
                 std::to_string(count) + " elements are more than one message holds", "Receive from a named rank");
-  auto state = start(communicator_, {"a receive", count, " from "});
+  auto state = start(communicator_, {.kind = Kind::receive, .type = type, .count = count}, name_);
   start_receive(*state, state->channel->point_to_point, {data, count, MPI_ANY_SOURCE}, type, tag, chunk_);
   return Request(std::move(state));
 }

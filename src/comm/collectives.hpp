@@ -14,8 +14,10 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -40,8 +42,13 @@ class Request {
 
   /// Whether it has finished; makes progress, never blocks. Throws what another rank has raised.
   bool done();
+  /// Whether it was seen to be under way; makes no progress.
+  bool pending() const noexcept;
   /// Until it has finished. Without a limit the launch's limit holds; past it an Error with ExitCode::retry.
   void wait(std::optional<std::chrono::milliseconds> limit = {});
+  /// As wait() does, for what this operation is a part of: until ready() is true. It has not finished yet.
+  void wait_until(const std::function<bool()>& ready, const std::string& doing,
+                  std::optional<std::chrono::milliseconds> limit = {});
   /// The rank that a receive() from any rank heard; -1 before it has finished.
   int source() const noexcept;
   /// Holds `memory` until it has finished.
@@ -67,6 +74,9 @@ class Collectives {
   /// `chunk`: elements in one MPI call at the most; tests make it small.
   explicit Collectives(Communicator communicator, std::size_t chunk = most_per_call);
 
+  /// How the caller calls what it starts from now on, in this rank's record; of static storage.
+  void name(const char* name) noexcept { name_ = name; }
+
   Request barrier();
   /// `data` of the root, to all.
   Request broadcast(void* data, std::size_t count, Dtype type, int root);
@@ -88,6 +98,7 @@ class Collectives {
  private:
   Communicator communicator_;
   std::size_t chunk_;
+  const char* name_ = nullptr;
 };
 
 }  // namespace muster::detail::comm

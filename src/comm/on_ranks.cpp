@@ -25,7 +25,8 @@ std::optional<Error> conclude(const Communicator& world, const WaitLimits& limit
     return root_cause(agree(world, mine, done ? limits.done : limits.failed), world.topology().hosts);
   } catch (const Lost& lost) {
     if (done) throw;
-    throw Lost(Error(mine.code, mine.text + " (then: " + lost.what() + ")"), lost.ranks());
+    // Who has waited too long has said all of it.
+    throw Lost(Error(mine.code, mine.stalled ? mine.text : mine.text + " (then: " + lost.what() + ")"), lost.turn());
   }
 }
 

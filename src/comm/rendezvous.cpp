@@ -1,3 +1,4 @@
+#include "comm/agreement.hpp"
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
@@ -38,10 +39,12 @@ class Rendezvous {
     // After a failed attempt ranks may have been in different ones of a channel, so they are counted anew.
     if (channel_.rendezvous.attempt != attempt_) channel_.rendezvous = {attempt_, 0};
     number_ = ++channel_.rendezvous.count;
+    call_ = channel_.begin({.kind = node::Call::Kind::meet}, doing);
   }
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
   ~Rendezvous() {
+    channel_.end(call_);
     int sent = 0;
     MPI_Testall(static_cast<int>(sends_->requests.size()), sends_->requests.data(), &sent, MPI_STATUSES_IGNORE);
     if (!sent) static_cast<void>(sends_.release());  // MPI may still read it
@@ -73,15 +76,20 @@ class Rendezvous {
   void follow() {
     std::optional<Word> answer;
     const auto answered = [&] { return answer || (answer = hear(0)); };
-    tell(0, Word::here);
-    try {
-      wait(answered);
-    } catch (...) {
+    const auto let_go = [&](std::chrono::milliseconds within) {
       tell(0, Word::gone);
       // The first rank answers, or it has left its work and says so, or it is busy elsewhere: then it will read that
       // this rank is gone before it lets anybody go.
-      wait_until([&] { return answered() || first_is_done(); }, grace);
-      if (answer != Word::go) throw;
+      wait_until([&] { return answered() || first_is_done(); }, within);
+      return answer == Word::go;
+    };
+    tell(0, Word::here);
+    try {
+      wait(answered);
+    } catch (const Stalled&) {
+      if (!let_go(stall_grace)) throw;
+    } catch (...) {
+      if (!let_go(grace)) throw;
     }
     if (answer == Word::no) refused();
   }
@@ -93,7 +101,8 @@ class Rendezvous {
   };
 
   void wait(const std::function<bool()>& ready) {
-    channel_.wait(ready, [&] { return std::string(doing_); });
+    channel_.wait(
+        ready, [&] { return std::string(doing_); }, call_);
   }
 
   void tell(int rank, Word word) {
@@ -146,6 +155,7 @@ class Rendezvous {
   const char* doing_;
   std::int64_t attempt_;
   std::int64_t number_ = 0;
+  Channel::Begun call_;
   std::unique_ptr<Sends> sends_ = std::make_unique<Sends>();
 };
 

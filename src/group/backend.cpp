@@ -90,8 +90,10 @@ Backend::Backend(Communicator communicator, const ProcessGroupOptions& options)
       timeout_(options.timeout) {}
 
 Backend::Operation Backend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit) {
-  if (limit <= kNoTimeout) limit = timeout_.value_or(comm::time_limit(collectives_.communicator()));
-  return c10::make_intrusive<Work>(rank_, type, title, limit);
+  collectives_.name(title);
+  auto own = timeout_;
+  if (limit > kNoTimeout) own = limit;
+  return c10::make_intrusive<Work>(rank_, type, title, own);
 }
 
 int Backend::checked_rank(const Work& work, int64_t rank) const {

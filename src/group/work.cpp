@@ -1,10 +1,7 @@
 #include "group/work.hpp"
 
-#include "comm/wait.hpp"
-
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <exception>
@@ -12,7 +9,7 @@
 
 namespace muster::detail::group {
 
-Work::Work(int rank, c10d::OpType type, const char* title, std::chrono::milliseconds limit)
+Work::Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> limit)
     : c10d::Work(rank, type, title), title_(title), limit_(limit), buffers_(std::make_shared<std::deque<Buffer>>()) {}
 
 std::string Work::starting() const { return std::string("starting ") + title_; }
@@ -43,11 +40,13 @@ bool Work::isCompleted() {
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
-  const auto limit = timeout > kNoTimeout ? timeout : limit_;
-  if (!comm::wait_until([this] { return isCompleted(); }, limit))
-    throw Error(ExitCode::retry, std::string("waiting for ") + title_,
-                c10::str("not finished within ", static_cast<double>(limit.count()) / 1000.0, " s on rank ", rank_),
-                "A rank is stuck, lost or in another collective; --timeout sets the limit");
+  while (!isCompleted()) try {
+      const auto own = timeout > kNoTimeout ? std::optional(timeout) : limit_;
+      std::ranges::find_if(parts_, &comm::Request::pending)
+          ->wait_until([this] { return isCompleted(); }, std::string("waiting for ") + title_, own);
+    } catch (const RemoteError&) {
+      finish(std::current_exception());
+    }
   if (const auto failure = exception()) std::rethrow_exception(failure);
   return true;
 }

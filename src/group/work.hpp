@@ -9,6 +9,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ namespace muster::detail::group {
 /// way: it may be waited for again.
 class Work final : public c10d::Work {
  public:
-  /// `title`: the operation's name in errors and in torch's profiler, of static storage. `limit`: of a wait() without.
-  Work(int rank, c10d::OpType type, const char* title, std::chrono::milliseconds limit);
+  /// `title`: the operation's name in errors and in torch's profiler, of static storage. `limit`: of a wait() without;
+  /// else that of the launch.
+  Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> limit);
 
   /// "starting " and the title, as errors about what was given begin.
   std::string starting() const;
@@ -48,7 +50,7 @@ class Work final : public c10d::Work {
 
  private:
   const char* title_;
-  std::chrono::milliseconds limit_;
+  std::optional<std::chrono::milliseconds> limit_;
   std::vector<comm::Request> parts_;
   std::shared_ptr<std::deque<Buffer>> buffers_;
   std::vector<at::Tensor> results_;

@@ -123,7 +123,8 @@ Flags::Flags(const std::string& program, const std::string& version) {
   option("--workers", workers_, "Ranks that train [all]")->check(CLI::PositiveNumber);
   option("--threads", threads_, "Threads of torch per rank [its share of the CPUs]")->check(CLI::PositiveNumber);
   option("--backend", backend_, "auto, mpi, gloo, nccl, or by device: cpu:mpi,cuda:nccl [auto]");
-  option("--timeout", timeout_, "Seconds that ranks wait for each other [1800]")->check(CLI::PositiveNumber);
+  option("--timeout", timeout_, "Seconds that ranks wait for each other before the job ends [1800]")
+      ->check(CLI::PositiveNumber);
   option("--time-limit", time_limit_, "Save and stop within that time, as in 1h30m [Slurm allocation]");
   option("--progress", progress_, "auto, bar, plain or none [auto]")
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));

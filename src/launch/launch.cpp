@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/whereabouts.hpp"
 #include "comm/world.hpp"
 #include "launch/flags.hpp"
 #include "launch/launcher.hpp"
@@ -14,6 +15,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 namespace muster {
 namespace {
@@ -63,6 +65,7 @@ struct Launch::State {
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<std::chrono::steady_clock::time_point> end;
   std::optional<detail::comm::MpiScope> environment;
+  std::optional<detail::comm::Answering> answering;
 };
 
 void Launch::State::choose_threads() {
@@ -100,6 +103,7 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   if (supervised) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
   state_->environment.emplace();
+  state_->answering.emplace(communicator());
   detail::log::start(rank(), detail::log::Level::info);
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size()));
 }
@@ -150,6 +154,7 @@ int Launch::run_body(const std::function<int()>& body) {
     state_->choose_end();
     status = body();
   } catch (const comm::Lost& error) {
+    std::this_thread::sleep_for(error.turn());
     give_up(error);
   } catch (...) {
     mine = comm::caught();
@@ -164,6 +169,7 @@ int Launch::run_body(const std::function<int()>& body) {
     if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(status));
     return status;
   } catch (const comm::Lost& error) {
+    std::this_thread::sleep_for(error.turn());
     give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));
   }
 }

@@ -6,8 +6,8 @@ namespace muster::detail::node {
 namespace {
 
 // From the lowest bit on.
-constexpr int kind_bits = 4, type_bits = 4, op_bits = 3, root_bits = 17, count_bits = 36;
-static_assert(kind_bits + type_bits + op_bits + root_bits + count_bits == 64);
+constexpr int kind_bits = 4, type_bits = 4, op_bits = 3, root_bits = 17, count_bits = 35, from_all_bits = 1;
+static_assert(kind_bits + type_bits + op_bits + root_bits + count_bits + from_all_bits == 64);
 
 constexpr std::uint64_t mask(int bits) { return (std::uint64_t{1} << bits) - 1; }
 
@@ -25,6 +25,7 @@ std::uint64_t Call::word() const noexcept {
   put(static_cast<std::uint64_t>(op), op_bits);
   put(static_cast<std::uint64_t>(root + 1), root_bits);
   put(count, count_bits);
+  put(from_all, from_all_bits);
   return word;
 }
 
@@ -40,6 +41,7 @@ Call Call::of(std::uint64_t word) noexcept {
   call.op = static_cast<ReduceOp>(take(op_bits));
   call.root = static_cast<int>(take(root_bits)) - 1;
   call.count = take(count_bits);
+  call.from_all = take(from_all_bits) != 0;
   return call;
 }
 

@@ -33,15 +33,16 @@ struct Call {
   ReduceOp op = ReduceOp::sum;
   int root = -1;          ///< or the other side; −1 where there is none
   std::size_t count = 0;  ///< elements
+  bool from_all = false;  ///< of an all_to_all: this rank receives from every other one
 
-  /// Never 0 but for `none`. A count from 2^36 and a root from 2^17 on are cut.
+  /// Never 0 but for `none`. A count from 2^35 and a root from 2^17 on are cut.
   std::uint64_t word() const noexcept;
   static Call of(std::uint64_t word) noexcept;
   /// Whether all ranks of a communicator call it alike: messages from rank to rank are not counted among its calls.
   bool collective() const noexcept { return kind != Kind::none && kind < Kind::send; }
-  /// Whether no rank can end it before all have begun it.
+  /// Whether this rank cannot end it before all have begun it.
   bool needs_all() const noexcept {
-    return kind == Kind::barrier || kind == Kind::all_reduce || kind == Kind::average || kind == Kind::meet;
+    return kind == Kind::barrier || kind == Kind::all_reduce || kind == Kind::average || kind == Kind::meet || from_all;
   }
   /// As in "all_reduce(float32 [1024], sum)".
   std::string text() const;

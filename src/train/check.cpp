@@ -3,6 +3,7 @@
 #include "data/sources/fingerprint.hpp"
 #include "data/sources/source.hpp"
 #include "train/fit.hpp"
+#include "watch/record.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -52,6 +53,7 @@ void require_same_data(const Communicator& world, int workers, const std::map<st
 }  // namespace
 
 at::Device check_together(const Plan& plan) {
+  const watch::During compare("comparing the data");
   const auto& datasets = plan.options.datasets;
   at::Device device = at::kCPU;
   std::map<std::string, data::Fingerprint> prints;

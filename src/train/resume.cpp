@@ -8,6 +8,7 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "train/session_state.hpp"
+#include "watch/record.hpp"
 
 #include <utility>
 
@@ -97,6 +98,7 @@ double bytes_of(const StateEntries& entries) {
 }  // namespace
 
 void SessionState::resume() {
+  const watch::During resume("resuming");
   start.from = choose_checkpoint(plan, run, workers.control, outputs.store);
   outputs.newest = start.from;
   observe::Start moment;

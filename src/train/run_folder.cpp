@@ -178,10 +178,7 @@ void RunFolder::write_error(const std::string& text) const noexcept {
 }
 
 void RunFolder::write_error(const Communicator& world, const comm::Lost& lost) const noexcept {
-  int lowest = 0;
-  while (std::find(lost.ranks().begin(), lost.ranks().end(), lowest) != lost.ranks().end()) ++lowest;
-  // That one writes and ends the job meanwhile, unless it still waits.
-  if (world.rank() != lowest) std::this_thread::sleep_for(std::chrono::seconds(2));
+  std::this_thread::sleep_for(lost.turn());
   write_error("rank " + std::to_string(world.rank()) + " (" +
               world.topology().hosts[static_cast<std::size_t>(world.rank())] + "): " + lost.what());
 }

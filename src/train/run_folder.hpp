@@ -39,7 +39,7 @@ class RunFolder {
   /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
   /// with a file takes the place of the cause.
   void write_error(const std::string& text) const noexcept;
-  /// On every rank that sees that some do not answer, before it ends the job: the lowest of them writes.
+  /// On every rank that sees that some do not answer, before it ends the job: the first to speak writes.
   void write_error(const Communicator& world, const comm::Lost& lost) const noexcept;
 
  private:

@@ -1,9 +1,11 @@
 #include "muster/session.hpp"
 
+#include "comm/whereabouts.hpp"
 #include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
 #include "optim/optimizer_step.hpp"
 #include "train/session_state.hpp"
+#include "watch/record.hpp"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -21,11 +23,15 @@ struct detail::train::ProcessGroups {
 };
 
 using detail::train::SessionState;
+using detail::watch::During;
 
 State::State(SessionState& session, StateEntries entries)
     : session_(&session), entries_(std::make_shared<const StateEntries>(std::move(entries))) {}
 
-bool State::restore() { return session_->restore(entries_); }
+bool State::restore() {
+  const During restore("restore");
+  return session_->restore(entries_);
+}
 
 Epochs::iterator Epochs::begin() const {
   const auto epoch = session_->counters.steps->epoch;
@@ -71,6 +77,7 @@ std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
 std::int64_t Session::global_step() const noexcept { return state_->counters.steps->global_step; }
 at::Device Session::get_device() const { return state_->workers.device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers.own; }
+void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }
 void Session::barrier() const { communicator().barrier(); }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
@@ -87,6 +94,7 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
+  const During prepare("prepare_model");
   // Who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->plan.launch.cpus_per_rank() > at::get_num_threads();
@@ -173,7 +181,10 @@ std::optional<Checkpoint> Session::get_checkpoint() const {
   return outputs.store.as_this_rank(*newest);
 }
 
-bool Session::should_stop() { return state_->should_stop(); }
+bool Session::should_stop() {
+  const During ask("should_stop");
+  return state_->should_stop();
+}
 const LaunchFlags& Session::flags() const noexcept { return state_->plan.launch.flags(); }
 
 void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {
@@ -185,16 +196,20 @@ void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGr
 bool Session::failed() const noexcept { return state_->failed; }
 
 void Session::report(const Metrics& metrics, const ReportOptions& options) {
+  const During report("report");
   state_->report(metrics, nullptr, std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const State& state, const ReportOptions& options) {
+  const During report("report");
   state_->report(metrics, state.entries_, std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
+  const During report("report");
   state_->report(metrics, nullptr, checkpoint, options);
 }
 void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
                      const ReportOptions& options) {
+  const During report("report");
   state_->report(metrics, state.entries_, checkpoint, options);
 }
 

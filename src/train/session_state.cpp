@@ -2,6 +2,9 @@
 #include "base/log.hpp"
 #include "comm/world.hpp"
 
+#include "comm/whereabouts.hpp"
+#include "watch/record.hpp"
+
 namespace muster::detail::train {
 namespace {
 
@@ -19,13 +22,19 @@ class SessionMoments final : public step::Moments {
   }
   void batch_begun(const step::OpenPass& pass) override {
     session_.warn_of_what_begins_again(false);
-    if (!pass.batch->completes_step()) return;
+    const auto& steps = *session_.counters.steps;
+    const bool is_counted = pass.batch->completes_step();
+    comm::note_step(session_.workers.own, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
+    if (!is_counted) return;
     session_.outputs.sinks.batch({.epoch = session_.counters.steps->epoch,
                                   .epochs = session_.counters.epochs,
                                   .consumed = pass.position,
                                   .samples = pass.plan.samples});
   }
-  void between_batches() override { session_.stop_if_asked(); }
+  void between_batches() override {
+    const watch::During ask("asking whether to stop");
+    session_.stop_if_asked();
+  }
 
  private:
   SessionState& session_;

@@ -309,11 +309,22 @@ TEST(Agreement, AFailureIsHeardWhereCommunicatorsAreMade) {
     }
 }
 
+/// Is busy until another rank fails.
+Outcome hear_alarm(const Communicator& alone) {
+  try {
+    wait_on(
+        alone, [] { return false; }, [] { return std::string("listening"); }, 60s);
+  } catch (const RemoteError&) {
+    return caught();
+  }
+  return {};
+}
+
 TEST(Agreement, WhereCommunicatorsAreMadeNobodyWaitsForGood) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   for (const auto& make : makers())
     for (int absent = 0; absent < world().size(); ++absent) {
-      const auto channel = world().duplicate();
+      const auto channel = world().duplicate(), alone = world().split(world().rank());
       Outcome mine;
       if (world().rank() != absent) try {
           const TimeLimit brief(world(), 100ms);
@@ -321,6 +332,30 @@ TEST(Agreement, WhereCommunicatorsAreMadeNobodyWaitsForGood) {
           ADD_FAILURE() << "rank " << absent << " has not come";
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ExitCode::retry);
+          mine = caught();
+          raise_alarm(world(), mine);
+        }
+      else
+        mine = hear_alarm(alone);  // not gone, which is another mistake
+      agree(world(), mine, 60s);
+      EXPECT_EQ(world().duplicate().all_reduce(std::int64_t{1}), world().size());
+    }
+}
+
+TEST(Agreement, WhereCommunicatorsAreMadeItIsSeenWhoHasReturned) {
+  if (!shares() || world().topology().num_nodes > 1) GTEST_SKIP() << "needs another rank of this node";
+  for (const auto& make : makers())
+    for (int absent = 0; absent < world().size(); ++absent) {
+      const auto channel = world().duplicate();
+      Outcome mine;
+      if (world().rank() != absent) try {
+          const TimeLimit brief(world(), 10s);
+          make(channel);
+          ADD_FAILURE() << "rank " << absent << " has not come";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ExitCode::user_error);
+          EXPECT_NE(std::string(error.what()).find("rank " + std::to_string(absent) + " "), std::string::npos)
+              << error.what();
           mine = caught();
           raise_alarm(world(), mine);
         }

@@ -2,6 +2,7 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/shared_memory.hpp"
+#include "comm/whereabouts.hpp"
 #include "comm/world.hpp"
 #include "support/world.hpp"
 
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -229,6 +231,139 @@ TEST(Nodes, AFailureIsHeardOnOtherNodesAndTheWorldIsInStepAgain) {
   std::vector<double> values(100'003, 1.0);
   nodes.all_reduce(std::span(values));
   EXPECT_EQ(values, std::vector<double>(100'003, 4.0));
+}
+
+TEST(Watch, SaysWhoIsLateOnWhicheverNode) {
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 2, 3}}) {
+    const auto ranks = on_nodes(nodes);
+    const Answering answering(ranks);
+    note_step(ranks, 41, 2);
+    world().barrier();
+    if (world().rank() != 3) try {
+        const TimeLimit brief(ranks, 300ms);
+        ranks.barrier();
+        ADD_FAILURE() << "rank 3 has not come";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::retry);
+        const std::string text = error.what();
+        const auto says = [&](const std::string& what) { return text.find(what) != std::string::npos; };
+        EXPECT_TRUE(says("waiting for barrier()") && says("0.3 s")) << text;
+        EXPECT_TRUE(says("rank 3 (" + std::to_string(nodes[3]) + ") has not come: it has made no call yet")) << text;
+        EXPECT_TRUE(says("in step 41 of epoch 2")) << text;
+        EXPECT_TRUE(says("Rank 3 stands in\n")) << text;
+      }
+    world().barrier();
+  }
+}
+
+TEST(Watch, OneSpeaksWhereSeveralHaveWaitedTooLong) {
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 2, 3}}) {
+    const auto ranks = on_nodes(nodes);
+    std::int64_t speak = 0;
+    if (world().rank() != 3) {
+      Outcome mine;
+      try {
+        const TimeLimit brief(ranks, 200ms);
+        ranks.barrier();
+      } catch (const Error&) {
+        mine = caught();
+        raise_alarm(ranks, mine);
+      }
+      try {
+        agree(ranks, mine, 30s);
+        ADD_FAILURE() << "rank 3 has not come";
+      } catch (const Lost& lost) {
+        EXPECT_EQ(lost.code(), ExitCode::retry);
+        speak = lost.turn() == 0ms;
+      }
+    }
+    EXPECT_EQ(world().all_reduce(speak), 1);
+  }
+}
+
+TEST(Watch, WaitsForAnnouncedWork) {
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}}) {
+    const auto ranks = on_nodes(nodes);
+    const Answering answering(ranks);
+    const TimeLimit brief(ranks, 200ms);
+    if (world().rank() == 3) keep_alive(ranks, 30s);
+    world().barrier();
+    if (world().rank() == 3) std::this_thread::sleep_for(1s);  // the work
+    EXPECT_NO_THROW(ranks.barrier());
+  }
+}
+
+TEST(Watch, SaysThatRanksWaitForEachOtherInDifferentCalls) {
+  const auto ranks = on_nodes({0, 0, 0, 0});
+  const auto one = ranks.duplicate(), other = ranks.duplicate();
+  one.barrier();
+  other.barrier();
+  double values[3] = {};
+  Outcome mine;
+  try {
+    if (world().rank() == 2)
+      one.all_reduce(std::span(values));
+    else
+      other.barrier();
+    ADD_FAILURE() << "not all ranks are there";
+  } catch (...) {
+    mine = caught();
+    raise_alarm(ranks, mine);
+  }
+  const auto cause = root_cause(agree(ranks, mine, 30s), ranks.topology().hosts);
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->code(), ExitCode::user_error);
+  const std::string text = cause->what();
+  EXPECT_NE(text.find("barrier() as its 2nd"), std::string::npos) << text;
+  EXPECT_NE(text.find("all_reduce(float64 [3], sum) as its 2nd"), std::string::npos) << text;
+}
+
+TEST(Watch, SaysAtTheLimitThatRanksOfOtherNodesAreInDifferentCalls) {
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 2, 3}}) {
+    const auto ranks = on_nodes(nodes);
+    const Answering answering(ranks);
+    const auto one = ranks.duplicate();
+    world().barrier();
+    Outcome mine;
+    try {
+      const TimeLimit brief(ranks, 500ms);
+      double values[3] = {};
+      if (nodes[static_cast<std::size_t>(world().rank())] == 0)
+        one.barrier();
+      else
+        one.all_reduce(std::span(values), ReduceOp::max);
+      ADD_FAILURE() << "they differ";
+    } catch (...) {
+      mine = caught();
+      raise_alarm(ranks, mine);
+    }
+    const auto cause = root_cause(agree(ranks, mine, 30s), ranks.topology().hosts);
+    ASSERT_TRUE(cause);
+    EXPECT_EQ(cause->code(), ExitCode::user_error);
+    const std::string text = cause->what();
+    EXPECT_NE(text.find("barrier() as its 1st"), std::string::npos) << text;
+    EXPECT_NE(text.find("all_reduce(float64 [3], max) as its 1st"), std::string::npos) << text;
+  }
+}
+
+TEST(Watch, SaysThatARankHasReturned) {
+  const auto ranks = on_nodes({0, 0, 0, 0});
+  const auto channel = ranks.duplicate();
+  Outcome mine;
+  if (world().rank() != 1) try {
+      channel.barrier();
+      ADD_FAILURE() << "rank 1 has not come";
+    } catch (const RemoteError&) {
+      mine = caught();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 1 (0) has returned from its work"), std::string::npos)
+          << error.what();
+      mine = caught();
+      raise_alarm(ranks, mine);
+    }
+  const auto cause = root_cause(agree(ranks, mine, 30s), ranks.topology().hosts);
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->code(), ExitCode::user_error);
 }
 
 }  // namespace

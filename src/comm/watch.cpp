@@ -1,0 +1,445 @@
+#include "comm/watch.hpp"
+
+#include "base/log.hpp"
+#include "comm/channel.hpp"
+#include "comm/handshake.hpp"
+#include "comm/mpi_call.hpp"
+#include "comm/whereabouts.hpp"
+#include "muster/json.hpp"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace muster::detail::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using watch::Call;
+using watch::Record;
+
+constexpr int question_tag = 1, answer_tag = 2;
+/// How long a rank waits for another's stack, and for the answers of other nodes, which wait for stacks.
+constexpr auto for_a_stack = 250ms, for_answers = 500ms;
+/// How often the thread looks for questions of other nodes.
+constexpr auto between_looks = 50ms;
+/// What the message on the screen shows; the log has all.
+constexpr std::size_t shown_ranks = 3, shown_frames = 7, kept_calls = 16;
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::optional<std::chrono::milliseconds> limit) {
+  timespec time{};
+  if (limit) time = {limit->count() / 1000, limit->count() % 1000 * 1'000'000};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, limit ? &time : nullptr, nullptr, 0);
+}
+void futex_wake(std::atomic<std::uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+std::string seconds(std::chrono::nanoseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(time).count());
+  return text;
+}
+
+std::string indented(const std::string& lines) {
+  std::string text = "\n  ";
+  for (const char c : lines) text += c == '\n' ? std::string("\n  ") : std::string(1, c);
+  return text;
+}
+
+/// Whether ranks may make them together: what each sends to each may differ, and how an attempt has ended.
+bool alike(const Call& one, const Call& other) {
+  if (one.kind != other.kind) return false;
+  return one.kind == Call::Kind::all_to_all || one.kind == Call::Kind::end || one.word() == other.word();
+}
+
+std::string nth_call(const std::string& text, std::uint64_t turn) { return text + " as its " + node::nth(turn); }
+
+std::string first_lines(const std::string& lines, std::size_t most) {
+  std::size_t end = 0;
+  for (; most > 0; --most) {
+    end = lines.find('\n', end);
+    if (end == std::string::npos) return lines;
+    ++end;
+  }
+  return lines.substr(0, end) + "…";
+}
+
+}  // namespace
+
+/// What one rank is seen to do.
+struct Watch::Finding {
+  int rank = 0;
+  bool late = false;     ///< it has not come
+  bool stopped = false;  ///< or dead
+  std::int64_t busy_ms = 0;
+  std::string where = {}, calls = {}, stack = {};
+  std::uint64_t word = 0;  ///< of the call that it has come with; 0 where that is not known
+  std::string text = {};
+
+  Json pack() const { return {rank, late, stopped, busy_ms, where, calls, stack, word, text}; }
+  static Finding unpack(const Json& f) { return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]}; }
+};
+
+Watch::Watch(MPI_Comm comm, const Placement& placement)
+    : comm_(comm), rank_(rank_in(comm)), placement_(placement), records_(placement.node_of_rank.size()) {
+  const auto size = records_.size();
+  const auto own = static_cast<std::size_t>(rank_);
+  const auto stride = node::whole_pages(sizeof(Record));
+  std::vector<int> here;
+  for (std::size_t r = 0; r < size; ++r)
+    if (placement_.node_of_rank[r] == placement_.node_of_rank[own]) here.push_back(static_cast<int>(r));
+  std::shared_ptr<node::SharedSegment> segment;
+  const std::set<int> nodes(placement_.node_of_rank.begin(), placement_.node_of_rank.end());
+  if (nodes.size() < size) {
+    const auto local = static_cast<std::size_t>(std::ranges::find(here, rank_) - here.begin());
+    segment = map_together(comm, here, stride * here.size(), stride * local, stride);
+  }
+  shares_ = nodes.size() == size || segment != nullptr;
+  if (segment) {
+    for (std::size_t i = 0; i < here.size(); ++i)
+      records_[static_cast<std::size_t>(here[i])] = reinterpret_cast<Record*>(segment->data() + i * stride);
+    memory_ = segment;
+  } else {
+    auto alone = std::make_shared<Record>();
+    records_[own] = alone.get();
+    memory_ = std::move(alone);
+  }
+  asks_ = std::ranges::count(records_, nullptr) > 0;
+  auto& mine = *records_[own];
+  mine.started = watch::start_of(::getpid());
+  mine.process = ::getpid();
+}
+
+Watch::~Watch() { end_answering(); }
+
+// The thread.
+
+void Watch::answer() {
+  if (thread_.joinable()) return;
+  stack_.emplace();
+  own().answers = true;
+  sigset_t all, before;  // signals are for the threads that were there before
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_setname_np(thread_.native_handle(), "muster-watch");
+}
+
+void Watch::end_answering() {
+  if (!thread_.joinable()) return;
+  ending_ = true;
+  own().answers = false;
+  ++own().asked;
+  futex_wake(own().asked);
+  thread_.join();
+  stack_.reset();
+}
+
+void Watch::run() {
+  auto& mine = own();
+  const bool serves = asks_ && threads_may_call_mpi();
+  while (!ending_) {
+    const auto asked = mine.asked.load();
+    if (asked != mine.answered.load()) {
+      mine.stack.write(stack_->take());
+      mine.answered = asked;
+      futex_wake(mine.answered);
+    }
+    if (serves) serve();
+    std::optional<std::chrono::milliseconds> limit;
+    if (serves) limit = between_looks;
+    if (!ending_) futex_wait(mine.asked, asked, limit);
+  }
+}
+
+/// Answers what ranks of other nodes ask.
+void Watch::serve() try {
+  for (;;) {
+    int flag = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, question_tag, comm_, &flag, &status), "MPI_Iprobe");
+    if (!flag) return;
+    int length = 0;
+    check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
+    std::string bytes(static_cast<std::size_t>(length), '\0');
+    check(MPI_Recv(bytes.data(), length, MPI_BYTE, status.MPI_SOURCE, question_tag, comm_, MPI_STATUS_IGNORE),
+          "MPI_Recv");
+    const auto question = Json::from_cbor(bytes);
+    const std::vector<int> ranks = question[3], late = question[4];
+    const WaitedFor call{question[1], question[2], ranks};
+    auto findings = look(call, ranks, question[5].get<bool>() ? &late : nullptr);
+    add_stacks(findings);
+    Json answer{question[0], Json::array()};
+    for (const auto& finding : findings) answer[1].push_back(finding.pack());
+    // Whoever asked may be gone, so this memory is given up for good.
+    auto* const sent = new std::vector<std::uint8_t>(Json::to_cbor(answer));
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_,
+                    &request),
+          "MPI_Isend");
+  }
+} catch (const std::exception& error) {
+  log::debug(std::string("answering another node: ") + error.what());
+}
+
+// What is seen.
+
+std::string Watch::at_step(const Record& record) {
+  const auto step = record.step.load();
+  return step == 0 ? "" : ", in step " + std::to_string(step) + " of epoch " + std::to_string(record.epoch);
+}
+
+std::string Watch::where(const Record& record) const {
+  const auto last = record.calls.last(1);
+  std::string text;
+  if (const auto state = watch::state_of(record.process, record.started); !state.empty()) text = state + "; ";
+  if (last.empty())
+    text += "it has made no call yet";
+  else if (last[0].ended == 0ns)
+    text += "it is in " + last[0].text() + " since " + seconds(watch::now() - last[0].begun);
+  else
+    text += "it has made no call for " + seconds(watch::now() - last[0].ended) + ", since " + last[0].text();
+  return text + at_step(record);
+}
+
+/// At the ranks of this node among `ranks`.
+std::vector<Watch::Finding> Watch::look(const WaitedFor& call, const std::vector<int>& ranks,
+                                        const std::vector<int>* late) {
+  std::vector<Finding> findings;
+  for (const int r : ranks) {
+    const auto* const record = records_[static_cast<std::size_t>(r)];
+    if (record == nullptr) continue;
+    Finding finding{.rank = r};
+    const auto calls = record->calls.last(kept_calls);
+    const auto come = call.turn > 0 ? record->calls.find(call.channel, call.turn) : std::nullopt;
+    finding.late = late != nullptr ? std::ranges::count(*late, r) > 0
+                                   : record->turns.begun(call.channel).value_or(0) < call.turn && !come;
+    if (come) finding.word = come->call.word(), finding.text = nth_call(come->text(), call.turn);
+    finding.stopped = !watch::state_of(record->process, record->started).empty();
+    finding.busy_ms = (record->busy_until.load() - watch::now().count()) / 1'000'000;
+    finding.where = where(*record);
+    for (const auto& entry : calls) {
+      finding.calls += (finding.calls.empty() ? "" : "\n") + seconds(watch::now() - entry.begun) + " ago";
+      if (entry.turn > 0) finding.calls += ", the " + node::nth(entry.turn) + " of its communicator";
+      finding.calls += ": " + entry.text() + (entry.ended == 0ns ? ", under way" : "");
+    }
+    findings.push_back(std::move(finding));
+  }
+  return findings;
+}
+
+/// Of those of this node that are late or stopped.
+void Watch::add_stacks(std::span<Finding> findings) {
+  std::vector<std::pair<Finding*, std::uint32_t>> asked;
+  for (auto& finding : findings) {
+    auto& record = *records_[static_cast<std::size_t>(finding.rank)];
+    if (!finding.late && !finding.stopped) continue;
+    if (!record.answers || asked.size() >= shown_ranks) continue;
+    if (finding.rank == rank_) {  // on the thread itself, for another node
+      if (std::this_thread::get_id() == thread_.get_id()) finding.stack = stack_->take();
+      continue;
+    }
+    asked.emplace_back(&finding, record.asked.fetch_add(1) + 1);
+    futex_wake(record.asked);
+  }
+  const auto end = std::chrono::steady_clock::now() + for_a_stack;
+  for (auto& [finding, number] : asked) {
+    auto& record = *records_[static_cast<std::size_t>(finding->rank)];
+    for (;;) {
+      const auto answered = record.answered.load();
+      if (static_cast<std::int32_t>(answered - number) >= 0) {
+        finding->stack = record.stack.read();
+        break;
+      }
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+      if (left <= 0ms) break;
+      futex_wait(record.answered, answered, left);
+    }
+  }
+}
+
+/// One rank of each, which answers for all of that node.
+std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const std::vector<int>* late) {
+  const std::lock_guard lock(asking_);
+  std::map<int, std::vector<int>> of_node;
+  for (const int r : call.ranks)
+    if (records_[static_cast<std::size_t>(r)] == nullptr)
+      // Ranks that share no memory answer each for itself.
+      of_node[shares_ ? placement_.node_of_rank[static_cast<std::size_t>(r)] : -1 - r].push_back(r);
+  const auto number = ++questions_;
+  struct Sent {
+    std::vector<std::uint8_t> bytes;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  auto* const sends = new std::deque<Sent>;  // given up for good: not all may be taken
+  for (const auto& [unused, ranks] : of_node) {
+    auto& send = sends->emplace_back();
+    send.bytes =
+        Json::to_cbor(Json{number, call.channel, call.turn, ranks, late ? *late : std::vector<int>(), late != nullptr});
+    check(MPI_Isend(send.bytes.data(), static_cast<int>(send.bytes.size()), MPI_BYTE, ranks.front(), question_tag,
+                    comm_, &send.request),
+          "MPI_Isend");
+  }
+  std::vector<Finding> findings;
+  auto left = of_node.size();
+  const auto end = std::chrono::steady_clock::now() + for_answers;
+  while (left > 0 && std::chrono::steady_clock::now() < end) {
+    int flag = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, answer_tag, comm_, &flag, &status), "MPI_Iprobe");
+    if (!flag) {
+      std::this_thread::sleep_for(1ms);
+      continue;
+    }
+    int length = 0;
+    check(MPI_Get_count(&status, MPI_BYTE, &length), "MPI_Get_count");
+    std::string bytes(static_cast<std::size_t>(length), '\0');
+    check(MPI_Recv(bytes.data(), length, MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_, MPI_STATUS_IGNORE),
+          "MPI_Recv");
+    const auto answer = Json::from_cbor(bytes);
+    if (answer[0] != number) continue;  // of an earlier question
+    --left;
+    for (const auto& finding : answer[1]) findings.push_back(Finding::unpack(finding));
+  }
+  for (const auto& [unused, ranks] : of_node)
+    for (const int r : ranks)
+      if (std::ranges::find(findings, r, &Finding::rank) == findings.end())
+        findings.push_back(
+            {.rank = r, .late = late != nullptr && std::ranges::count(*late, r) > 0, .where = "nobody there answers"});
+  return findings;
+}
+
+Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::milliseconds limit,
+                            const std::vector<int>* late) {
+  auto findings = look(call, call.ranks, late);
+  const auto more = [&](std::span<const Finding> of) {
+    auto longest = 0ms;
+    for (const auto& finding : of) {
+      if (call.turn > 0 && !finding.late) continue;
+      if (finding.busy_ms <= -limit.count()) continue;
+      const auto end = watch::now() + std::chrono::milliseconds(finding.busy_ms) + limit;
+      if (end > begun + limit)
+        longest = std::max(longest, std::chrono::ceil<std::chrono::milliseconds>(end - watch::now()));
+    }
+    return longest;
+  };
+  const auto here = static_cast<std::ptrdiff_t>(findings.size());
+  if (const auto longer = more(findings); longer > 0ms) return {.more = longer, .fact = {}, .details = {}};
+  if (asks_ && threads_may_call_mpi()) std::ranges::move(ask_other_nodes(call, late), std::back_inserter(findings));
+  if (const auto longer = more(std::span(findings).subspan(static_cast<std::size_t>(here))); longer > 0ms)
+    return {.more = longer, .fact = {}, .details = {}};
+  const auto mine = std::ranges::find(findings, rank_, &Finding::rank);
+  for (const auto& theirs : findings)
+    if (mine->word != 0 && theirs.word != 0 && !alike(Call::of(mine->word), Call::of(theirs.word)))
+      differ(mine->text, theirs.rank, theirs.text);
+  add_stacks(std::span(findings).first(static_cast<std::size_t>(here)));
+
+  Verdict verdict;
+  const bool any_late = std::ranges::any_of(findings, &Finding::late);
+  std::size_t shown = 0, all = 0;
+  std::string seen;
+  for (const auto& finding : findings) {
+    const auto name = "rank " + std::to_string(finding.rank) + " (" + host(finding.rank) + ")";
+    seen += "\n" + name + (finding.late ? ", which has not come: " : ": ") + finding.where + indented(finding.calls);
+    if (!finding.stack.empty()) seen += "\nIt stands in" + indented(finding.stack);
+    if (any_late ? !finding.late : !finding.stopped) continue;
+    if (++all > shown_ranks) continue;
+    ++shown;
+    verdict.fact += (verdict.fact.empty() ? "" : "; ") + name + (finding.late ? " has not come: " : " has come and ") +
+                    finding.where;
+    if (!finding.stack.empty())
+      verdict.details +=
+          "\nRank " + std::to_string(finding.rank) + " stands in" + indented(first_lines(finding.stack, shown_frames));
+  }
+  if (all > shown) verdict.fact += "; and " + std::to_string(all - shown) + " more";
+  if (verdict.fact.empty())
+    verdict.fact = call.turn > 0 ? "all ranks have come, and what they wait for does not"
+                                 : "no rank that may send is stopped or gone";
+  log::keep("what the ranks do, as this one sees it:" + seen);
+  return verdict;
+}
+
+void Watch::compare(const WaitedFor& call, std::int64_t attempt) const {
+  const auto& own_record = *records_[static_cast<std::size_t>(rank_)];
+  const auto own_calls = own_record.calls.last();
+  const auto mine = std::ranges::find_if(
+      own_calls, [&](const watch::Entry& e) { return e.channel == call.channel && e.turn == call.turn; });
+  if (mine == own_calls.end()) return;
+  const auto in = [](const watch::Entry& entry) { return nth_call(entry.text(), entry.turn); };
+  for (const int r : call.ranks) {
+    const auto* const record = records_[static_cast<std::size_t>(r)];
+    if (record == nullptr || r == rank_) continue;
+    const auto calls = record->calls.last();
+    const auto there = [&](const watch::Entry& e) { return e.channel == call.channel && e.turn == call.turn; };
+    if (const auto theirs = std::ranges::find_if(calls, there); theirs != calls.end()) {
+      if (alike(mine->call, theirs->call)) continue;
+      differ(in(*mine), r, in(*theirs));
+    }
+    const auto begun = record->turns.begun(call.channel);
+    if (calls.empty() || !begun || *begun >= call.turn) continue;
+    const auto& last = calls.back();
+    const bool has_ended = last.call.kind == Call::Kind::end && last.call.root == 0 && last.ended == 0ns &&
+                           last.turn == static_cast<std::uint64_t>(attempt);
+    if (has_ended)
+      throw Error(ExitCode::user_error, "waiting in " + mine->text(),
+                  "rank " + std::to_string(r) + " (" + host(r) +
+                      ") has returned from its work without that call, this rank's " + node::nth(call.turn),
+                  "All ranks of a communicator make the same calls in the same order");
+    // Each waits for the other in a call that the other has not begun.
+    const std::uint64_t channel = record->waits_channel, turn = record->waits_turn;
+    const auto waits_in = std::ranges::find_if(
+        calls, [&](const watch::Entry& e) { return e.channel == channel && e.turn == turn && e.ended == 0ns; });
+    if (turn == 0 || waits_in == calls.end() || !mine->call.needs_all() || !waits_in->call.needs_all()) continue;
+    const auto begun_here = own_record.turns.begun(channel);  // of that communicator, if this rank is one of it
+    if (begun_here && *begun_here < turn && main_waits_in(call) && record->waits_turn == turn)
+      differ(in(*mine), r, in(*waits_in));
+  }
+}
+
+void Watch::differ(const std::string& mine, int other, const std::string& theirs) const {
+  if (other < rank_) throw node::mismatch(other, theirs, rank_, mine);
+  throw node::mismatch(rank_, mine, other, theirs);
+}
+
+void Watch::note_wait(std::uint64_t channel, std::uint64_t turn) noexcept {
+  if (std::this_thread::get_id() != main_thread_) return;
+  own().waits_turn = 0;
+  own().waits_channel = channel;
+  own().waits_turn = turn;
+}
+
+bool Watch::main_waits_in(const WaitedFor& call) const {
+  const auto& mine = *records_[static_cast<std::size_t>(rank_)];
+  return mine.waits_channel == call.channel && mine.waits_turn == call.turn;
+}
+
+// Of a communicator's world.
+
+Answering::Answering(const Communicator& world) : world_(world) { Channel::of(world_)->world->watch.answer(); }
+Answering::~Answering() { Channel::of(world_)->world->watch.end_answering(); }
+
+void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch) {
+  auto& record = Channel::of(communicator)->world->watch.own();
+  record.step.store(step, std::memory_order_relaxed);
+  record.epoch.store(epoch, std::memory_order_relaxed);
+}
+
+void keep_alive(const Communicator& communicator, std::chrono::milliseconds time) {
+  const auto end = watch::now() + std::clamp<std::chrono::milliseconds>(time, 0ms, std::chrono::years(100));
+  Channel::of(communicator)->world->watch.own().busy_until = end.count();
+}
+
+}  // namespace muster::detail::comm
