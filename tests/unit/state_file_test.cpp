@@ -9,10 +9,12 @@
 #include "support/folder.hpp"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/imag.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -170,6 +172,16 @@ TEST(StateFile, ComesBackFromWhereverItLies) {
         fs::remove_all(folder);
       }
   }
+}
+
+TEST(StateFile, ViewsOfOtherNumbersInTheSameMemoryAreTensorsOfTheirOwn) {
+  const Folder folder;
+  const auto numbers = at::complex(at::arange(9, at::kFloat), at::arange(1, 10, at::kFloat));
+  const Tensors tensors{{"a", numbers},
+                        {"conjugate", numbers.conj()},
+                        {"imaginary", at::imag(numbers)},
+                        {"negative", at::imag(numbers.conj())}};
+  expect_same(read_tensors(folder.path(), write(folder.path(), tensors, 1)), tensors);
 }
 
 TEST(StateFile, Hdf5ReadsIt) {

@@ -13,7 +13,13 @@ namespace {
 const std::string making = "making state.h5";
 
 /// Two tensors with the same key are the same numbers in the same memory, of each rank or of all.
-using MemoryKey = std::tuple<bool, const void*, at::ScalarType, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+using MemoryKey =
+    std::tuple<bool, const void*, at::ScalarType, std::vector<std::int64_t>, std::vector<std::int64_t>, bool, bool>;
+
+MemoryKey memory_key(const TensorEntry& entry, const at::Tensor& tensor) {
+  return {entry.per_rank,         tensor.const_data_ptr(), entry.type,     entry.shape,
+          tensor.strides().vec(), tensor.is_conj(),        tensor.is_neg()};
+}
 
 std::int64_t check(std::int64_t status) { return hdf5::check(status, making, ExitCode::retry); }
 
@@ -88,8 +94,7 @@ Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank, in
     std::map<MemoryKey, std::string> first_name;
     for (const auto& [name, tensor] : tensors) {
       auto entry = entry_for(name, tensor, per_rank.contains(name), ranks);
-      const auto [first, is_new] = first_name.try_emplace(
-          {entry.per_rank, tensor.const_data_ptr(), entry.type, entry.shape, tensor.strides().vec()}, name);
+      const auto [first, is_new] = first_name.try_emplace(memory_key(entry, tensor), name);
       if (is_new || entry.bytes == 0) {
         entry.offset = make_dataset(file.get(), entry, links.get());
       } else {
