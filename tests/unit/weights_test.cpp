@@ -91,6 +91,17 @@ TEST(Weights, ComeBack) {
   EXPECT_EQ(shared.at("tied").data_ptr(), shared.at("w").data_ptr()) << "one storage stays one";
 }
 
+TEST(Weights, ThatAreExpandedComeBack) {
+  const Folder folder;
+  const StateDict expanded{.tensors = {{"row", at::arange(3, at::kFloat).expand({4, 3})},
+                                       {"one", at::full({}, 2, at::kLong).expand({5})},
+                                       {"windows", at::arange(9, at::kFloat).unfold(0, 4, 1)}}};
+  for (const auto& format : formats) {
+    format.save(expanded, folder / format.name, {});
+    expect_same(format.load(folder / format.name), expanded);
+  }
+}
+
 TEST(Weights, AreAligned) {
   const Folder folder;
   save_safetensors(sample(), folder / "it", {});

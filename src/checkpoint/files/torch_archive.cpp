@@ -234,7 +234,9 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
   c10::Dict<std::string, at::Tensor> dict;
   std::map<const void*, std::uint64_t> storages;
   for (const auto& [name, tensor] : state.tensors) {
-    const auto plain = tensor.detach().resolve_conj().resolve_neg().cpu();
+    auto plain = tensor.detach().resolve_conj().resolve_neg().cpu();
+    // What is expanded from fewer values is written out: load_torch() takes nothing that is larger than its storage.
+    if (plain.nbytes() > plain.storage().nbytes()) plain = plain.contiguous();
     storages[plain.storage().data()] = plain.storage().nbytes();
     dict.insert(name, plain);
   }
