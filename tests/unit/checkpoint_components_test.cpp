@@ -256,6 +256,16 @@ TEST(Components, ValuesComeBack) {
   EXPECT_EQ(given.values.at("n"), 3);
 }
 
+TEST(Components, ExpandedTensorsComeBack) {
+  auto rows = at::arange(3, at::kFloat).expand({4, 3}), one = at::full({}, 2, at::kLong).expand({5});
+  const StateEntries entries{{"rows", rows}, {"one", one}};
+  const auto saved = Checkpoint::from_dict(entries).to_dict();
+  rows = at::zeros({3}).expand({4, 3}), one = at::zeros({}, at::kLong).expand({5});
+  restore(entries, saved);
+  EXPECT_TRUE(at::equal(rows, at::arange(3, at::kFloat).expand({4, 3})));
+  EXPECT_TRUE(at::equal(one, at::full({5}, 2, at::kLong)));
+}
+
 struct Tied : torch::nn::Module {
   explicit Tied(double value, bool tied = true) {
     in = register_parameter("in", at::full({3}, value, at::kFloat));

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -44,11 +45,28 @@ bool plain(const at::Tensor& tensor) {
          !tensor.is_neg();
 }
 
+/// Without the repetitions of what is expanded (at::Tensor::expand) in `like`.
+at::Tensor without_repetitions(at::Tensor tensor, const at::Tensor& like) {
+  for (std::int64_t i = 0; i < like.dim(); ++i)
+    if (like.stride(i) == 0 && like.size(i) > 1) tensor = tensor.narrow(i, 0, 1);
+  return tensor;
+}
+
+/// Torch writes to no tensor that is expanded; where each repetition is to have the same values they go to the first.
+bool copy_once(const at::Tensor& to, const at::Tensor& from) {
+  if (to.layout() != at::kStrided || to.sizes() != from.sizes()) return false;
+  const auto once = without_repetitions(to, to), values = without_repetitions(from, to);
+  if (once.sizes() == to.sizes() || !at::equal(values.expand_as(from), from)) return false;
+  once.copy_(values);
+  return true;
+}
+
 }  // namespace
 
 void copy_values(const at::Tensor& to, const at::Tensor& from) {
   constexpr std::size_t large = 256 << 10;
   const at::NoGradGuard no_grad;
+  if (copy_once(to, from)) return;
   if (from.nbytes() < large || !plain(to) || !plain(from) || to.scalar_type() != from.scalar_type() ||
       to.sizes() != from.sizes()) {
     to.copy_(from);
