@@ -30,9 +30,14 @@ Signals::Signals() {
   action.sa_handler = note;
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < handled.size(); ++i) ::sigaction(handled[i], &action, &before_[i]);
+  sigset_t all;
+  ::sigemptyset(&all);
+  for (const int signal : handled) ::sigaddset(&all, signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &all, &blocked_before_);
 }
 
 Signals::~Signals() {
+  ::pthread_sigmask(SIG_SETMASK, &blocked_before_, nullptr);
   for (std::size_t i = 0; i < handled.size(); ++i) ::sigaction(handled[i], &before_[i], nullptr);
   for (auto& end : ends) ::close(end);
 }

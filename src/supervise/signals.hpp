@@ -7,7 +7,8 @@
 
 namespace muster::detail::supervise {
 
-/// While it lives, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are wishes. One at a time.
+/// While it lives, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may have
+/// blocked them. One at a time.
 class Signals {
  public:
   Signals();
@@ -27,6 +28,7 @@ class Signals {
   static constexpr std::array<int, 5> handled{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD};
 
   std::array<struct sigaction, handled.size()> before_{};
+  sigset_t blocked_before_{};
   bool stop_wished_ = false;
   int interrupts_ = 0;
 };
