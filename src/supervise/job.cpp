@@ -127,7 +127,9 @@ std::string Job::read() {
 
 bool Job::ended() {
   int status = 0;
-  if (!status_ && ::waitpid(launcher_, &status, WNOHANG) == launcher_) status_ = status;
+  // Orphans of the job too, which would stay as zombies until its end.
+  for (pid_t child = 0; (child = ::waitpid(-1, &status, WNOHANG)) > 0;)
+    if (child == launcher_ && !status_) status_ = status;
   return status_.has_value();
 }
 
