@@ -113,7 +113,8 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
                                                             {"OMPI_MCA_odls_base_sigkill_timeout", "0"}};
   if (mpirun && options.hosts.empty()) {
     settings.emplace_back("OMPI_MCA_orte_tmpdir_base", folders.temporary.string());
-    settings.emplace_back("OMPI_MCA_btl_vader_backing_directory", folders.shared_memory.string());
+    if (!folders.shared_memory.empty())
+      settings.emplace_back("OMPI_MCA_btl_vader_backing_directory", folders.shared_memory.string());
   }
   for (auto& setting : settings)
     if (environment(setting.first.c_str()) == nullptr) command.environment.push_back(std::move(setting));

@@ -44,7 +44,7 @@ struct Introduction {
 
 /// Where the launcher puts what it leaves behind when it is killed; on one node, so that it can be removed.
 struct Folders {
-  std::filesystem::path temporary, shared_memory;
+  std::filesystem::path temporary, shared_memory;  ///< the latter empty: wherever it likes
 };
 
 /// `ranks` on all hosts but the lost ones.

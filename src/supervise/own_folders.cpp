@@ -37,7 +37,17 @@ void remove_leftovers(const fs::path& parent) {
   }
 }
 
-/// A new one in `parent`, and its lock.
+fs::path temporary_parent() {
+  std::error_code error;
+  auto path = fs::temp_directory_path(error);
+  if (!error) return path;
+  const char* const named = std::getenv("TMPDIR");
+  throw Error(ExitCode::usage, "making a folder for temporary files",
+              named == nullptr ? "there is no /tmp" : "TMPDIR is " + std::string(named) + ", and that is no folder",
+              "Set TMPDIR to a folder that is there");
+}
+
+/// A new one in `parent`, and its lock. An Error (ExitCode::retry) where it takes none.
 fs::path make_folder(const fs::path& parent, int& lock) {
   remove_leftovers(parent);
   for (;;) {
@@ -54,8 +64,11 @@ fs::path make_folder(const fs::path& parent, int& lock) {
 }  // namespace
 
 OwnFolders::OwnFolders() {
-  paths_.temporary = make_folder(fs::temp_directory_path(), locks_[0]);
-  paths_.shared_memory = make_folder("/dev/shm", locks_[1]);
+  paths_.temporary = make_folder(temporary_parent(), locks_[0]);
+  try {
+    paths_.shared_memory = make_folder("/dev/shm", locks_[1]);
+  } catch (const Error&) {  // the ranks say what that means for them
+  }
 }
 
 OwnFolders::~OwnFolders() {

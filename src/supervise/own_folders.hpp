@@ -6,8 +6,9 @@
 
 namespace muster::detail::supervise {
 
-/// New folders, for this user alone, which are gone with this object. Those of a `muster run` that was killed are
-/// removed when the next one begins.
+/// New folders, for this user alone, which are gone with this object. There is none in shared memory where /dev/shm
+/// takes none: then the launcher and MPI do without as they can. Those of a `muster run` that was killed are removed
+/// when the next one begins.
 class OwnFolders {
  public:
   OwnFolders();
