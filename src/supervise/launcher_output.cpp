@@ -16,12 +16,13 @@ constexpr std::string_view error_prefix = "muster: error: ";
 constexpr std::string_view erase_line = "\033[K";  // of a progress line that makes room
 
 /// What is in the first line of a message of mpirun, whose name may be another: of the ranks' end, which we tell
-/// ourselves, and of what it could not do.
+/// ourselves; and with what that of one begins that says what it could not do, unless that is "mpirun was unable to …".
 constexpr std::array<std::string_view, 4> of_their_end{"Primary job ", " noticed that process rank ",
                                                        " detected that one ", "MPI_ABORT was invoked"};
-constexpr std::array<std::string_view, 8> of_trouble{" was unable to ", "There are not enough slots",   "ORTE has lost",
-                                                     "ORTE was unable", "ORTE does not know",           "A daemon",
-                                                     "An ORTE daemon",  "All nodes which are allocated"};
+constexpr std::string_view unable = " was unable to ";
+constexpr std::array<std::string_view, 6> of_trouble{
+    "There are not enough slots",   "ORTE has lost", "ORTE does not know", "A daemon", "An ORTE daemon",
+    "All nodes which are allocated"};
 /// Lines of their own.
 constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
 constexpr std::array<std::string_view, 6> in_passing{
@@ -33,9 +34,22 @@ bool has_any(std::string_view line, const std::array<std::string_view, n>& parts
   return std::any_of(parts.begin(), parts.end(), [&](auto part) { return line.find(part) != std::string_view::npos; });
 }
 
-bool is_dashes(std::string_view line) {
-  return line.size() >= 70 && line.find_first_not_of('-') == std::string_view::npos;
+template <std::size_t n>
+bool begins_with_any(std::string_view line, const std::array<std::string_view, n>& parts) {
+  return std::any_of(parts.begin(), parts.end(), [&](auto part) { return line.starts_with(part); });
 }
+
+bool is_trouble(std::string_view line) {
+  const auto name = line.substr(0, line.find(' '));
+  return line.substr(name.size()).starts_with(unable) || begins_with_any(line, of_trouble);
+}
+
+/// mpirun draws 74 of them.
+bool is_rule(std::size_t dashes) { return dashes >= 70 && dashes <= 80; }
+bool may_be_dashes(std::string_view begun) {
+  return begun.size() <= 80 && begun.find_first_not_of('-') == std::string_view::npos;
+}
+bool is_dashes(std::string_view line) { return is_rule(line.size()) && may_be_dashes(line); }
 
 /// Whether a line that begins so may be one that is not shown.
 bool may_be_ours(std::string_view begun) {
@@ -44,8 +58,7 @@ bool may_be_ours(std::string_view begun) {
   const auto may_begin = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
   return may_begin(launch::telling) || may_begin(error_prefix) ||
          std::any_of(of_slurm.begin(), of_slurm.end(), may_begin) || may_begin("mpirun: ") || may_begin("mpiexec: ") ||
-         begun.find_first_not_of('-') == std::string_view::npos || begun.front() == '[' ||
-         (begun.front() >= '0' && begun.front() <= '9');
+         may_be_dashes(begun) || begun.front() == '[' || (begun.front() >= '0' && begun.front() <= '9');
 }
 
 int signal_named(std::string_view name) {
@@ -59,16 +72,20 @@ int signal_named(std::string_view name) {
 std::string LauncherOutput::take(std::string_view bytes) {
   std::string shown;
   for (const char c : bytes) {
-    if (showing_) {
+    if (showing_ && c != launch::telling.front()) {
       shown += c;
       showing_ = c != '\n' && c != '\r';
+      in_block_ = c == '\n' && is_rule(dashes_);
+      dashes_ = c == '-' ? dashes_ + 1 : 0;
     } else if (c == '\n') {
       shown += take_line(std::exchange(line_, {}));
     } else if (c == '\r') {
       shown += std::exchange(line_, {}) + c;
     } else {
+      showing_ = false;
       line_ += c;
       if (in_block_ || may_be_ours(line_)) continue;
+      dashes_ = c == '-' ? line_.size() : 0;
       shown += std::exchange(line_, {});
       showing_ = true;
     }
@@ -77,7 +94,7 @@ std::string LauncherOutput::take(std::string_view bytes) {
 }
 
 std::string LauncherOutput::finish() {
-  auto rest = std::exchange(block_, {}) + std::exchange(line_, {});
+  auto rest = std::exchange(opening_, {}) + std::exchange(block_, {}) + std::exchange(line_, {});
   in_block_ = showing_ = false;
   return rest;
 }
@@ -86,23 +103,23 @@ std::string LauncherOutput::take_line(const std::string& line) {
   if (in_block_) return take_block_line(line);
   if (!is_dashes(line)) return shown_of(line);
   in_block_ = true;
-  block_ = line + "\n";
+  opening_ = line + "\n";
   return {};
 }
 
 std::string LauncherOutput::take_block_line(const std::string& line) {
-  const bool first = block_.find('\n') + 1 == block_.size();
+  const bool first = block_.empty();
   if (first && is_dashes(line)) return {};  // the end of one whose beginning was lost; this one begins another
-  if (first && !has_any(line, of_their_end) && !has_any(line, of_trouble)) {
+  if (first && !has_any(line, of_their_end) && !is_trouble(line)) {
     in_block_ = false;
-    return std::exchange(block_, {}) + shown_of(line);
+    return std::exchange(opening_, {}) + shown_of(line);
   }
   if (!is_dashes(line)) {
     block_ += line + "\n";
     return {};
   }
-  block_.erase(0, block_.find('\n') + 1);
   keep_block();
+  opening_.clear();
   block_.clear();
   in_block_ = false;
   return {};
@@ -131,8 +148,7 @@ bool LauncherOutput::keep(std::string_view line) {
     return true;
   }
   if (has_any(line, in_passing)) return true;
-  if (std::none_of(of_slurm.begin(), of_slurm.end(), [&](auto beginning) { return line.starts_with(beginning); }))
-    return false;
+  if (!begins_with_any(line, of_slurm)) return false;
   std::array<char, 256> host{};
   int rank = 0, end = 0;
   const std::string text(line);
@@ -160,7 +176,7 @@ void LauncherOutput::keep_block() {
     if (std::sscanf(block_.c_str() + name, "Process name: [[%d,%d],%d]", &family, &job, &rank) == 3)
       words_.failed_rank = rank;
   }
-  if (!has_any(block_.substr(0, block_.find('\n')), of_trouble)) return;
+  if (!is_trouble(block_.substr(0, block_.find('\n')))) return;
   if (const auto remote = block_.find("Remote daemon"); remote != std::string::npos)
     if (const auto node = block_.find(" on node ", remote); node != std::string::npos)
       words_.host = block_.substr(node + 9, block_.find('\n', node) - node - 9);

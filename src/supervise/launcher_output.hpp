@@ -43,9 +43,11 @@ class LauncherOutput {
   void keep_block();
 
   Words words_;
-  std::string line_;      ///< begun, and not shown yet
-  bool showing_ = false;  ///< the line that has begun is not ours
-  std::string block_;     ///< of a message of the launcher between lines of dashes
+  std::string line_;        ///< begun, and not shown yet
+  bool showing_ = false;    ///< the line that has begun is not ours
+  std::size_t dashes_ = 0;  ///< with which it ends so far
+  std::string opening_;     ///< the line of dashes above a message of the launcher; empty if it has been shown
+  std::string block_;       ///< of that message
   bool in_block_ = false;
 };
 

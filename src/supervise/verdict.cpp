@@ -25,7 +25,8 @@ bool lost_a_rank(const End& end) {
 }  // namespace
 
 int code_of(const End& end) {
-  const bool broken_off = lost_a_rank(end) || end.grace_over || !end.words.launcher.empty();
+  const bool no_ranks = end.code != 0 && !end.words.launcher.empty();
+  const bool broken_off = lost_a_rank(end) || end.grace_over || no_ranks;
   if (!broken_off) return end.code;
   return end.words.ended.value_or(static_cast<int>(ExitCode::retry));
 }

@@ -40,6 +40,39 @@ TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
   EXPECT_EQ(output.words().ended, 65);
 }
 
+TEST(LauncherOutput, HearsWhatComesBehindALineThatHasNotEnded) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take("loading ...\x1emuster run /runs/demo\ndone\n"), "loading ...done\n");
+  EXPECT_EQ(output.words().run, "/runs/demo");
+  EXPECT_EQ(output.take("\r 10%" + dashes +
+                        "\nmpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9 "
+                        "(Killed).\n" +
+                        dashes + "\nafter\n"),
+            "\r 10%" + dashes + "\nafter\n");
+  ASSERT_TRUE(output.words().lost);
+  EXPECT_EQ(output.words().lost->rank, 3);
+  EXPECT_EQ(output.take("a title " + dashes + "\nx | y\n"), "a title " + dashes + "\nx | y\n");
+  EXPECT_EQ(output.take("one\x1etwo\n"), "one\x1etwo\n");
+  EXPECT_EQ(output.finish(), "");
+}
+
+TEST(LauncherOutput, TakesLongLinesAtOnce) {
+  LauncherOutput output;
+  for (const char c : {'-', '[', '0', 'x', '\0'}) {
+    const auto line = std::string(4'000'000, c) + "\n";
+    EXPECT_TRUE(output.take(line) == line) << c;
+  }
+}
+
+TEST(LauncherOutput, WhatTheProgramWasUnableToDoIsNotTheLaunchers) {
+  LauncherOutput output;
+  const auto table = dashes + "\nThe loader was unable to open the cache\n" + dashes + "\n";
+  auto shown = output.take(table);
+  shown += output.finish();
+  EXPECT_EQ(shown, table);
+  EXPECT_EQ(output.words().launcher, "");
+}
+
 TEST(LauncherOutput, KeepsTheBannersOfMpirun) {
   LauncherOutput output;
   EXPECT_EQ(output.take(dashes +
@@ -104,6 +137,7 @@ TEST(Verdict, CodesComeThrough) {
   EXPECT_EQ(code_of({.code = 137}), 75);
   EXPECT_EQ(code_of({.grace_over = true}), 75);
   EXPECT_EQ(code_of({.code = 1, .words = {.launcher = "There are not enough slots"}}), 75);
+  EXPECT_EQ(code_of({.code = 0, .words = {.launcher = "fit was unable to say goodbye"}}), 0);
 }
 
 TEST(Verdict, AFinishedJobNeverEndsAsFailed) {
