@@ -31,8 +31,9 @@ inline constexpr const char* full_workers = "MUSTER_FULL_WORKERS";
 
 /// What is told, followed by a space and a text without line breaks.
 inline constexpr std::string_view telling = "\x1emuster ";
-inline constexpr std::string_view telling_run = "run";      ///< the folder of the run that begins
-inline constexpr std::string_view telling_ended = "ended";  ///< the exit code: every rank is through its work
+inline constexpr std::string_view telling_run = "run";          ///< the folder of the run that begins
+inline constexpr std::string_view telling_stopped = "stopped";  ///< on request, and there was no state to save
+inline constexpr std::string_view telling_ended = "ended";      ///< the exit code: every rank is through its work
 
 /// Nothing where nobody supervises.
 void tell_supervisor(std::string_view what, std::string_view text) noexcept;

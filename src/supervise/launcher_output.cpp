@@ -140,6 +140,7 @@ bool LauncherOutput::keep(std::string_view line) {
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
     if (what == launch::telling_run) words_.run = text;
+    if (what == launch::telling_stopped) words_.stopped = true;
     if (what == launch::telling_ended) words_.ended = std::atoi(text.c_str());
     return true;
   }

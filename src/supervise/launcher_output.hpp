@@ -20,6 +20,7 @@ struct Words {
   std::string run = {};                  ///< the folder of the run
   std::string error = {};                ///< the first error that a rank has printed
   std::optional<int> ended = {};         ///< every rank was through its work, and the job was to end with that code
+  bool stopped = false;                  ///< on request, and there was nothing to save
   std::optional<LostRank> lost = {};     ///< the first one
   std::optional<int> failed_rank = {};   ///< the first one that ended with a code other than 0
   std::string launcher = {};             ///< why the launcher could not start the ranks, or lost them

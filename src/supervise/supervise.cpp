@@ -155,7 +155,7 @@ class Supervision {
       const int code = code_of(end);
       if (code == 0) return say_if_broken_off(end);
       const auto cause = cause_of(end, error_in_file(run_, started_));
-      if (is_failure(code) && !signals_.stop_wished()) count();
+      if (is_failure(end, signals_.stop_wished())) count();
       auto next = what_next(end, failures_, demand_, ranks, signals_.stop_wished());
       leave_out_lost_host(end, next);
       // A rank that was killed cannot leave a cause itself.
@@ -221,7 +221,7 @@ class Supervision {
   int give_up(const End& end, const std::string& cause, int code) {
     keep_cause();
     auto text = cause;
-    if (is_failure(code) && !signals_.stop_wished()) {
+    if (is_failure(end, signals_.stop_wished())) {
       if (demand_.max_failures > 0)
         text += ". It is not started again: " + std::to_string(failures_.count) +
                 " failures since the last progress, and --max-failures is " + std::to_string(demand_.max_failures);

@@ -31,15 +31,16 @@ int code_of(const End& end) {
   return end.words.ended.value_or(static_cast<int>(ExitCode::retry));
 }
 
-bool is_failure(int code) {
+bool is_failure(const End& end, bool stop_wished) {
   using enum ExitCode;
   constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};
-  return std::find(final_ones.begin(), final_ones.end(), static_cast<ExitCode>(code)) == final_ones.end();
+  return !stop_wished && !end.words.stopped &&
+         std::find(final_ones.begin(), final_ones.end(), static_cast<ExitCode>(code_of(end))) == final_ones.end();
 }
 
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished) {
   Next next{.code = code_of(end), .ranks = demand.ranks};
-  if (stop_wished || !is_failure(next.code) || !failures.may_retry(demand.max_failures)) return next;
+  if (!is_failure(end, stop_wished) || !failures.may_retry(demand.max_failures)) return next;
   next.again = true;
   next.wait = train::back_off(failures);
   if (!end.words.launcher.empty()) next.ranks = std::max(demand.min_workers, ranks / 2);

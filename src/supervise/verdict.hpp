@@ -40,8 +40,9 @@ int code_of(const End& end);
 /// of them are tried next, and all of them again after a start that ran.
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished);
 
-/// Whether a job that has ended with that code is a failure that is counted.
-bool is_failure(int code);
+/// Whether that is a failure, which is counted: no stop, however it was asked for, and nothing that trying again does
+/// not change.
+bool is_failure(const End& end, bool stop_wished);
 
 /// The root cause, as far as the launcher and the ranks have said it; `in_file` is what the ranks have left in
 /// error.txt, empty if nothing. "rank 1 (n2) was ended by signal 9 (Killed)".

@@ -135,7 +135,8 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (error->code() == ExitCode::usage || error->code() == ExitCode::stopped) return error;
     // A stop at which nothing could be saved; ranks that only wait do not know of it.
-    if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0)
+    if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
+      if (world.rank() == 0) launch::tell_supervisor(launch::telling_stopped, run.path().string());
       return error;
     count.add();
     if (!count.failures().may_retry(max_failures)) return error;

@@ -156,6 +156,7 @@ TEST(Verdict, WhatIsTriedAgain) {
   for (const int code : {1, 7, 75}) EXPECT_TRUE(what_next({.code = code}, first, demand, 2, false).again);
   EXPECT_TRUE(what_next(lost_rank(), first, demand, 2, false).again);
   EXPECT_FALSE(what_next(lost_rank(), first, demand, 2, /*stop_wished=*/true).again);
+  EXPECT_FALSE(what_next({.code = 75, .words = {.stopped = true}}, first, demand, 2, false).again);
   EXPECT_TRUE(what_next(lost_rank(), {.count = 3}, demand, 2, false).again);
   const auto last = what_next(lost_rank(), {.count = 4}, demand, 2, false);
   EXPECT_FALSE(last.again);
