@@ -188,7 +188,7 @@ class Supervision {
       failures_ = failures_.after(-1);
       return;
     }
-    failures_ = train::read_failures(run_, introduction_.id).value_or(failures_).after(train::newest_index(run_));
+    failures_ = train::one_more(train::read_failures(run_, introduction_.id).value_or(failures_), run_);
     try {
       train::write_failures(run_, introduction_.id, failures_);
     } catch (const Error& error) {

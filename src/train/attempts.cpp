@@ -80,16 +80,18 @@ class FailureCount {
       if (supervisor_) failures_ = read_failures(run_.path(), supervisor_->id).value_or(failures_);
     });
   }
-  /// One more. Collective.
-  void add() {
+  /// One more; whether it may be tried again here. Collective.
+  bool add(int max_failures) {
     agree([&] {
-      failures_ = failures_.after(newest_index(run_.path()));
+      failures_ = one_more(failures_, run_.path());
+      if (!supervisor_ || !failures_.may_retry(max_failures)) return;  // the job fails, which its supervisor counts
       try {
-        if (supervisor_) write_failures(run_.path(), supervisor_->id, failures_);
-      } catch (const Error& error) {
+        write_failures(run_.path(), supervisor_->id, failures_);
+      } catch (const std::exception& error) {
         log::warn(std::string("the number of failures is not kept: ") + error.what());
       }
     });
+    return failures_.may_retry(max_failures);
   }
   const Failures& failures() const noexcept { return failures_; }
 
@@ -138,8 +140,8 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
       if (world.rank() == 0) launch::tell_supervisor(launch::telling_stopped, run.path().string());
       return error;
-    count.add();
-    if (!count.failures().may_retry(max_failures)) return error;
+    }
+    if (!count.add(max_failures)) return error;
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
                 std::to_string(count.failures().count) +

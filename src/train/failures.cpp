@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "checkpoint/tier.hpp"
+#include "muster/error.hpp"
 
 #include <algorithm>
 
@@ -23,6 +24,14 @@ std::chrono::seconds back_off(const Failures& failures) noexcept {
 int newest_index(const std::filesystem::path& run) {
   const auto published = checkpoint::Tier(run).list().published;
   return published.empty() ? -1 : published.rbegin()->first;
+}
+
+Failures one_more(const Failures& before, const std::filesystem::path& run) {
+  try {
+    return before.after(newest_index(run));
+  } catch (const Error&) {  // the failure itself is what is to be told
+    return before.after(before.newest);
+  }
 }
 
 std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor) {

@@ -28,6 +28,9 @@ std::chrono::seconds back_off(const Failures& failures) noexcept;
 /// The index of the newest checkpoint in the run's folder; -1 if there is none.
 int newest_index(const std::filesystem::path& run);
 
+/// `before` and one more, by the checkpoints in the run's folder. Where that cannot be read there was no progress.
+Failures one_more(const Failures& before, const std::filesystem::path& run);
+
 /// What `.failures.json` in the run's folder says to the `muster run` of that id; none if that was not there before.
 std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor);
 /// A run has one such file, that of the last `muster run`.

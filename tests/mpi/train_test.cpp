@@ -430,6 +430,18 @@ TEST(Train, TroubleWithItsFilesIsNotTakenForTheCause) {
   EXPECT_NE(std::string(failed.second->error->what()).find("the cause"), std::string::npos);
 }
 
+TEST(Train, AFolderThatIsGoneIsNotTakenForTheCause) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, {}, with_line("gone")}, [&](Session& session, const Config&) {
+    session.report({{"a", 1}});
+    if (world().rank() == 0) std::filesystem::rename(storage / "gone", storage / "elsewhere");
+    throw std::runtime_error("the cause");
+  });
+  EXPECT_EQ(code, 1);
+  ASSERT_TRUE(result && result->error);
+  EXPECT_NE(std::string(result->error->what()).find("the cause"), std::string::npos);
+}
+
 TEST(Train, AFinishedRunSaysSo) {
   const auto storage = test::shared_folder();
   Fit fit;

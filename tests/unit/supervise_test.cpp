@@ -183,6 +183,12 @@ TEST(Verdict, AlwaysCrashing) {
   EXPECT_EQ(train::back_off({.count = 1'000'000}).count(), 60);
 }
 
+TEST(Verdict, AFolderThatCannotBeReadIsNoProgress) {
+  const auto failures = train::one_more({.count = 2, .newest = 5}, "/no/such/run");
+  EXPECT_EQ(failures.count, 3);
+  EXPECT_EQ(failures.newest, 5);
+}
+
 TEST(Verdict, ProgressResetsTheCount) {
   EXPECT_EQ(starts(2, {0, 1, 2, 3, 4}), (std::vector{0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(starts(2, {0, 0, 1, 1, 1, 1}), (std::vector{0, 0, 1, 1, 2}));
