@@ -142,9 +142,13 @@ class Supervision {
     check(options, demand_.ranks, environment);
     demand_.min_workers = options.min_workers.value_or(demand_.ranks);
     introduction_ = introduce(options, demand_.ranks);
-    if (launcher_.kind == Launcher::Kind::mpirun && options.hosts.empty() && find_program(options.command[0]).empty())
-      throw Error(ExitCode::usage, "starting " + options.command[0], "there is no such program",
-                  "Give the path of one, as in ./fit");
+    if (launcher_.kind == Launcher::Kind::mpirun && options.hosts.empty() && find_program(options.command[0]).empty()) {
+      const auto& program = options.command[0];
+      const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
+      throw Error(ExitCode::usage, "starting " + program,
+                  there ? "it is not a file that may be executed" : "there is no such program",
+                  there ? "Look at its mode, or name another" : "Give the path of one, as in ./fit");
+    }
   }
 
   int run() {
@@ -191,7 +195,7 @@ class Supervision {
     failures_ = train::one_more(train::read_failures(run_, introduction_.id).value_or(failures_), run_);
     try {
       train::write_failures(run_, introduction_.id, failures_);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       log::warn(std::string("the number of failures is not kept in the run's folder: ") + error.what());
     }
   }
@@ -245,7 +249,10 @@ class Supervision {
 
   /// The ranks had done their work.
   static int say_if_broken_off(const End& end) {
-    if (end.code != 0 || end.launcher_signal != 0) log::warn("the work is done; after that " + cause_of(end, ""));
+    if (end.code != 0 || end.launcher_signal != 0)
+      log::warn("the work is done; after that " + cause_of(end, ""));
+    else if (!end.words.error.empty())  // which it did not mind
+      log::error(end.words.error);
     return 0;
   }
 
