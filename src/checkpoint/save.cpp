@@ -78,11 +78,23 @@ void Save::find_drift(const Communicator& communicator) {
   if (!drifted_) drifted_ = checkpoint::find_drift(communicator, contents_.state, contents_.replication);
 }
 
-void Save::prepare(const Communicator& communicator) {
+void Save::prepare(const Communicator& communicator, Layout& last) {
   compare(communicator);
-  layout_ =
-      unpack_layout(on_root(communicator, [&] { return pack(lay_out(tensors_, per_rank_, communicator.size())); }));
-  on_all(communicator, [&] { return check_layout(layout_, tensors_), std::string(); });
+  // Most saves are as the one before, and HDF5 takes its time.
+  const auto anew = on_root(communicator, [&] {
+    return fits(last, tensors_, per_rank_, ranks_) ? "" : pack(lay_out(tensors_, per_rank_, ranks_));
+  });
+  try {
+    on_all(communicator, [&] {
+      if (!anew.empty()) last = unpack_layout(anew);
+      check_layout(last, tensors_);
+      return std::string();
+    });
+  } catch (...) {
+    last = {};
+    throw;
+  }
+  layout_ = last;
   writers_ = plan_writers(layout_.bytes, piece_owners(layout_, ranks_), communicator.topology().node_of_rank);
   rows_ = gather_rows(communicator, layout_, tensors_, writers_);
 }

@@ -56,8 +56,9 @@ class Save {
   Save(Contents contents, int index, const Communicator& ranks, StateWriter& writer);
 
   /// Compares what each rank has, but for the numbers in its tensors; lays the file out, and brings to each writer what
-  /// other ranks have of their own.
-  void prepare(const Communicator& communicator);
+  /// other ranks have of their own. `last`: the layout of the save before, the same on all ranks, or an empty one; it
+  /// becomes that of this one.
+  void prepare(const Communicator& communicator, Layout& last);
   /// The user's files go there.
   void copy_files(const Communicator& communicator, Place& place);
   /// Compares the numbers, and takes a snapshot: the state may change from now on.

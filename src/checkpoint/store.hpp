@@ -94,6 +94,7 @@ class Store {
   std::optional<Place> fast_ = {};
   bool fast_used_ = false;                   // which the run's folder says
   std::optional<Communicator> behind_ = {};  // for the thread that writes
+  Layout layout_ = {};                       // of the last save
   StateWriter writer_;
   Snapshot snapshot_;
   CheckpointConfig config_;

@@ -71,7 +71,7 @@ Checkpoint Store::commit(Contents contents, When when) {
     }
   };
   or_abandon(first, [&] {
-    save->prepare(communicator_);
+    save->prepare(communicator_, layout_);
     save->copy_files(communicator_, first);
     if (behind)
       save->copy(communicator_, snapshot_);

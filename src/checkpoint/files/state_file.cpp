@@ -49,6 +49,22 @@ TensorEntry entry_for(const std::string& name, const at::Tensor& tensor, bool pe
   return entry;
 }
 
+/// All of them, but for their places.
+std::vector<TensorEntry> entries_for(const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
+  std::vector<TensorEntry> entries;
+  std::map<MemoryKey, std::string> first_name;
+  for (const auto& [name, tensor] : tensors) {
+    auto entry = entry_for(name, tensor, per_rank.contains(name), ranks);
+    const auto [first, is_new] = first_name.try_emplace(memory_key(entry, tensor), name);
+    if (!is_new && entry.bytes > 0) {
+      entry.bytes = 0;
+      entry.same_as = first->second;
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
 }  // namespace
 
 std::string pack(const Layout& layout) {
@@ -91,19 +107,13 @@ Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank, in
     const auto links = hdf5::make_properties(H5P_LINK_CREATE, making, ExitCode::retry);
     check(H5Pset_create_intermediate_group(links.get(), 1));
     check(H5Pset_char_encoding(links.get(), H5T_CSET_UTF8));
-    std::map<MemoryKey, std::string> first_name;
-    for (const auto& [name, tensor] : tensors) {
-      auto entry = entry_for(name, tensor, per_rank.contains(name), ranks);
-      const auto [first, is_new] = first_name.try_emplace(memory_key(entry, tensor), name);
-      if (is_new || entry.bytes == 0) {
+    layout.tensors = entries_for(tensors, per_rank, ranks);
+    for (auto& entry : layout.tensors)
+      if (entry.same_as.empty())
         entry.offset = make_dataset(file.get(), entry, links.get());
-      } else {
-        entry.bytes = 0;
-        entry.same_as = first->second;
-        check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), name.c_str(), links.get(), H5P_DEFAULT));
-      }
-      layout.tensors.push_back(std::move(entry));
-    }
+      else
+        check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), entry.name.c_str(), links.get(),
+                             H5P_DEFAULT));
     file.close(making);
   }
   // HDF5 reads by the size that it has noted, and does not mind what follows.
@@ -116,6 +126,13 @@ Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank, in
       layout.structure.push_back(std::move(stretch));
   });
   return layout;
+}
+
+bool fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
+  const auto form = [](const TensorEntry& entry) {
+    return std::tie(entry.name, entry.type, entry.shape, entry.bytes, entry.same_as, entry.per_rank);
+  };
+  return std::ranges::equal(layout.tensors, entries_for(tensors, per_rank, ranks), {}, form, form);
 }
 
 std::vector<std::uint64_t> pieces_with(const std::vector<TensorEntry>& tensors, std::uint64_t file_bytes,

@@ -44,6 +44,8 @@ void check_storable(const Tensors& tensors);
 /// The layout of a file with a dataset for each tensor, the parts of its name being groups. Tensors that share their
 /// memory become one dataset with several names. Those named in `per_rank` have a row for each of so many ranks.
 Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank = {}, int ranks = 1);
+/// Whether that would give this one.
+bool fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks);
 
 /// An Error (ExitCode::usage) if these are not the tensors that the file was laid out for.
 void check_layout(const Layout& layout, const Tensors& tensors);
