@@ -5,13 +5,15 @@
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/write_plan.hpp"
+#include "checkpoint/state/replica_fingerprint.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <future>
+#include <functional>
+#include <optional>
 #include <utility>
 
 namespace muster::detail::checkpoint {
@@ -156,11 +158,14 @@ void Save::write(const Communicator& communicator, Place& place) {
   std::vector<std::uint64_t> fingerprints;
   std::vector<std::vector<std::uint32_t>> by_rank;
   for (const auto& text : on_all(communicator, [&] {
-         std::future<std::uint64_t> number;
-         if (!copied_ && ranks_ > 1)
-           number = std::async(std::launch::async, [&] { return fingerprint(contents_.state, contents_.replication); });
-         const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_);
-         return Json::array({checksums, number.valid() ? number.get() : 0}).dump();
+         std::optional<ReplicaFingerprint> number;
+         std::function<bool()> meanwhile;
+         if (!copied_ && ranks_ > 1) {
+           number.emplace(tensors_alike(contents_.state, contents_.replication));
+           meanwhile = [&] { return number->advance(); };
+         }
+         const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_, meanwhile);
+         return Json::array({checksums, number ? number->value() : 0}).dump();
        })) {
     const auto rank = Json::parse(text);
     by_rank.push_back(rank[0]);

@@ -4,6 +4,7 @@
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/write_plan.hpp"
+#include "checkpoint/state/replica_fingerprint.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
@@ -288,6 +289,50 @@ TEST(Crc32, IsZlibs) {
       const auto expected = static_cast<std::uint32_t>(::crc32_z(77, from, size));
       EXPECT_EQ(crc32(std::as_bytes(std::span(from, size)), 77), expected) << size;
     }
+}
+
+TEST(Layout, FitsWhatWouldBeLaidOutSo) {
+  const auto shared = at::arange(6, at::kFloat);
+  const Tensors tensors{{"a", shared}, {"b", shared}, {"c", at::empty({0})}, {"d", at::arange(4)}};
+  const auto with = [&](const std::string& name, const at::Tensor& tensor) {
+    auto changed = tensors;
+    changed[name] = tensor;
+    return changed;
+  };
+  const auto layout = lay_out(tensors, {"d"}, 2);
+  EXPECT_TRUE(fits(layout, tensors, {"d"}, 2));
+  EXPECT_TRUE(fits(layout, with("d", at::full({4}, 7, at::kLong)), {"d"}, 2)) << "other numbers";
+  EXPECT_FALSE(fits({}, tensors, {"d"}, 2));
+  EXPECT_FALSE(fits(layout, tensors, {}, 2));
+  EXPECT_FALSE(fits(layout, tensors, {"d"}, 3));
+  EXPECT_FALSE(fits(layout, with("b", shared.clone()), {"d"}, 2)) << "no longer one memory";
+  EXPECT_FALSE(fits(layout, with("b", shared.view({2, 3})), {"d"}, 2));
+  EXPECT_FALSE(fits(layout, with("d", at::arange(4, at::kInt)), {"d"}, 2));
+  EXPECT_FALSE(fits(layout, with("e", at::arange(4)), {"d"}, 2));
+  auto fewer = tensors;
+  fewer.erase("c");
+  EXPECT_FALSE(fits(layout, fewer, {"d"}, 2));
+}
+
+TEST(ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {
+  const auto large = at::arange(200'001, at::kDouble);
+  const std::vector<at::Tensor> tensors{large, at::empty({0}), at::arange(6).reshape({2, 3}).t()};
+  const auto at_once = ReplicaFingerprint(tensors).value();
+  for (int parts = 1; parts < 12; ++parts) {
+    ReplicaFingerprint number(tensors);
+    for (int part = 0; part < parts; ++part) number.advance();
+    EXPECT_EQ(number.value(), at_once) << parts;
+  }
+  ReplicaFingerprint ended(tensors);
+  while (ended.advance()) continue;
+  EXPECT_FALSE(ended.advance());
+  EXPECT_EQ(ended.value(), at_once);
+  for (const std::int64_t place : {0, 100'000, 200'000}) {
+    auto other = tensors;
+    other[0] = large.clone();
+    other[0][place] += 1;
+    EXPECT_NE(ReplicaFingerprint(other).value(), at_once) << place;
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstring>
 #include <future>
 #include <new>
@@ -173,7 +174,8 @@ std::span<std::byte> StateWriter::Buffer::take(std::size_t bytes) {
 
 std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path, const Layout& layout,
                                               const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
-                                              const std::vector<Stretch>& rows) {
+                                              const std::vector<Stretch>& rows,
+                                              const std::function<bool()>& meanwhile) {
   if (pieces.empty()) return {};
   File file(path, File::Mode::write);
   if (is_direct(layout)) write_directly(file);
@@ -182,6 +184,11 @@ std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path,
   std::vector<std::uint32_t> checksums;
   // After `file`: while an error leaves, those on their way are waited for first.
   std::array<std::shared_future<void>, depth> on_their_way;
+  const auto wait = [&](std::shared_future<void>& slot) {
+    if (!slot.valid()) return;
+    while (meanwhile && slot.wait_for(std::chrono::seconds(0)) != std::future_status::ready && meanwhile()) continue;
+    slot.get();
+  };
   for (std::size_t done = 0, chunk = 0; done < pieces.size(); ++chunk) {
     auto last = done + 1;  // of those that lie side by side
     while (last < pieces.size() && pieces[last] == pieces[last - 1] + 1 &&
@@ -189,7 +196,7 @@ std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path,
       ++last;
     const Range range{pieces[done] * piece_bytes, std::min((pieces[last - 1] + 1) * piece_bytes, layout.bytes)};
     auto& slot = on_their_way[chunk % depth];
-    if (slot.valid()) slot.get();
+    wait(slot);
     const auto buffer = buffers_[chunk % depth].take(range.end - range.begin);
     for (; done < last; ++done) {
       const auto piece = piece_range(layout.bytes, piece_bytes, pieces[done]);
@@ -202,8 +209,7 @@ std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path,
       file.write_at(buffer, range.begin);
     });
   }
-  for (auto& slot : on_their_way)
-    if (slot.valid()) slot.get();
+  for (auto& slot : on_their_way) wait(slot);
   file.sync();
   file.close();
   return checksums;

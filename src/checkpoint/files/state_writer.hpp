@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -40,9 +41,11 @@ std::vector<Stretch> gather_rows(const Communicator& communicator, const Layout&
 class StateWriter {
  public:
   /// Writes these pieces, durably, and gives their checksums. The file was laid out for these tensors (check_layout());
-  /// `rows` is what gather_rows() gave.
+  /// `rows` is what gather_rows() gave. Where it waits for the disk it calls `meanwhile`, which does a little of
+  /// something else and gives false when there is no more of it.
   std::vector<std::uint32_t> write(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
-                                   const std::vector<std::uint64_t>& pieces, const std::vector<Stretch>& rows = {});
+                                   const std::vector<std::uint64_t>& pieces, const std::vector<Stretch>& rows = {},
+                                   const std::function<bool()>& meanwhile = {});
 
  private:
   static constexpr std::size_t depth = 3;  ///< one is filled, one is on its way, one is ready to be

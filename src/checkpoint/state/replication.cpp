@@ -166,12 +166,11 @@ std::uint64_t outline(const StateDict& state, const EntryReplication& replicatio
   return checksum(text);
 }
 
-std::uint64_t fingerprint(const StateDict& state, const EntryReplication& replication) {
+std::vector<at::Tensor> tensors_alike(const StateDict& state, const EntryReplication& replication) {
   std::vector<at::Tensor> alike;
   for (const auto& [name, tensor] : state.tensors)
     if (!is_per_rank(replication, name)) alike.push_back(tensor);
-  const auto sums = checksums_in_place(alike);
-  return checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
+  return alike;
 }
 
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace muster::detail::checkpoint {
 
@@ -18,12 +19,12 @@ using EntryReplication = std::map<std::string, Replication>;
 EntryReplication replication_of(const StateEntries& entries);
 
 /// A number over names, shapes and types, over the values that the ranks should have alike, and over which those are.
-/// Local, as the next one is.
+/// Local.
 std::uint64_t outline(const StateDict& state, const EntryReplication& replication);
-/// A number over the tensors that the ranks should have alike, each of which is read once.
-std::uint64_t fingerprint(const StateDict& state, const EntryReplication& replication);
+/// The tensors that the ranks should have alike: their ReplicaFingerprint is that of all ranks.
+std::vector<at::Tensor> tensors_alike(const StateDict& state, const EntryReplication& replication);
 
-/// To be called when either number differs: finds out where. A difference in what is the user's own is an Error
+/// To be called when either of those differs: finds out where. A difference in what is the user's own is an Error
 /// (ExitCode::user_error), the same on all ranks, that names entry and ranks; one in what is averaged is a warning.
 /// Gives the tensors of which rank 0's copy is to be stored whole. Collective.
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,

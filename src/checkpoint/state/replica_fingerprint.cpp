@@ -1,0 +1,33 @@
+#include "checkpoint/state/replica_fingerprint.hpp"
+
+#include <algorithm>
+
+namespace muster::detail::checkpoint {
+
+ReplicaFingerprint::ReplicaFingerprint(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) (tensor.is_cpu() ? here_ : on_devices_).push_back(tensor);
+}
+
+bool ReplicaFingerprint::advance() {
+  constexpr std::size_t at_once = 256 << 10;
+  if (!current_) {
+    if (next_ == here_.size()) return false;
+    current_.emplace(here_[next_++]);
+    done_ = 0;
+    sums_.push_back(0);
+  }
+  const auto part = current_->all().substr(done_, at_once);
+  sums_.back() = checksum(part, sums_.back());
+  done_ += part.size();
+  if (done_ == current_->all().size()) current_.reset();
+  return true;
+}
+
+std::uint64_t ReplicaFingerprint::value() {
+  while (advance()) continue;
+  auto sums = checksums_in_place(on_devices_);
+  sums.insert(sums.end(), sums_.begin(), sums_.end());
+  return checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
+}
+
+}  // namespace muster::detail::checkpoint
