@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -153,10 +154,17 @@ bool LauncherOutput::keep(std::string_view line) {
   std::array<char, 256> host{};
   int rank = 0, end = 0;
   const std::string text(line);
-  if (std::sscanf(text.c_str(), "srun: error: %255[^:]: task %d: %n", host.data(), &rank, &end) == 2 && end > 0) {
-    if (const int signal = signal_named(text.substr(static_cast<std::size_t>(end))); signal != 0 && !words_.lost)
-      words_.lost = {rank, host.data(), signal};
-    if (!words_.failed_rank) words_.failed_rank = rank;
+  // Several tasks are told together: "tasks 0,2-3: Killed".
+  if (std::sscanf(text.c_str(), "srun: error: %255[^:]: task%*[s ]%d%n", host.data(), &rank, &end) == 2) {
+    const auto fact = text.find(": ", static_cast<std::size_t>(end));
+    if (fact == std::string::npos) return true;
+    const int signal = signal_named(std::string_view(text).substr(fact + 2));
+    // The first one counts; but SIGTERM is what srun sends to all others when one has ended badly.
+    const bool replaces = words_.lost && words_.lost->signal == SIGTERM && signal != SIGTERM;
+    if (words_.failed_rank && !replaces) return true;
+    words_.failed_rank = rank;
+    words_.lost.reset();
+    if (signal != 0) words_.lost = {rank, host.data(), signal};
   } else if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
     words_.host = host.data();
     if (words_.launcher.empty()) words_.launcher = "Slurm has lost the node " + *words_.host;

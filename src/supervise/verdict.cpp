@@ -50,7 +50,8 @@ Next what_next(const End& end, const train::Failures& failures, const Demand& de
 std::string cause_of(const End& end, const std::string& in_file) {
   const auto& words = end.words;
   if (end.grace_over) return "the ranks did not stop within the time that they were given, and were ended";
-  if (end.code == static_cast<int>(ExitCode::stopped) && words.error.empty()) return "stopped on request";
+  if (end.code == static_cast<int>(ExitCode::stopped)) return words.error.empty() ? "stopped on request" : words.error;
+  if (words.host && !words.launcher.empty()) return words.launcher;  // and its ranks with it
   if (const auto& lost = words.lost)
     return "rank " + std::to_string(lost->rank) + " (" + lost->host + ") was ended by " + signal_text(lost->signal);
   if (!words.error.empty()) return words.error;

@@ -122,6 +122,23 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   exits.take("srun: error: n1: task 1: Exited with exit code 3\n");
   EXPECT_EQ(exits.words().failed_rank, 1);
   EXPECT_FALSE(exits.words().lost);
+  for (const char* text :
+       {"srun: error: n1: task 1: Exited with exit code 65\nsrun: error: n2: task 3: Terminated\n",
+        "srun: error: n2: task 3: Terminated\nsrun: error: n1: task 1: Exited with exit code 65\n"}) {
+    LauncherOutput ended;
+    ended.take(text);
+    EXPECT_EQ(ended.words().failed_rank, 1) << text;
+    EXPECT_FALSE(ended.words().lost) << text;
+  }
+  for (const char* text : {"srun: error: n2: task 3: Killed\nsrun: error: n1: task 1: Terminated\n",
+                           "srun: error: n1: task 1: Terminated\nsrun: error: n2: task 3: Killed\n",
+                           "srun: error: n2: tasks 3-4: Killed\nsrun: error: n1: task 1: Exited with exit code 75\n"}) {
+    LauncherOutput killed;
+    killed.take(text);
+    ASSERT_TRUE(killed.words().lost) << text;
+    EXPECT_EQ(killed.words().lost->rank, 3) << text;
+    EXPECT_EQ(killed.words().lost->signal, 9) << text;
+  }
   LauncherOutput node;
   EXPECT_EQ(node.take("srun: error: Node failure on n2\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED ***\n"), "");
   EXPECT_EQ(node.words().host, "n2");
@@ -211,6 +228,12 @@ TEST(Verdict, OneRootCause) {
   EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
   end.words.run = "/runs/demo";
   EXPECT_EQ(where_to_look(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
+  const auto stopped = static_cast<int>(ExitCode::stopped);
+  EXPECT_EQ(cause_of({.code = stopped, .words = {.error = "state saved", .lost = LostRank{2, "n2", 15}}}, ""),
+            "state saved");
+  EXPECT_EQ(
+      cause_of({.code = 137, .words = {.lost = LostRank{2, "n2", 9}, .launcher = "n2 is lost", .host = "n2"}}, ""),
+      "n2 is lost");
 }
 
 class LaunchCommandTest : public testing::Test {
