@@ -154,7 +154,11 @@ void Watch::run() {
   while (!ending_) {
     const auto asked = mine.asked.load();
     if (asked != mine.answered.load()) {
-      mine.stack.write(stack_->take());
+      try {
+        mine.stack.write(stack_->take());
+      } catch (const std::exception& error) {  // as where there is no memory left
+        mine.stack.write(error.what());
+      }
       mine.answered = asked;
       futex_wake(mine.answered);
     }

@@ -107,7 +107,7 @@ Snapshot::Taken Snapshot::take(const Layout& layout, const Tensors& tensors, con
     for (auto i = mine.begin; i < mine.end; ++i) pass_over(parts[i]);
     node::stream_fence();
   });
-  auto sums = checksums_in_place(on_devices);
+  auto sums = checksums_on_devices(on_devices);
   for (const auto& part : parts)
     if (part.compared) sums.push_back(part.sum);
   taken.fingerprint = checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});

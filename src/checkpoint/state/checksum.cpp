@@ -50,15 +50,11 @@ at::Tensor mixed_sum(const at::Tensor& tensor) {
   return sum;
 }
 
-std::vector<std::uint64_t> checksums_in_place(const std::vector<at::Tensor>& tensors) {
+std::vector<std::uint64_t> checksums_on_devices(const std::vector<at::Tensor>& tensors) {
   std::vector<std::uint64_t> sums(tensors.size());
   std::map<std::string, std::vector<std::pair<std::size_t, at::Tensor>>> by_device;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].is_cpu())
-      sums[i] = checksum(tensors[i]);
-    else
-      by_device[tensors[i].device().str()].emplace_back(i, mixed_sum(tensors[i]));
-  }
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    by_device[tensors[i].device().str()].emplace_back(i, mixed_sum(tensors[i]));
   for (const auto& [device, there] : by_device) {
     std::vector<at::Tensor> numbers;
     for (const auto& [index, number] : there) numbers.push_back(number);

@@ -31,8 +31,8 @@ class Bytes {
 std::uint64_t checksum(std::string_view bytes, std::uint64_t before = 0) noexcept;
 std::uint64_t checksum(const at::Tensor& tensor);
 
-/// Of each tensor where it lies: on the CPU by CRC-64, on a device by mixed_sum() with one small copy for all of them.
-std::vector<std::uint64_t> checksums_in_place(const std::vector<at::Tensor>& tensors);
+/// mixed_sum() of each, with one small copy from each device for all that is there.
+std::vector<std::uint64_t> checksums_on_devices(const std::vector<at::Tensor>& tensors);
 
 /// What a device computes, and a number there: the sum modulo 2^64 of the tensor's words mixed with their places.
 at::Tensor mixed_sum(const at::Tensor& tensor);

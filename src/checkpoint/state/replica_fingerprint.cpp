@@ -25,7 +25,7 @@ bool ReplicaFingerprint::advance() {
 
 std::uint64_t ReplicaFingerprint::value() {
   while (advance()) continue;
-  auto sums = checksums_in_place(on_devices_);
+  auto sums = checksums_on_devices(on_devices_);
   sums.insert(sums.end(), sums_.begin(), sums_.end());
   return checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
 }
