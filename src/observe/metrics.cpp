@@ -36,8 +36,8 @@ Json finite(Json value) {
 Json mean_of(const std::vector<Json>& values) {
   const auto& first = values.front()[0];
   if (!std::ranges::all_of(values, [](const Json& v) { return v[0].is_number(); })) return finite(first);
-  if (std::ranges::all_of(values, [&](const Json& v) { return v[0].is_number_integer() && v[0] == first; }))
-    return first;
+  const bool equal = std::ranges::all_of(values, [&](const Json& v) { return v[0] == first; });
+  if (equal && first.is_number_integer()) return first;
   double sum = 0, weights = 0;
   for (const auto& one : values) {
     const auto weight = one[1].get<std::int64_t>();
@@ -46,7 +46,8 @@ Json mean_of(const std::vector<Json>& values) {
     sum += one[0].get<double>() * counts;
     weights += counts;
   }
-  return weights > 0 ? finite(sum / weights) : Json(nullptr);
+  if (weights == 0) return nullptr;
+  return finite(equal ? first : Json(sum / weights));  // three times 0.2 by 3 is not 0.2
 }
 
 /// `ranks` as to_json() gives them; `combine` makes one value of the [value, weight] of a key.
