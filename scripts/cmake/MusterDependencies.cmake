@@ -94,3 +94,9 @@ target_link_libraries(muster_libhdf5 INTERFACE ${HDF5_C_LIBRARIES})
 if(HDF5_IS_PARALLEL)
   target_link_libraries(muster_libhdf5 INTERFACE muster_mpi)
 endif()
+
+# Within another project that project links muster, and so must see what muster is linked with.
+if(NOT PROJECT_IS_TOP_LEVEL)
+  get_property(muster_imported DIRECTORY PROPERTY IMPORTED_TARGETS)
+  set_property(TARGET ${muster_imported} PROPERTY IMPORTED_GLOBAL TRUE)
+endif()
