@@ -4,10 +4,7 @@
 #include "launch/supervised.hpp"
 #include "train/failures.hpp"
 #include "train/fit.hpp"
-#include "train/session_state.hpp"
-
-#include <ATen/Parallel.h>
-#include <c10/core/DeviceGuard.h>
+#include "train/open_session.hpp"
 
 namespace muster::detail::train {
 namespace {
@@ -15,59 +12,29 @@ namespace {
 /// Ranks that do not train wait for as long as it takes.
 constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
-void train_once(SessionState& session, const TrainLoop& train_loop) {
-  const auto& plan = session.plan;
-  const c10::DeviceGuard own(session.workers.device);  // for the user's at::kCUDA without a number
-  at::set_num_threads(plan.threads);
-  session.workers.seed_generators();
-  session.resume();
-
-  Session view(session);
-  const std::shared_ptr<Backend> backend = plan.backend ? plan.backend->make_backend() : std::make_unique<Backend>();
-  backend->on_start(view);
-  session.backend = backend;
-  backend->on_training_start(view);
-  session.counters.start_clock();
-  train_loop(view, plan.options.train_loop_config);
-  session.end_training();
-  std::exchange(session.backend, nullptr)->on_shutdown(view);
-  session.outputs.sinks.finish({});
-}
-
-/// After the other ranks have been told of the cause.
-void shut_down(SessionState& session, const comm::Outcome& cause) noexcept {
-  session.failed = true;
-  Session view(session);
-  if (const auto backend = std::exchange(session.backend, nullptr)) try {
-      backend->on_shutdown(view);
-    } catch (...) {
-      log::warn("shutting down the backend after a failure: " + comm::caught().text);
-    }
-  session.outputs.settle_quietly();
-  session.outputs.sinks.finish(Error(cause.code, cause.text));
-}
-
 /// Why an attempt has ended that has ended by an exception, as far as it was no failure.
 struct End {
   bool stopped = false;                           ///< on request
   std::optional<BadSteps::Place> goes_back = {};  ///< to the newest checkpoint, for BadNumbers::roll_back
 };
 
-/// One attempt on one worker. `workers` is for the training function's own use, `control` the same ranks over another
-/// channel. An exception is told to all ranks at once, and leaves when backend and sinks are shut down. Collective over
-/// the workers.
+/// One attempt on one worker. An exception is told to all ranks at once, and leaves when backend and sinks are shut
+/// down. Collective over the workers.
 void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
              at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps, End& end) {
-  SessionState session(plan, run, workers, control, device, bad_steps);
+  OpenSession session(plan, run, workers, control, device, bad_steps);
   try {
-    train_once(session, train_loop);
+    session.open();
+    train_loop(session.view(), plan.options.train_loop_config);
+    session.close();
   } catch (...) {
     // Before the session goes, and with it connections on which the others may be waiting.
     const auto cause = comm::caught(plan.world());
     comm::raise_alarm(plan.world(), cause);
-    shut_down(session, cause);
-    end.stopped = session.stop.stopped;
-    if (session.numbers) end.goes_back = session.numbers->goes_back();
+    session.fail(cause);
+    const auto& ended = session.state();
+    end.stopped = ended.stop.stopped;
+    if (ended.numbers) end.goes_back = ended.numbers->goes_back();
     throw;
   }
 }
