@@ -12,6 +12,8 @@
 
 namespace muster {
 
+class Callback;
+
 /// What a training function is given: set by program, file (--config) and flags (--set key=value), saved with the run.
 using Config = Json;
 
@@ -107,20 +109,13 @@ struct FailureConfig {
 void to_json(Json& json, const FailureConfig& options);
 void from_json(const Json& json, FailureConfig& options);
 
-/// Told of a run as it goes, on every worker. Users derive their own.
-class Callback {
- public:
-  virtual ~Callback() = default;
-  /// After a report: its row as in result.json, the same on all workers.
-  virtual void on_report(const Json& row) = 0;
-};
-
 struct RunConfig {
   /// The run lies under storage_path/name, on a file system that all nodes share. The flags --name and --storage win.
   std::string name = {};
   std::filesystem::path storage_path = {};
   CheckpointConfig checkpoint_config = {};
   FailureConfig failure_config = {};
+  /// Told of the run as it goes, on every worker; see muster/callback.hpp.
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 };
 void to_json(Json& json, const RunConfig& options);

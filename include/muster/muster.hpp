@@ -1,6 +1,8 @@
 // Everything of muster but mpi.hpp, which needs MPI, and data_loader.hpp, which needs all of torch/data.
 #pragma once
 
+#include <muster/callback.hpp>
+#include <muster/callbacks.hpp>
 #include <muster/checkpoint.hpp>
 #include <muster/comm_hooks.hpp>
 #include <muster/communicator.hpp>

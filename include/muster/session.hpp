@@ -26,6 +26,7 @@
 
 namespace muster {
 
+class Callback;
 class Session;
 struct LaunchFlags;
 
@@ -131,6 +132,8 @@ class StepScope {
 /// training function like any other. Where there is no such State nothing is saved and the code is ExitCode::retry; if
 /// a report has saved files of the user's own, the next report is waited for. While batches of two training passes are
 /// in hand, the boundary is the next epoch or report.
+///
+/// Where a Callback ends training, an exception leads out of the training function too; that is no failure.
 ///
 /// The file `stop` in the run's folder is looked for once a second, and removed when it has been obeyed or training has
 /// ended. --time-limit, or else SLURM_JOB_END_TIME, is when all is to be over: a run stops as much before it as it has
@@ -262,6 +265,10 @@ class Session {
   /// For a loop of one's own: whether any worker has been asked to stop. Report a State then, which saves it and ends
   /// training, or return. A run whose function returns after this has said so is not finished. Collective.
   bool should_stop();
+
+  /// A callback of this call's own, which may refer to its objects: beside those of RunConfig it is told of what comes
+  /// until the training function has returned or thrown. On all workers alike; collective.
+  void add_callback(std::shared_ptr<Callback> callback);
 
   /// The newest committed one, for which it waits while that is being written behind training, or the one the run was
   /// told to start from. A function that loads it without

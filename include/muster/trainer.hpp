@@ -4,6 +4,7 @@
 //   "a.h5"}}}); const auto result = trainer.fit();
 #pragma once
 
+#include <muster/callback.hpp>
 #include <muster/config.hpp>
 #include <muster/dataset.hpp>
 #include <muster/json.hpp>

@@ -19,10 +19,14 @@ std::string packed_outcome(const std::function<std::string()>& work) {
   return pack(mine);
 }
 
-std::optional<Error> conclude(const Communicator& world, const WaitLimits& limits, const Outcome& mine) {
+std::optional<Error> conclude(const Communicator& world, const WaitLimits& limits, const Outcome& mine,
+                              std::map<int, std::string>* errors = nullptr) {
   const bool done = mine.kind == Outcome::Kind::done;
   try {
-    return root_cause(agree(world, mine, done ? limits.done : limits.failed), world.topology().hosts);
+    const auto outcomes = agree(world, mine, done ? limits.done : limits.failed);
+    for (std::size_t rank = 0; errors != nullptr && rank < outcomes.size(); ++rank)
+      if (outcomes[rank].kind != Outcome::Kind::done) errors->emplace(static_cast<int>(rank), outcomes[rank].text);
+    return root_cause(outcomes, world.topology().hosts);
   } catch (const Lost& lost) {
     if (done) throw;
     // Who has waited too long has said all of it.
@@ -48,7 +52,7 @@ std::string on_root(const Communicator& communicator, const std::function<std::s
 }
 
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
-                                    const std::function<void()>& work) {
+                                    const std::function<void()>& work, std::map<int, std::string>* errors) {
   // No rank is still in an earlier collective, where an alarm from this work would reach it.
   agree(world, {}, limits.done);
   Outcome mine;
@@ -60,7 +64,7 @@ std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits&
     mine = caught(world);
     raise_alarm(world, mine);
   }
-  return conclude(world, limits, mine);
+  return conclude(world, limits, mine, errors);
 }
 
 void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work) {

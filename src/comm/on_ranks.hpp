@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -36,10 +37,10 @@ struct WaitLimits {
 inline constexpr std::chrono::milliseconds final_grace{30'000};
 
 /// Runs `work`, in which the ranks talk to each other, on every rank and returns the root cause if it failed on any:
-/// the same Error everywhere. A rank that fails is heard at once by those that wait for it. Past the limit Lost is
-/// thrown. Collective over the world.
+/// the same Error everywhere. A rank that fails is heard at once by those that wait for it. `errors` becomes what each
+/// rank that did not end well says, by rank. Past the limit Lost is thrown. Collective over the world.
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
-                                    const std::function<void()>& work);
+                                    const std::function<void()>& work, std::map<int, std::string>* errors = nullptr);
 
 /// Runs `work`, in which they do not talk to each other, and throws the root cause. Collective over the world.
 void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work);

@@ -6,29 +6,14 @@
 #include "observe/history.hpp"
 
 namespace muster::detail::observe {
-namespace {
 
-/// A callback of the user's.
-class CallbackSink final : public Sink {
- public:
-  explicit CallbackSink(std::shared_ptr<Callback> callback) : callback_(std::move(callback)) {}
-  void report(const Json& row, std::int64_t) override { callback_->on_report(row); }
-
- private:
-  std::shared_ptr<Callback> callback_;
-};
-
-}  // namespace
-
-Sinks::Sinks(bool first_worker, const std::filesystem::path& run, Progress progress,
-             const std::vector<std::shared_ptr<Callback>>& callbacks) {
+Sinks::Sinks(bool first_worker, const std::filesystem::path& run, Progress progress) {
   if (first_worker) {
     sinks_.push_back(std::make_unique<History>(run));
     auto line = std::make_unique<ProgressLine>(progress);
     line_ = line.get();
     sinks_.push_back(std::move(line));
   }
-  for (const auto& callback : callbacks) sinks_.push_back(std::make_unique<CallbackSink>(callback));
 }
 
 void Sinks::start(const Communicator& workers, const Start& start) {

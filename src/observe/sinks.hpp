@@ -1,8 +1,7 @@
-// The sinks of a run: result.json and progress.csv, the progress line, the user's callbacks.
+// The sinks of a run: result.json and progress.csv, the progress line.
 #pragma once
 
 #include "muster/communicator.hpp"
-#include "muster/config.hpp"
 #include "muster/launch.hpp"
 #include "observe/progress_line.hpp"
 #include "observe/sink.hpp"
@@ -17,8 +16,7 @@ namespace muster::detail::observe {
 class Sinks {
  public:
   /// Makes those that run on this worker; `run` is the run's folder.
-  Sinks(bool first_worker, const std::filesystem::path& run, Progress progress,
-        const std::vector<std::shared_ptr<Callback>>& callbacks);
+  Sinks(bool first_worker, const std::filesystem::path& run, Progress progress);
   /// For a list of one's own.
   explicit Sinks(std::vector<std::unique_ptr<Sink>> sinks) : sinks_(std::move(sinks)) {}
 

@@ -25,7 +25,11 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
   OpenSession session(plan, run, workers, control, device, bad_steps);
   try {
     session.open();
-    train_loop(session.view(), plan.options.train_loop_config);
+    try {
+      session.state().end_if_known_done();
+      train_loop(session.view(), plan.options.train_loop_config);
+    } catch (const TrainingEnded&) {
+    }
     session.close();
   } catch (...) {
     // Before the session goes, and with it connections on which the others may be waiting.
@@ -37,6 +41,14 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
     if (ended.numbers) end.goes_back = ended.numbers->goes_back();
     throw;
   }
+}
+
+/// That an attempt has failed, and what each worker says of it.
+void tell_callbacks(const Plan& plan, std::map<int, std::string> errors) noexcept {
+  if (!plan.works()) return;
+  errors.erase(errors.lower_bound(plan.workers), errors.end());  // of ranks that only wait
+  observe::tell_quietly(plan.options.run_config.callbacks,
+                        [&](Callback& callback) { callback.after_exception(errors); });
 }
 
 /// Of this run: those that were in this process and, under `muster run`, in those before it. Rank 0 counts.
@@ -93,22 +105,27 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
     const auto workers = world.split(plan.works() ? 0 : 1);
     const auto control = workers.duplicate();
     End end;
-    const auto error = comm::attempt_on_all(world, limits, [&] {
-      if (plan.works()) attempt(plan, run, workers, control, device, train_loop, bad_steps, end);
-    });
+    std::map<int, std::string> errors;
+    const auto error = comm::attempt_on_all(
+        world, limits,
+        [&] {
+          if (plan.works()) attempt(plan, run, workers, control, device, train_loop, bad_steps, end);
+        },
+        &errors);
     if (!error) return {};
     if (rolls_back && bad_steps.go_back(world, end.goes_back)) {
       if (world.rank() == 0) log::warn(error->what());
       continue;
     }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
-    if (error->code() == ExitCode::usage || error->code() == ExitCode::stopped) return error;
+    if (error->code() == ExitCode::stopped) return error;
     // A stop at which nothing could be saved; ranks that only wait do not know of it.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
       if (world.rank() == 0) launch::tell_supervisor(launch::telling_stopped, run.path().string());
       return error;
     }
-    if (!count.add(max_failures)) return error;
+    tell_callbacks(plan, std::move(errors));
+    if (error->code() == ExitCode::usage || !count.add(max_failures)) return error;
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
                 std::to_string(count.failures().count) +

@@ -22,24 +22,30 @@ void OpenSession::open() {
   backend->on_start(view_);
   state_.backend = backend;
   backend->on_training_start(view_);
+  state_.outputs.callbacks.start(view_, std::exchange(state_.start.callbacks, {}));
   state_.counters.start_clock();
 }
 
 void OpenSession::close() {
+  state_.outputs.callbacks.forget_added();
   state_.end_training();
   std::exchange(state_.backend, nullptr)->on_shutdown(view_);
   state_.outputs.sinks.finish({});
+  state_.outputs.callbacks.finish({});
 }
 
 void OpenSession::fail(const comm::Outcome& cause) noexcept {
   state_.failed = true;
+  state_.outputs.callbacks.forget_added();
   if (const auto backend = std::exchange(state_.backend, nullptr)) try {
       backend->on_shutdown(view_);
     } catch (...) {
       log::warn("shutting down the backend after a failure: " + comm::caught().text);
     }
   state_.outputs.settle_quietly();
-  state_.outputs.sinks.finish(Error(cause.code, cause.text));
+  const Error error(cause.code, cause.text);
+  state_.outputs.sinks.finish(error);
+  state_.outputs.callbacks.finish(error);
 }
 
 }  // namespace muster::detail::train

@@ -15,7 +15,7 @@ class OpenSession {
   OpenSession(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
               at::Device device, BadSteps& bad_steps);
 
-  /// Threads, random generators, what is to be gone on from, the backend; the clock begins. Collective.
+  /// Threads, random generators, what is to be gone on from, backend, callbacks; the clock begins. Collective.
   void open();
   /// Training has ended well. Collective.
   void close();

@@ -1,6 +1,7 @@
 // Every option that is data, as JSON: the fields of each struct, and how each kind of field is written and read.
 #include "train/options.hpp"
 
+#include "muster/callbacks.hpp"
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/process_group.hpp"
@@ -208,6 +209,9 @@ MUSTER_OPTIONS(OptimizerOptions, max_grad_norm, fuse)
 MUSTER_OPTIONS(AutocastOptions, dtype, enabled)
 MUSTER_OPTIONS(GradScalerOptions, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 MUSTER_OPTIONS(ProcessGroupOptions, backend, timeout, chunk)
+MUSTER_OPTIONS(EarlyStoppingOptions, metric, mode, patience, min_delta)
+MUSTER_OPTIONS(PlateauOptions, metric)
+MUSTER_OPTIONS(LearningRateMonitorOptions, name)
 MUSTER_OPTIONS(ReportOptions, reduce)
 
 #undef MUSTER_OPTIONS

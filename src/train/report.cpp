@@ -17,17 +17,25 @@ struct Contribution {
   bool has_state = false;
   bool has_files = false;
   bool asked_to_stop = false;
-  bool writing = false;  ///< the last checkpoint
+  bool writing = false;        ///< the last checkpoint
+  bool has_callbacks = false;  ///< that may want to end training
 
   std::string pack() const {
-    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing});
+    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = Json::from_cbor(bytes);
-    return {fields[0], fields[1], fields[2], fields[3], fields[4]};
+    return {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]};
   }
 };
+
+/// The metrics of each rank without their weights.
+std::vector<Json> as_given(std::vector<Json> of_ranks) {
+  for (auto& metrics : of_ranks)
+    for (auto& [name, value] : metrics.items()) value = Json(std::move(value[0]));
+  return of_ranks;
+}
 
 /// The metrics of all ranks, and how far training has come.
 Json make_row(const Counters& counters, Json metrics, int world_size) {
@@ -69,8 +77,12 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
-         return Contribution{observe::to_json(metrics), entries != nullptr, files.has_value(), asked_to_stop(),
-                             outputs.store.busy()}
+         return Contribution{.metrics = observe::to_json(outputs.callbacks.with_theirs(metrics)),
+                             .has_state = entries != nullptr,
+                             .has_files = files.has_value(),
+                             .asked_to_stop = asked_to_stop(),
+                             .writing = outputs.store.busy(),
+                             .has_callbacks = !outputs.callbacks.empty()}
              .pack();
        }))
     all.push_back(Contribution::unpack(bytes));
@@ -97,15 +109,20 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
   outputs.check_score(row, saves, data.cursors->epoch_complete());
+  outputs.callbacks.tell(&Callback::on_report, row);
+  std::optional<Checkpoint> saved;
   if (saves) {
-    row["checkpoint_dir_name"] = save(entries.get(), files, has_files, row).path().filename().string();
+    saved = save(entries.get(), files, has_files, row);
+    row["checkpoint_dir_name"] = saved->path().filename().string();
     if (numbers) numbers->saved();
   }
   if (const auto cost = outputs.store.cost()) stop.reserve.saved(*cost);
   outputs.sinks.tell(&observe::Sink::report, row, counters.epochs);
+  outputs.callbacks.tell(&Callback::after_report, as_given(of_ranks), saved);
   counters.end_report();
   stop.files_reported = stop.files_reported || has_files;
   stop_after_report(saves);
+  if (any_of(all, &Contribution::has_callbacks)) end_if_callbacks_ask();
   stop.reserve.leave();
 }
 

@@ -116,6 +116,7 @@ void SessionState::resume() {
     if (path.parent_path() == run.path()) {
       row["checkpoint_dir_name"] = path.filename().string();
       moment = {progress.training_iteration, std::move(row)};
+      start.callbacks = progress.callbacks;
     }
   }
   outputs.sinks.start(workers.control, moment);

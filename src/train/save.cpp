@@ -19,7 +19,8 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
       .time_total_s = counters.total_seconds(),
       .seed = workers.seed,
       .positions = data.cursors->positions().get<std::map<std::string, Json>>(),
-      .preprocessor = data.preprocessor ? data.preprocessor->state() : Json(nullptr)};
+      .preprocessor = data.preprocessor ? data.preprocessor->state() : Json(nullptr),
+      .callbacks = outputs.callbacks.state()};
   checkpoint::Contents contents{.state = {},
                                 .random_state = workers.random_state(),
                                 .directory = {},

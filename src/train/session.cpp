@@ -44,6 +44,7 @@ Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
+  session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
   if (++epoch_ >= session_->counters.epochs) return *this;  // the last is over
   session_->stop_if_asked();
   session_->data.cursors->begin_epoch(epoch_);
@@ -180,6 +181,8 @@ std::optional<Checkpoint> Session::get_checkpoint() const {
   if (!newest) return {};
   return outputs.store.as_this_rank(*newest);
 }
+
+void Session::add_callback(std::shared_ptr<Callback> callback) { state_->add_callback(std::move(callback)); }
 
 bool Session::should_stop() {
   const During ask("should_stop");

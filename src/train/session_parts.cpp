@@ -65,6 +65,7 @@ void Outputs::settle() {
   }
   newest = written;
   sinks.tell(&observe::Sink::checkpoint, *newest);
+  callbacks.tell(&Callback::on_checkpoint, *newest);
 }
 
 std::optional<Checkpoint> Outputs::newest_of_all() const { return behind && store.ends_well() ? behind : newest; }

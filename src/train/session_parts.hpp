@@ -7,6 +7,7 @@
 #include "data/passes/shard.hpp"
 #include "muster/config.hpp"
 #include "muster/preprocessor.hpp"
+#include "observe/callbacks.hpp"
 #include "observe/sinks.hpp"
 #include "step/steps.hpp"
 #include "train/random.hpp"
@@ -92,14 +93,16 @@ struct SessionData {
 struct StartingPoint {
   std::optional<Checkpoint> from = {};
   std::optional<checkpoint::Restored> content = {};
+  Json callbacks = {};         ///< their states in it, if it is this run's
   bool handed_out = false;     ///< the training function loads the checkpoint by itself
   bool loss_reported = false;  ///< that something begins again has been said, or there was no need to
 };
 
-/// Checkpoints, and for the sinks what they want to know.
+/// Checkpoints, and for sinks and callbacks what they want to know.
 struct Outputs {
   checkpoint::Store store;
   observe::Sinks sinks;
+  observe::Callbacks callbacks;
   CheckpointConfig config;
   bool first_worker = false;
   std::optional<Checkpoint> newest = {};  ///< committed in this attempt, else what it goes on from

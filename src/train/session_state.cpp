@@ -30,6 +30,7 @@ class SessionMoments final : public step::Moments {
                                   .epochs = session_.counters.epochs,
                                   .consumed = pass.position,
                                   .samples = pass.plan.samples});
+    session_.outputs.callbacks.tell(&Callback::on_batch, session_.counters.steps->global_step);
   }
   void between_batches() override {
     const watch::During ask("asking whether to stop");
@@ -56,11 +57,11 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
            .config = plan.options.dataset_config,
            .preprocessor = plan.options.preprocessor,
            .cursors = std::make_shared<data::Cursors>(counters.steps)},
-      outputs{
-          .store = checkpoint::Store(control, run.path(), plan.options.run_config.checkpoint_config),
-          .sinks = {workers.is_first(), run.path(), plan.launch.flags().progress, plan.options.run_config.callbacks},
-          .config = plan.options.run_config.checkpoint_config,
-          .first_worker = workers.is_first()},
+      outputs{.store = checkpoint::Store(control, run.path(), plan.options.run_config.checkpoint_config),
+              .sinks = {workers.is_first(), run.path(), plan.launch.flags().progress},
+              .callbacks = observe::Callbacks(plan.options.run_config.callbacks),
+              .config = plan.options.run_config.checkpoint_config,
+              .first_worker = workers.is_first()},
       moments(std::make_shared<SessionMoments>(*this)) {
   counters.steps->moments = moments;
   const auto& failure_config = plan.options.run_config.failure_config;

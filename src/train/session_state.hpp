@@ -71,6 +71,12 @@ struct SessionState {
   void stop_after_report(bool saved);
   /// Session::should_stop(). Collective.
   bool should_stop();
+  /// Throws TrainingEnded where a worker's callback wants training to end. Collective.
+  void end_if_callbacks_ask();
+  /// Session::add_callback(). Collective.
+  void add_callback(std::shared_ptr<Callback> callback);
+  /// The same where training goes on from a checkpoint, from which a callback may know it. Collective.
+  void end_if_known_done();
   /// The training function has returned.
   void end_training();
 

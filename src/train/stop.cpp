@@ -169,6 +169,25 @@ bool SessionState::should_stop() {
   return stop.told = stop.request.known();
 }
 
+void SessionState::end_if_callbacks_ask() {
+  stop.ended = stop.ended || workers.control.all_reduce(std::int64_t{outputs.callbacks.should_stop()}, ReduceOp::max);
+  if (!stop.ended) return;
+  if (workers.is_first())
+    log::info("training ends after report " + std::to_string(counters.training_iteration) +
+              ", as a callback has asked");
+  throw TrainingEnded();
+}
+
+void SessionState::add_callback(std::shared_ptr<Callback> callback) {
+  Session view(*this);
+  outputs.callbacks.add(std::move(callback), view);
+  end_if_known_done();
+}
+
+void SessionState::end_if_known_done() {
+  if (start.from) end_if_callbacks_ask();
+}
+
 void SessionState::end_training() {
   outputs.settle();
   const auto& begun_from = start.from;

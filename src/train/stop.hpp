@@ -5,6 +5,7 @@
 #pragma once
 
 #include "muster/communicator.hpp"
+#include "muster/error.hpp"
 #include "muster/state.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -113,6 +114,13 @@ struct Stopping {
   bool files_reported = false;                        ///< of the user's own
   bool told = false;                                  ///< should_stop() has said so
   bool stopped = false;                               ///< training has ended so
+  bool ended = false;                                 ///< by the word of a callback
+};
+
+/// Leads out of the training function where training is done by the word of a callback.
+class TrainingEnded final : public Error {
+ public:
+  TrainingEnded() : Error(ExitCode::done, "training ends here, as a callback has asked") {}
 };
 
 }  // namespace muster::detail::train

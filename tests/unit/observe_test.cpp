@@ -1,4 +1,5 @@
 #include "muster/error.hpp"
+#include "observe/callbacks.hpp"
 #include "observe/history.hpp"
 #include "observe/metrics.hpp"
 #include "observe/progress_line.hpp"
@@ -208,8 +209,10 @@ TEST(Sinks, AreMadeWhereTheyRun) {
   const test::Folder folder;
   const auto counter = std::make_shared<Counter>();
   for (const bool first_worker : {false, true}) {
-    Sinks sinks(first_worker, folder.path(), muster::Progress::none, {counter});
+    Sinks sinks(first_worker, folder.path(), muster::Progress::none);
+    Callbacks callbacks({counter});
     sinks.tell(&Sink::start, Start{});
+    callbacks.tell(&Callback::on_report, Json{{"training_iteration", 1}});
     sinks.tell(&Sink::report, Json{{"training_iteration", 1}}, std::int64_t{0});
     EXPECT_EQ(std::filesystem::exists(folder / "result.json"), first_worker);
   }

@@ -57,7 +57,8 @@ Json to_json(const TrainerState& state) {
           {"time_total_s", state.time_total_s},
           {"seed", state.seed},
           {"positions", state.positions},
-          {"preprocessor", state.preprocessor}};
+          {"preprocessor", state.preprocessor},
+          {"callbacks", state.callbacks}};
 }
 
 TrainerState trainer_state_from_json(const Json& json) {
@@ -83,6 +84,10 @@ TrainerState trainer_state_from_json(const Json& json) {
     at->get_to(state.positions);
   }
   if (const auto at = json.find("preprocessor"); at != json.end()) state.preprocessor = *at;
+  if (const auto at = json.find("callbacks"); at != json.end()) {
+    if (!at->is_object() && !at->is_null()) refuse("\"callbacks\"", "is not an object");
+    state.callbacks = *at;
+  }
   return state;
 }
 

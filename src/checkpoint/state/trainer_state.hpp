@@ -20,6 +20,7 @@ struct TrainerState {
   std::uint64_t seed = 0;
   std::map<std::string, Json> positions = {};  ///< by dataset or loader; see data
   Json preprocessor = {};
+  Json callbacks = {};  ///< their states by name
 };
 
 Json to_json(const TrainerState& state);

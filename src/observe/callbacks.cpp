@@ -1,0 +1,87 @@
+#include "observe/callbacks.hpp"
+
+#include "base/log.hpp"
+#include "comm/agreement.hpp"
+
+#include <c10/util/Type.h>
+
+#include <algorithm>
+#include <typeinfo>
+#include <utility>
+
+namespace muster::detail::observe {
+namespace {
+
+/// The key of a callback's state: its class, and which of that class it is.
+std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, const Callback& callback) {
+  int number = 1;
+  for (const auto& other : callbacks) {
+    const auto& before = *other;
+    if (&before == &callback) break;
+    number += typeid(before) == typeid(callback);
+  }
+  const auto name = c10::demangle(typeid(callback).name());
+  return number == 1 ? name : name + " " + std::to_string(number);
+}
+
+}  // namespace
+
+Callbacks::Callbacks(std::vector<std::shared_ptr<Callback>> of_the_run) : callbacks_(std::move(of_the_run)) {
+  std::erase(callbacks_, nullptr);
+  of_the_run_ = callbacks_.size();
+}
+
+void Callbacks::begin(const std::shared_ptr<Callback>& callback, Session& session) {
+  callback->on_start(session);
+  if (!saved_.is_object()) return;
+  const auto key = key_of(callbacks_, *callback);
+  const auto saved = saved_.find(key);
+  if (saved == saved_.end()) return;
+  try {
+    callback->load_state(*saved);
+  } catch (const Json::exception& error) {
+    throw Error(ExitCode::data, "restoring the callback " + key, error.what(),
+                "Give the run the same callbacks as when it was saved");
+  }
+}
+
+void Callbacks::start(Session& session, Json saved) {
+  saved_ = std::move(saved);
+  for (const auto& callback : callbacks_) begin(callback, session);
+}
+
+void Callbacks::add(std::shared_ptr<Callback> callback, Session& session) {
+  callbacks_.push_back(std::move(callback));
+  begin(callbacks_.back(), session);
+}
+
+void Callbacks::finish(const std::optional<Error>& failure) noexcept {
+  tell_quietly(callbacks_, [&](Callback& callback) { failure ? callback.on_failure(*failure) : callback.on_end(); });
+}
+
+Metrics Callbacks::with_theirs(Metrics metrics) const {
+  for (const auto& callback : callbacks_) metrics.merge(callback->metrics());
+  return metrics;
+}
+
+bool Callbacks::should_stop() const {
+  return std::ranges::any_of(callbacks_, [](const auto& callback) { return callback->should_stop(); });
+}
+
+Json Callbacks::state() const {
+  Json all;
+  for (const auto& callback : callbacks_)
+    if (auto state = callback->state(); !state.is_null()) all[key_of(callbacks_, *callback)] = std::move(state);
+  return all;
+}
+
+void tell_quietly(const std::vector<std::shared_ptr<Callback>>& callbacks,
+                  const std::function<void(Callback&)>& tell) noexcept {
+  for (const auto& callback : callbacks) try {
+      if (callback) tell(*callback);
+    } catch (...) {
+      log::warn("telling a callback that training is over: " + comm::caught().text);
+    }
+}
+
+}  // namespace muster::detail::observe

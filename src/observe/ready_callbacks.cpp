@@ -1,0 +1,154 @@
+#include "base/log.hpp"
+#include "muster/callbacks.hpp"
+#include "muster/error.hpp"
+
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+namespace muster {
+namespace {
+
+/// A metric that a callback looks at.
+class Watched {
+ public:
+  Watched(std::string doing, std::string metric) : doing_(std::move(doing)), metric_(std::move(metric)) {
+    if (metric_.empty()) throw Error(ExitCode::usage, doing_, "no metric is named", "Name a metric that is reported");
+  }
+
+  const std::string& metric() const noexcept { return metric_; }
+  /// Its value, NaN among them; none in a report that lacks it.
+  std::optional<double> in(const Json& row) {
+    const auto at = row.find(metric_);
+    if (at == row.end()) {
+      if (!std::exchange(missed_, true))
+        detail::log::warn(doing_ + ": \"" + metric_ + "\" is not in this report, which does not count");
+      return {};
+    }
+    if (at->is_null()) return std::numeric_limits<double>::quiet_NaN();
+    if (!at->is_number())
+      throw Error(ExitCode::usage, doing_ + " by \"" + metric_ + "\"", "it is reported and is not a number",
+                  "Report a number");
+    return at->get<double>();
+  }
+
+ private:
+  std::string doing_, metric_;
+  bool missed_ = false;
+};
+
+class EarlyStopping final : public Callback {
+ public:
+  explicit EarlyStopping(const EarlyStoppingOptions& options)
+      : options_(options), watched_("stopping early", options.metric) {
+    if (options.patience < 0 || !(options.min_delta >= 0))
+      throw Error(ExitCode::usage, "stopping early", "patience and min_delta are numbers from 0 on",
+                  "Give others, or leave them out");
+  }
+
+  void on_start(Session&) override {
+    best_.reset();
+    waited_ = 0;
+  }
+  void on_report(const Json& row) override {
+    const auto value = watched_.in(row);
+    if (!value) return;
+    if (better(*value)) {
+      best_ = *value;
+      waited_ = 0;
+      return;
+    }
+    ++waited_;
+    if (should_stop())
+      detail::log::info("\"" + options_.metric + "\" has not been better than " +
+                        (best_ ? Json(*best_).dump() : "NaN") + " for " + std::to_string(waited_) +
+                        (waited_ == 1 ? " report" : " reports"));
+  }
+  bool should_stop() const override { return waited_ > 0 && waited_ >= options_.patience; }
+
+  Json state() const override { return {{"best", best_ ? Json(*best_) : Json()}, {"waited", waited_}}; }
+  void load_state(const Json& state) override {
+    const auto& best = state.at("best");
+    best_ = best.is_null() ? std::nullopt : std::optional(best.get<double>());
+    state.at("waited").get_to(waited_);
+  }
+
+ private:
+  bool better(double value) const {
+    if (std::isnan(value)) return false;
+    if (!best_) return true;
+    const double gain = options_.mode == ScoreOrder::max ? value - *best_ : *best_ - value;
+    return gain > options_.min_delta;
+  }
+
+  EarlyStoppingOptions options_;
+  Watched watched_;
+  std::optional<double> best_ = {};
+  int waited_ = 0;  ///< reports since the best
+};
+
+class Plateau final : public Callback {
+ public:
+  Plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options)
+      : scheduler_(scheduler), watched_("reducing the learning rate on a plateau", options.metric) {}
+  void on_report(const Json& row) override {
+    if (const auto value = watched_.in(row)) scheduler_.step(static_cast<float>(*value));
+  }
+
+ private:
+  torch::optim::ReduceLROnPlateauScheduler& scheduler_;
+  Watched watched_;
+};
+
+class LearningRateMonitor final : public Callback {
+ public:
+  LearningRateMonitor(const torch::optim::Optimizer& optimizer, const LearningRateMonitorOptions& options)
+      : optimizer_(optimizer), name_(options.name) {}
+  Metrics metrics() override {
+    Metrics rates;
+    const auto& groups = optimizer_.param_groups();
+    for (std::size_t i = 0; i < groups.size(); ++i)
+      rates.emplace(groups.size() == 1 ? name_ : name_ + "_" + std::to_string(i), groups[i].options().get_lr());
+    return rates;
+  }
+
+ private:
+  const torch::optim::Optimizer& optimizer_;
+  std::string name_;
+};
+
+class TimeBudget final : public Callback {
+ public:
+  explicit TimeBudget(std::chrono::duration<double> time) : time_(time) {}
+  void on_start(Session&) override { used_ = {}; }
+  void on_report(const Json& row) override { load_state(row.at("time_total_s")); }
+  bool should_stop() const override { return used_ >= time_; }
+  Json state() const override { return used_.count(); }
+  void load_state(const Json& state) override { used_ = std::chrono::duration<double>(state.get<double>()); }
+
+ private:
+  std::chrono::duration<double> time_, used_{};
+};
+
+}  // namespace
+
+std::shared_ptr<Callback> early_stopping(const EarlyStoppingOptions& options) {
+  return std::make_shared<EarlyStopping>(options);
+}
+
+std::shared_ptr<Callback> plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options) {
+  return std::make_shared<Plateau>(scheduler, options);
+}
+
+std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,
+                                                const LearningRateMonitorOptions& options) {
+  return std::make_shared<LearningRateMonitor>(optimizer, options);
+}
+
+std::shared_ptr<Callback> time_budget(std::chrono::duration<double> time) { return std::make_shared<TimeBudget>(time); }
+
+}  // namespace muster

@@ -1,0 +1,367 @@
+// Callbacks: the moments in their order, what they may end, what of them outlives a job, and what they may throw.
+#include "support/job.hpp"
+
+#include "base/file.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using test::run;
+using test::world;
+
+using Loop = std::function<void(Session&, const Config&)>;
+
+TorchTrainerOptions with(std::string name, std::vector<std::shared_ptr<Callback>> callbacks) {
+  return {.run_config = {.name = std::move(name), .callbacks = std::move(callbacks)}};
+}
+
+/// Reports `loss` after each of `epochs`, with a state; `each` may throw after a report.
+Loop reporting(std::int64_t epochs, std::vector<std::int64_t>& seen, std::function<void(std::int64_t)> each = {}) {
+  return [=, &seen](Session& session, const Config&) {
+    std::int64_t next = 0;
+    auto state = session.state({{"next", next}});
+    state.restore();
+    for (auto epoch : session.epochs(epochs)) {
+      seen.push_back(epoch);
+      ++next;
+      session.report({{"loss", 1.0 / static_cast<double>(epoch + 1)}}, state);
+      if (each) each(epoch);
+    }
+  };
+}
+
+/// Writes down what it is told.
+struct Recorder : Callback {
+  void on_start(Session& session) override { say("start " + std::to_string(session.world_size())); }
+  void on_epoch(std::int64_t epoch) override { say("epoch " + std::to_string(epoch)); }
+  void on_batch(std::int64_t step) override { say("batch " + std::to_string(step)); }
+  void on_report(const Json& row) override {
+    say("report " + row.at("training_iteration").dump() + (row.contains("checkpoint_dir_name") ? "!" : ""));
+  }
+  void after_report(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
+    say("after " + Json(metrics).dump() + (checkpoint ? " " + checkpoint->path().filename().string() : ""));
+  }
+  void on_checkpoint(const Checkpoint& checkpoint) override { say(checkpoint.path().filename().string()); }
+  void on_failure(const Error& error) override { say("failure " + std::to_string(static_cast<int>(error.code()))); }
+  void after_exception(const std::map<int, std::string>& errors) override { exceptions.push_back(errors); }
+  void on_end() override { say("end"); }
+
+  void say(std::string moment) { moments.push_back(std::move(moment)); }
+  std::vector<std::string> moments;
+  std::vector<std::map<int, std::string>> exceptions;
+};
+
+TEST(Callbacks, AreToldOfTheMomentsInOrder) {
+  const auto recorder = std::make_shared<Recorder>();
+  auto options = with("moments", {recorder});
+  options.datasets = {{"train", test::line()}};
+  const auto [code, result] = run({test::shared_folder(), {}, options}, [](Session& session, const Config&) {
+    auto state = session.state({});
+    for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+      for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.global_batch_size = 23})) {
+      }
+      if (epoch == 1)
+        session.report({{"rank", session.world_rank()}}, state);
+      else
+        session.report({{"rank", session.world_rank()}});
+    }
+  });
+  EXPECT_EQ(code, 0);
+  const auto n = std::to_string(world().size());
+  Json of_ranks = Json::array();
+  for (int r = 0; r < world().size(); ++r) of_ranks.push_back({{"rank", r}});
+  // A report's metrics come as they were given, whatever else travels with them.
+  for (auto& moment : recorder->moments)
+    if (moment.starts_with("after ")) {
+      const auto end = moment.rfind(']') + 1;
+      const auto given = Json::parse(moment.substr(6, end - 6));
+      ASSERT_EQ(given.size(), of_ranks.size()) << moment;
+      for (std::size_t r = 0; r < given.size(); ++r) EXPECT_EQ(given[r], of_ranks[r]) << moment;
+      moment = "after" + moment.substr(end);
+    }
+  EXPECT_EQ(recorder->moments,
+            (std::vector<std::string>{"start " + n, "batch 1", "batch 2", "report 1", "after", "epoch 0", "batch 3",
+                                      "batch 4", "report 2", "checkpoint_000000", "after checkpoint_000000", "epoch 1",
+                                      "end"}));
+  EXPECT_TRUE(recorder->exceptions.empty());
+}
+
+/// Counts reports, and wants no more than `most` on one worker.
+struct Counting : Callback {
+  Counting(int most_, int rank_) : most(most_), rank(rank_) {}
+  void on_start(Session& session) override {
+    reports = 0;
+    asks = session.world_rank() == rank;
+  }
+  void on_report(const Json&) override { ++reports; }
+  bool should_stop() const override { return asks && reports >= most; }
+  Json state() const override { return reports; }
+  void load_state(const Json& state) override { reports = state.get<int>(); }
+  int most, rank, reports = 0;
+  bool asks = false;
+};
+
+TEST(Callbacks, OneWorkersWordEndsTrainingOnAllAsDone) {
+  const auto storage = test::shared_folder();
+  const auto recorder = std::make_shared<Recorder>();
+  const auto counting = std::make_shared<Counting>(2, world().size() - 1);
+  std::vector<std::int64_t> seen;
+  const auto [code, result] = run({storage, {}, with("ended", {recorder, counting})}, reporting(10, seen));
+  EXPECT_EQ(code, 0);
+  EXPECT_FALSE(result->error);
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1}));
+  EXPECT_EQ(result->metrics.at("training_iteration"), 2);
+  EXPECT_EQ(recorder->moments.back(), "end") << "no failure";
+  EXPECT_TRUE(Json::parse(detail::read_file(result->path / "params.json")).at("finished").get<bool>());
+
+  const auto again = run({storage, {}, with("ended", {counting})}, reporting(10, seen));
+  EXPECT_EQ(again.first, 0);
+  EXPECT_EQ(seen.size(), 2u) << "it is finished";
+  EXPECT_EQ(again.second->metrics_history.size(), 2u);
+}
+
+TEST(Callbacks, ATrainingFunctionThatHoldsOnIsToldAgain) {
+  const auto counting = std::make_shared<Counting>(1, 0);
+  int ended = 0;
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("swallowed", {counting})}, [&](Session& session, const Config&) {
+        for (int i = 0; i < 3; ++i) try {
+            session.report({{"i", i}});
+          } catch (const Error& error) {
+            ++ended;
+            EXPECT_EQ(error.code(), ExitCode::done) << error.what();
+          }
+      });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(ended, 3);
+}
+
+TEST(Callbacks, TheirStateOutlivesAJobAndAnAttempt) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> seen;
+  // Two of a class have a state each.
+  const auto first = std::make_shared<Counting>(3, 0), second = std::make_shared<Counting>(100, 0);
+  auto options = with("resumed", {first, second});
+  const auto broken = run({storage, {}, options}, reporting(10, seen, [](std::int64_t epoch) {
+                            if (epoch == 1) throw std::runtime_error("broken");
+                          }));
+  EXPECT_EQ(broken.first, 1);
+  EXPECT_EQ(second->reports, 2);
+  const auto anew = std::make_shared<Counting>(3, 0);
+  EXPECT_EQ(run({storage, {}, with("resumed", {anew})}, reporting(10, seen)).first, 0);
+  EXPECT_EQ(anew->reports, 3) << "one more, and no more";
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2}));
+
+  // An attempt that begins afresh, and one that goes on from a checkpoint, in one job.
+  seen.clear();
+  bool failed = false, failed_late = false;
+  const auto counting = std::make_shared<Counting>(4, 0);
+  options = with("retried", {counting});
+  options.run_config.failure_config.max_failures = 2;
+  const auto retried = run({storage, {}, options}, [&](Session& session, const Config& config) {
+    if (!std::exchange(failed, true)) {
+      session.report({{"loss", 1}});
+      throw std::runtime_error("before the first checkpoint");
+    }
+    reporting(10, seen, [&](std::int64_t epoch) {
+      if (epoch == 1 && !std::exchange(failed_late, true)) throw std::runtime_error("after the second");
+    })(session, config);
+  });
+  EXPECT_EQ(retried.first, 0);
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(retried.second->metrics_history.size(), 4u);
+}
+
+TEST(Callbacks, WhatTheCheckpointKnowsToBeDoneIsNotTrained) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> seen;
+  run({storage, {}, with("known", {std::make_shared<Counting>(100, 0)})}, reporting(10, seen, [](std::int64_t epoch) {
+        if (epoch == 1) throw std::runtime_error("killed before it is said to be finished");
+      }));
+  const auto [code, result] =
+      run({storage, {}, with("known", {std::make_shared<Counting>(2, 0)})}, reporting(10, seen));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(seen.size(), 2u) << "no epoch is trained";
+  EXPECT_EQ(result->metrics_history.size(), 2u);
+}
+
+TEST(Callbacks, AnotherRunsStateIsNotTakenOver) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> seen;
+  const auto first = run({storage, {}, with("first", {std::make_shared<Counting>(2, 0)})}, reporting(10, seen));
+  auto options = with("second", {std::make_shared<Counting>(2, 0)});
+  options.resume_from_checkpoint = first.second->checkpoint;
+  EXPECT_EQ(run({storage, {}, options}, reporting(10, seen)).first, 0);
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2, 3}));
+}
+
+TEST(Callbacks, AfterExceptionNamesEveryRank) {
+  const auto recorder = std::make_shared<Recorder>();
+  auto options = with("exceptions", {recorder});
+  options.run_config.failure_config.max_failures = 1;
+  const int spares = world().size() > 2 ? 1 : 0, workers = world().size() - spares;
+  options.scaling_config.num_workers = workers;
+  int attempts = 0;
+  const auto [code, result] = run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) {
+    if (attempts++ == 0) throw std::runtime_error("thrown by " + std::to_string(session.world_rank()));
+    if (session.world_rank() == workers - 1) throw std::runtime_error("alone");
+    session.barrier();
+  });
+  EXPECT_EQ(code, 1);
+  if (world().rank() >= workers) {
+    EXPECT_TRUE(recorder->exceptions.empty()) << "a spare trains nothing";
+    return;
+  }
+  ASSERT_EQ(recorder->exceptions.size(), 2u) << "of each attempt";
+  ASSERT_EQ(recorder->exceptions[0].size(), static_cast<std::size_t>(workers));
+  for (const auto& [rank, text] : recorder->exceptions[0]) EXPECT_EQ(text, "thrown by " + std::to_string(rank));
+  EXPECT_EQ(recorder->exceptions[1].size(), static_cast<std::size_t>(workers));
+  for (const auto& [rank, text] : recorder->exceptions[1])
+    EXPECT_NE(text.find("alone"), std::string::npos) << rank << ": " << text;
+  EXPECT_EQ(recorder->exceptions[1].at(workers - 1), "alone");
+  EXPECT_EQ(std::ranges::count(recorder->moments, "failure 1"), 2);
+}
+
+TEST(Callbacks, AStopOnRequestIsNoException) {
+  const auto storage = test::shared_folder();
+  const auto recorder = std::make_shared<Recorder>();
+  const auto [code, result] = run({storage, {}, with("stopped", {recorder})}, [&](Session& session, const Config&) {
+    if (session.world_rank() == 0) std::ofstream(storage / "stopped/stop") << "please";
+    session.report({{"a", 1}}, session.state({}));
+  });
+  EXPECT_EQ(code, static_cast<int>(ExitCode::stopped));
+  EXPECT_TRUE(recorder->exceptions.empty());
+  EXPECT_EQ(recorder->moments.back(), "failure 85");
+}
+
+/// Throws at one moment, on one worker.
+struct Throwing : Callback {
+  Throwing(std::string moment_, int rank_) : moment(std::move(moment_)), rank(rank_) {}
+  void on_start(Session&) override { at("start"); }
+  void on_epoch(std::int64_t) override { at("epoch"); }
+  void on_report(const Json&) override { at("report"); }
+  void after_report(const std::vector<Json>&, const std::optional<Checkpoint>&) override { at("after_report"); }
+  void on_checkpoint(const Checkpoint&) override { at("checkpoint"); }
+  void on_failure(const Error&) override { at("failure"); }
+  void after_exception(const std::map<int, std::string>&) override { at("exception"); }
+  void on_end() override { at("end"); }
+  Metrics metrics() override { return at("metrics"), Metrics(); }
+  bool should_stop() const override { return at("should_stop"), false; }
+  Json state() const override { return at("state"), nullptr; }
+  void at(const std::string& now) const {
+    if (now == moment && world().rank() == rank) throw std::runtime_error("at " + now);
+  }
+  std::string moment;
+  int rank;
+};
+
+TEST(Callbacks, WhatTheyThrowEndsTrainingOnAllRanks) {
+  const auto storage = test::shared_folder();
+  const int last = world().size() - 1;
+  for (const std::string moment :
+       {"start", "epoch", "report", "after_report", "checkpoint", "metrics", "should_stop", "state"}) {
+    SCOPED_TRACE(moment);
+    std::vector<std::int64_t> seen;
+    const auto [code, result] =
+        run({storage, {}, with(moment, {std::make_shared<Throwing>(moment, last)})}, reporting(3, seen));
+    EXPECT_EQ(code, 1);
+    ASSERT_TRUE(result->error);
+    EXPECT_NE(std::string(result->error->what()).find("at " + moment), std::string::npos) << result->error->what();
+  }
+  std::vector<std::int64_t> seen;
+  EXPECT_EQ(run({storage, {}, with("end", {std::make_shared<Throwing>("end", last)})}, reporting(3, seen)).first, 0);
+  for (const std::string moment : {"failure", "exception"}) {
+    SCOPED_TRACE(moment);
+    const auto recorder = std::make_shared<Recorder>();
+    const auto [code, result] = run({storage, {}, with(moment, {std::make_shared<Throwing>(moment, last), recorder})},
+                                    [](Session&, const Config&) { throw std::runtime_error("the cause"); });
+    EXPECT_EQ(code, 1);
+    EXPECT_NE(std::string(result->error->what()).find("the cause"), std::string::npos) << result->error->what();
+    EXPECT_EQ(recorder->exceptions.size(), 1u) << "the others are told";
+  }
+}
+
+TEST(Callbacks, AStateThatCannotBeTakenIsSaid) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> seen;
+  struct Changing : Callback {
+    explicit Changing(Json state) : state_(std::move(state)) {}
+    Json state() const override { return state_; }
+    void load_state(const Json& state) override { static_cast<void>(state.at("count").get<int>()); }
+    Json state_;
+  };
+  EXPECT_EQ(run({storage, {}, with("odd", {std::make_shared<Changing>("text")})},
+                reporting(2, seen, [](auto) { throw std::runtime_error("broken"); }))
+                .first,
+            1);
+  const auto [code, result] = run({storage, {}, with("odd", {std::make_shared<Changing>("text")})}, reporting(2, seen));
+  EXPECT_EQ(code, static_cast<int>(ExitCode::data));
+  EXPECT_NE(std::string(result->error->what()).find("Changing"), std::string::npos) << result->error->what();
+}
+
+TEST(Callbacks, ThoseOfTheTrainingFunctionEndWithIt) {
+  struct Local : Recorder {
+    explicit Local(int& reports) : reports_(&reports) {}
+    void on_report(const Json& row) override { ++*reports_, Recorder::on_report(row); }
+    int* reports_;
+  };
+  std::weak_ptr<Local> seen;
+  std::vector<std::string> moments;
+  for (const bool fails : {false, true}) {
+    const auto [code, result] =
+        run({test::shared_folder(), {}, with("local", {})}, [&](Session& session, const Config&) {
+          int reports = 0;
+          const auto local = std::make_shared<Local>(reports);
+          seen = local;
+          session.add_callback(local);
+          session.report({{"loss", 1}});
+          EXPECT_EQ(reports, 1);
+          moments = local->moments;
+          if (fails) throw std::runtime_error("as told");
+        });
+    EXPECT_EQ(code, fails ? 1 : 0);
+    ASSERT_FALSE(moments.empty());
+    EXPECT_EQ(moments.front(), "start " + std::to_string(world().size()));
+    EXPECT_TRUE(seen.expired());
+  }
+}
+
+TEST(Callbacks, TheirMetricsAreInTheRow) {
+  struct Adding : Callback {
+    Metrics metrics() override { return {{"rank", world().rank()}, {"loss", 7}}; }
+  };
+  const auto [code, result] = run({test::shared_folder(), {}, with("metrics", {std::make_shared<Adding>()})},
+                                  [](Session& session, const Config&) {
+                                    session.report({{"loss", 1}});
+                                  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(result->metrics.at("loss"), 1) << "the training function's own";
+  EXPECT_DOUBLE_EQ(result->metrics.at("rank").get<double>(), (world().size() - 1) / 2.0);
+}
+
+TEST(Callbacks, MayBeOnOneWorkerAlone) {
+  const auto counting = std::make_shared<Counting>(2, 0);
+  std::vector<std::shared_ptr<Callback>> callbacks;
+  if (world().rank() == 0) callbacks.push_back(counting);
+  std::vector<std::int64_t> seen;
+  const auto [code, result] = run({test::shared_folder(), {}, with("first", callbacks)}, reporting(10, seen));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(seen.size(), 2u);
+}
+
+}  // namespace
+}  // namespace muster
