@@ -1,4 +1,5 @@
-// Everything of muster but mpi.hpp, which needs MPI, and data_loader.hpp, which needs all of torch/data.
+// Everything of muster but mpi.hpp, which needs MPI, data_loader.hpp, which needs all of torch/data, and script.hpp,
+// which needs torch's modules.
 #pragma once
 
 #include <muster/callback.hpp>

@@ -54,13 +54,19 @@ class TorchArchive {
     for (const auto& [path, record] : records_)
       if (path.size() > name.size() && path.ends_with("/" + name) && path.find('/') == path.size() - name.size() - 1)
         return path.substr(0, path.size() - name.size());
-    refuse("it is an archive without a " + name, "Use a file that torch.save() wrote");
+    refuse("it is an archive without a " + name, "Use a file that torch.save() or torch.jit.save() wrote");
   }
 
   /// That all records stand there as they are, as torch.save() writes them.
   void check_stored() const {
     for (const auto& [name, record] : records_)
       if (!record.stored) refuse("its " + name + " is packed or encrypted, which torch.save() never does");
+  }
+
+  /// The checksums of the records that stand there as they are, values above all.
+  void check_sums() const {
+    for (const auto& [name, record] : records_)
+      if (record.stored) values(name, at::kByte, static_cast<std::int64_t>(record.bytes));
   }
 
   std::uint64_t bytes_in(const std::string& name) const { return find(name).bytes; }
@@ -114,7 +120,7 @@ class TorchArchive {
     const auto size = file_.size();
     const auto end = size < end_bytes ? std::string() : read(size - end_bytes, end_bytes);
     if (!end.starts_with("PK\5\6"))
-      refuse("it is no archive of torch.save(), or truncated",
+      refuse("it is no archive of torch's, or truncated",
              "Files of torch before 1.6: load and save them with a newer one");
     Directory directory{.offset = number<std::uint32_t>(end, 16), .count = number<std::uint16_t>(end, 10)};
     std::uint64_t bytes = number<std::uint32_t>(end, 12), stop = size - end_bytes;
@@ -197,18 +203,9 @@ class TorchArchive {
   std::map<std::string, Record> records_;
 };
 
-/// An archive of `dict` as libtorch writes it. Its writer ends the process where a write fails; so it is told that all
-/// went well, and the first failure is thrown when it is done.
-void write_archive(const c10::IValue& dict, const Sink& sink) {
-  std::exception_ptr failed;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t bytes) {
-    if (!failed) try {
-        sink({static_cast<const char*>(data), bytes});
-      } catch (...) {
-        failed = std::current_exception();
-      }
-    return bytes;
-  });
+/// An archive of `dict` as libtorch writes it.
+void write_dict(const c10::IValue& dict, const ArchiveSink& sink) {
+  caffe2::serialize::PyTorchStreamWriter writer(sink);
   std::string pickle;
   torch::jit::Pickler pickler([&](const char* data, std::size_t bytes) { pickle.append(data, bytes); }, nullptr,
                               nullptr, nullptr, nullptr, /*tag_aggregates=*/false);  // tags are for TorchScript alone
@@ -221,13 +218,34 @@ void write_archive(const c10::IValue& dict, const Sink& sink) {
   for (const auto& tensor : pickler.tensorData()) {
     const auto& storage = tensor.storage();
     writer.writeRecord("data/" + std::to_string(key++), storage.data(), storage.nbytes());
-    if (failed) break;
   }
   writer.writeEndOfFile();
+}
+
+constexpr const char* constants_record = "constants.pkl";  // the record that TorchScript alone has
+
+}  // namespace
+
+void detail::checkpoint::write_archive(const Sink& sink, const std::function<void(const ArchiveSink&)>& write) {
+  std::exception_ptr failed;
+  write([&](const void* data, std::size_t bytes) {
+    if (!failed) try {
+        sink({static_cast<const char*>(data), bytes});
+      } catch (...) {
+        failed = std::current_exception();
+      }
+    return bytes;
+  });
   if (failed) std::rethrow_exception(failed);
 }
 
-}  // namespace
+void detail::checkpoint::check_script(const std::filesystem::path& path) {
+  const TorchArchive archive(path);
+  if (!archive.contains(archive.folder_of("data.pkl") + constants_record))
+    archive.refuse("it holds values, and no program of TorchScript",
+                   "In Python: torch.jit.script(model).save(FILE); for a state dict, load_torch()");
+  archive.check_sums();
+}
 
 void save_torch(const StateDict& state, const std::filesystem::path& path, const ExportOptions& options) {
   check_exportable(state);
@@ -242,14 +260,17 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
   }
   std::uint64_t total = 0;
   for (const auto& [place, bytes] : storages) total += bytes;
-  write_weights(path, options, total, [&](const Sink& sink) { write_archive(dict, sink); });
+  write_weights(path, options, total, [&](const Sink& sink) {
+    write_archive(sink, [&](const ArchiveSink& archive) { write_dict(dict, archive); });
+  });
 }
 
 StateDict load_torch(const std::filesystem::path& path) {
   const TorchArchive archive(path);
   const auto folder = archive.folder_of("data.pkl");
-  if (archive.contains(folder + "constants.pkl"))
-    archive.refuse("it is a TorchScript module", "Save its state dict with torch.save()");
+  if (archive.contains(folder + constants_record))
+    archive.refuse("it is a TorchScript module",
+                   "Load it with load_script(), or save its state dict with torch.save()");
   archive.check_stored();
   if (const auto order = folder + "byteorder"; archive.contains(order) && archive.text(order, 16) != "little")
     archive.refuse("its values are not little-endian");

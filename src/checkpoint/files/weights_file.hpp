@@ -26,6 +26,15 @@ using Sink = std::function<void(std::string_view)>;
 void write_weights(const std::filesystem::path& path, const ExportOptions& options, std::uint64_t total,
                    const std::function<void(const Sink&)>& write);
 
+/// What torch's own writers of archives give their bytes to.
+using ArchiveSink = std::function<std::size_t(const void* data, std::size_t bytes)>;
+/// An archive of what `write` does. Those writers end the process where a write fails; so they are told that all went
+/// well, and the first failure is thrown when they are done.
+void write_archive(const Sink& sink, const std::function<void(const ArchiveSink&)>& write);
+
+/// Refuses a file that is not a whole one of TorchScript.
+void check_script(const std::filesystem::path& path);
+
 /// Ends the reading of a file that cannot be.
 [[noreturn]] void refuse_weights(const std::filesystem::path& path, const std::string& fact,
                                  const std::string& remedy = "Use another file, or make it anew");
