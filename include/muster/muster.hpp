@@ -19,6 +19,7 @@
 #include <muster/optimizer.hpp>
 #include <muster/preprocessor.hpp>
 #include <muster/process_group.hpp>
+#include <muster/recompute.hpp>
 #include <muster/result.hpp>
 #include <muster/session.hpp>
 #include <muster/state.hpp>

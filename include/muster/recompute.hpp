@@ -1,0 +1,86 @@
+// Activations that are computed again in backward() in place of being kept: memory for time.
+//
+//   x = muster::recompute(net->stage1, x);                                  // a module
+//   x = muster::recompute([&](const at::Tensor& x, const at::Tensor& mask) {  // or anything that can be called
+//     return net->attention->forward(net->norm->forward(x), mask);
+//   }, x, mask);
+//
+// The block runs now and keeps its inputs alone; in backward() it runs once more, and its gradients are those of that
+// run: with the same random numbers (torch's default generators), under the same autocast, to the same bits as without
+// recompute(). Where more than two gradients of one tensor come together, from inside and outside of the block, they
+// are added up in another order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace muster {
+
+namespace detail::gradients {
+
+using Tensors = std::vector<at::Tensor>;
+using Block = std::function<Tensors(const Tensors& inputs)>;
+
+/// `module`: where the block's buffers are; may be null.
+Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module);
+
+}  // namespace detail::gradients
+
+/// What `block` makes of the inputs: a tensor, a tuple or a vector of tensors. `block` is a module (holder or
+/// shared_ptr), whose forward() is meant, or a callable, which is copied and called again in backward(); what it refers
+/// to lives until then. What it uses need not be told: parameters, tensors from before, modules.
+///
+/// It computes the same both times, from the values that its inputs have now; neither it nor what follows writes to
+/// them. Another shape, or another parameter, is an Error (ExitCode::user_error) in backward(). The buffers that a
+/// module writes to, as batch-norm's statistics, are written once; those of other callables twice.
+///
+/// Blocks may stand inside of blocks. What needs no gradient is computed once, as without recompute(). Gradients of
+/// gradients are an Error (ExitCode::usage).
+template <class Block, std::convertible_to<at::Tensor>... Inputs>
+auto recompute(Block block, const Inputs&... inputs) {
+  std::shared_ptr<torch::nn::Module> module;
+  if constexpr (requires { block.ptr(); })
+    module = block.ptr();
+  else if constexpr (std::convertible_to<Block, std::shared_ptr<torch::nn::Module>>)
+    module = block;
+  auto run = [block = std::move(block)](const detail::gradients::Tensors& given) mutable {
+    return [&]<std::size_t... i>(std::index_sequence<i...>) {
+      if constexpr (requires { block->forward(given[i]...); })
+        return block->forward(given[i]...);
+      else
+        return block(given[i]...);
+    }
+    (std::index_sequence_for<Inputs...>());
+  };
+  detail::gradients::Tensors given{at::Tensor(inputs)...};
+  using Output = decltype(run(given));
+  if constexpr (std::same_as<Output, detail::gradients::Tensors>) {
+    return detail::gradients::recompute(std::move(run), std::move(given), std::move(module));
+  } else if constexpr (std::same_as<Output, at::Tensor>) {
+    auto one = [run](const detail::gradients::Tensors& again) mutable {
+      return detail::gradients::Tensors{run(again)};
+    };
+    return detail::gradients::recompute(std::move(one), std::move(given), std::move(module)).front();
+  } else {
+    auto all = [run](const detail::gradients::Tensors& again) mutable {
+      return std::apply([](const auto&... each) { return detail::gradients::Tensors{each...}; }, run(again));
+    };
+    const auto made = detail::gradients::recompute(std::move(all), std::move(given), std::move(module));
+    return [&]<std::size_t... i>(std::index_sequence<i...>) { return Output(made[i]...); }
+    (std::make_index_sequence<std::tuple_size_v<Output>>());
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,340 @@
+// Activation recomputation (Chen, Xu, Zhang and Guestrin, 2016): a node of the graph that stands for a block's.
+//
+// The block's own graph is made, looked at for where it ends, and let go. In backward() it is made again; where it
+// ends, collectors take the gradients, and the node hands them on as its own. So autograd accumulates each of them
+// once, in the backward() that called, and hooks see nothing of the one inside.
+#include "muster/recompute.hpp"
+
+#include "muster/error.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+namespace muster::detail::gradients {
+namespace {
+
+namespace autograd = torch::autograd;
+
+constexpr const char* recomputing = "computing a block again";
+
+/// What a block's results depend on besides tensors: the default generators, and autocast.
+class Surroundings {
+ public:
+  /// Those of this thread now.
+  Surroundings() {
+    take(at::kCPU);
+    for (c10::DeviceIndex gpu = 0; at::hasCUDA() && gpu < c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); ++gpu)
+      if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) take({at::kCUDA, gpu});
+    for (const auto type : {at::kCPU, at::kCUDA})
+      casts_.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
+  }
+
+  void restore() const {
+    for (auto [generator, state] : generators_) {
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(state);
+    }
+    for (const auto& [type, enabled, dtype] : casts_) {
+      at::autocast::set_autocast_enabled(type, enabled);
+      at::autocast::set_autocast_dtype(type, dtype);
+    }
+  }
+
+ private:
+  struct Cast {
+    at::DeviceType type;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+
+  void take(at::Device device) {
+    auto generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generators_.emplace_back(generator, generator.get_state());
+  }
+
+  std::vector<std::pair<at::Generator, at::Tensor>> generators_;
+  std::vector<Cast> casts_;
+};
+
+/// While it lives, the surroundings are those; then what they were before.
+class Inside {
+ public:
+  explicit Inside(const Surroundings& there) { there.restore(); }
+  ~Inside() { before_.restore(); }
+
+ private:
+  Surroundings before_;
+};
+
+/// autocast keeps the casts of parameters with their graph, which would be the first run's in the second one.
+class WithoutCastCache {
+ public:
+  WithoutCastCache() { at::autocast::set_autocast_cache_enabled(false); }
+  ~WithoutCastCache() { at::autocast::set_autocast_cache_enabled(was_enabled_); }
+
+ private:
+  bool was_enabled_ = at::autocast::is_autocast_cache_enabled();
+};
+
+/// Where gradients leave a block: at a parameter or a tensor from before, or at one of its inputs.
+struct Exit {
+  const autograd::Node* node = nullptr;  ///< null: at an input
+  std::uint32_t number = 0;              ///< of the node's gradient, or of the input
+  auto operator<=>(const Exit&) const = default;
+};
+
+/// One run of a block, with its graph.
+class Run {
+ public:
+  Run(const Block& block, const Tensors& inputs, const std::vector<bool>& trained) {
+    const at::AutoGradMode grad(true);
+    const WithoutCastCache no_cache;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      leaves_.push_back(inputs[i].defined() ? inputs[i].detach() : inputs[i]);
+      if (!trained[i]) continue;
+      leaves_[i].set_requires_grad(true);
+      input_of_[autograd::impl::gradient_edge(leaves_[i]).function] = static_cast<std::uint32_t>(i);
+    }
+    first_ = at::sequence_number::peek();
+    outputs = block(leaves_);
+    for (const auto& output : outputs)
+      roots.push_back(output.defined() && output.requires_grad() ? autograd::impl::gradient_edge(output)
+                                                                 : autograd::Edge());
+    find_ends();
+  }
+
+  /// The edges that leave the block through each exit.
+  struct End {
+    Exit exit;
+    std::vector<autograd::Edge*> edges;
+  };
+
+  Tensors outputs;
+  std::vector<autograd::Edge> roots;  ///< of each output; none for one that needs no gradient
+  std::vector<End> ends;              ///< in the order in which they are found
+
+ private:
+  /// Parameters' nodes have the last number of all; what another thread has made is not the block's.
+  bool is_own(const autograd::Node& node) const {
+    return node.sequence_nr() >= first_ && node.sequence_nr() != std::numeric_limits<std::uint64_t>::max() &&
+           node.thread_id() == thread_;
+  }
+
+  void find_ends() {
+    std::map<Exit, std::size_t> known;
+    std::unordered_set<const autograd::Node*> seen;
+    std::vector<autograd::Node*> pending;
+    const auto follow = [&](autograd::Edge& edge) {
+      if (!edge.is_valid()) return;
+      auto* const node = edge.function.get();
+      if (is_own(*node)) {
+        if (seen.insert(node).second) pending.push_back(node);
+        return;
+      }
+      const auto input = input_of_.find(edge.function);
+      const auto exit = input == input_of_.end() ? Exit{node, edge.input_nr} : Exit{nullptr, input->second};
+      const auto [at, is_new] = known.try_emplace(exit, ends.size());
+      if (is_new) ends.push_back({exit, {}});
+      ends[at->second].edges.push_back(&edge);
+    };
+    for (auto& root : roots) follow(root);
+    while (!pending.empty()) {
+      auto* const node = pending.back();
+      pending.pop_back();
+      for (auto& edge : node->next_edges()) follow(edge);
+      // What writes into a part of a tensor has a node inside of its own, with the same edges but for the first.
+      if (auto* const slices = dynamic_cast<autograd::CopySlices*>(node))
+        for (std::size_t i = 1; i < slices->fn->next_edges().size(); ++i) follow(slices->fn->next_edges()[i]);
+    }
+  }
+
+  Tensors leaves_;
+  std::map<decltype(autograd::Edge::function), std::uint32_t> input_of_;  ///< by the leaf's node, which it keeps
+  std::uint64_t first_ = 0, thread_ = at::RecordFunction::currentThreadId();
+};
+
+/// The end of a graph, where a gradient is taken.
+struct Collector final : autograd::Node {
+  at::Tensor gradient;
+
+  explicit Collector(const autograd::InputMetadata& like) {
+    add_input_metadata(at::empty({}, like.options()).expand_symint(like.shape_as_dim_vector()));
+  }
+  autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    gradient = std::move(gradients[0]);
+    return {};
+  }
+};
+
+/// A module's buffers as they were, whatever a second run does to them.
+class Unwritten {
+ public:
+  explicit Unwritten(const std::shared_ptr<torch::nn::Module>& module) {
+    if (!module) return;
+    for (const auto& buffer : module->buffers())
+      if (buffer.defined()) values_.emplace_back(buffer, buffer.detach().clone());
+  }
+  ~Unwritten() {
+    const at::NoGradGuard no_grad;
+    // As batch-norm writes them, unseen by autograd, which may have saved them.
+    for (const auto& [buffer, value] : values_) buffer.variable_data().copy_(value);
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> values_;
+};
+
+class Recompute final : public autograd::Node {
+ public:
+  Recompute(Block block, const Tensors& inputs, std::vector<bool> trained, Surroundings surroundings,
+            std::shared_ptr<torch::nn::Module> module)
+      : block_(std::move(block)),
+        trained_(std::move(trained)),
+        surroundings_(std::move(surroundings)),
+        module_(std::move(module)) {
+    for (const auto& input : inputs) inputs_.emplace_back(input.defined() ? input.detach() : input, false);
+  }
+
+  /// The outputs of `run`, with this as their history.
+  Tensors stand_for(Run& run, const Tensors& inputs) {
+    for (const auto& [exit, edges] : run.ends) {
+      add_next_edge(exit.node ? *edges.front() : autograd::impl::gradient_edge(inputs[exit.number]));
+      exits_.push_back(exit);
+    }
+    Tensors outputs;
+    for (std::size_t i = 0; i < run.outputs.size(); ++i) {
+      const auto& output = run.outputs[i];
+      outputs.push_back(run.roots[i].is_valid() ? output.tensor_data() : output);
+      shapes_.push_back(output.defined() ? output.sizes().vec() : std::vector<std::int64_t>());
+    }
+    return outputs;
+  }
+
+  std::string name() const override { return "muster::recompute"; }
+
+  autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    if (at::GradMode::is_enabled())
+      throw Error(ExitCode::usage, recomputing, "gradients of its gradients are asked for",
+                  "Call backward() without create_graph, or the block without recompute()");
+    if (!block_)
+      throw Error(ExitCode::user_error, recomputing, "backward() has been through it",
+                  "Keep the graph in the first one: backward({}, /*retain_graph=*/true)");
+    Tensors inputs;
+    for (const auto& saved : inputs_) inputs.push_back(saved.unpack());
+    const Unwritten unwritten(module_);
+    auto run = again(inputs);
+    check(run);
+
+    std::vector<c10::intrusive_ptr<Collector>> collectors(exits_.size());
+    for (const auto& [exit, edges] : run.ends) {
+      auto& collector = collectors[number_of(exit)];
+      collector = c10::make_intrusive<Collector>(edges.front()->function->input_metadata(edges.front()->input_nr));
+      for (auto* const edge : edges) *edge = {collector, 0};
+    }
+    autograd::edge_list roots;
+    autograd::variable_list given;
+    for (std::size_t i = 0, output = 0; i < run.roots.size(); ++i) {
+      if (!run.roots[i].is_valid()) continue;
+      auto& gradient = gradients[output++];
+      if (!gradient.defined()) continue;
+      roots.push_back(std::move(run.roots[i]));
+      given.push_back(std::move(gradient));
+    }
+    run.outputs.clear();
+    if (!roots.empty())
+      autograd::Engine::get_default_engine().execute(roots, given, /*keep_graph=*/false, /*create_graph=*/false,
+                                                     /*accumulate_grad=*/true);
+    autograd::variable_list found;
+    for (const auto& collector : collectors) found.push_back(collector ? std::move(collector->gradient) : at::Tensor());
+    return found;
+  }
+
+  void release_variables() override {
+    inputs_.clear();
+    block_ = nullptr;
+  }
+
+ private:
+  Run again(const Tensors& inputs) const {
+    const Inside inside(surroundings_);
+    return {block_, inputs, trained_};
+  }
+
+  /// Of a gradient among those that this node gives; as many as there are, if it gives none.
+  std::size_t number_of(const Exit& exit) const {
+    return static_cast<std::size_t>(std::ranges::find(exits_, exit) - exits_.begin());
+  }
+
+  void check(const Run& run) const {
+    const auto refuse = [](const std::string& fact) {
+      throw Error(ExitCode::user_error, recomputing, fact,
+                  "Let it depend on its inputs, on parameters and on torch's default generators alone");
+    };
+    if (run.outputs.size() != shapes_.size())
+      refuse("it has made " + std::to_string(run.outputs.size()) + " tensors, and " + std::to_string(shapes_.size()) +
+             " in the forward pass");
+    std::size_t trained = 0;
+    for (std::size_t i = 0; i < shapes_.size(); ++i) {
+      trained += run.roots[i].is_valid();
+      const auto& output = run.outputs[i];
+      if (output.defined() && output.sizes() != at::IntArrayRef(shapes_[i]))
+        refuse(c10::str("it has made ", output.sizes(), ", and ", at::IntArrayRef(shapes_[i]), " in the forward pass"));
+    }
+    const bool known =
+        std::ranges::all_of(run.ends, [&](const auto& end) { return number_of(end.exit) < exits_.size(); });
+    if (trained != num_inputs() || !known || run.ends.size() != exits_.size())
+      refuse("its results depend on other tensors than in the forward pass");
+  }
+
+  Block block_;
+  std::vector<autograd::SavedVariable> inputs_;
+  std::vector<bool> trained_;  ///< whether each input is to get a gradient
+  Surroundings surroundings_;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::vector<Exit> exits_;                        ///< in the order of this node's edges
+  std::vector<std::vector<std::int64_t>> shapes_;  ///< of the outputs
+};
+
+}  // namespace
+
+Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
+  if (!at::GradMode::is_enabled()) return block(inputs);
+  std::vector<bool> trained;
+  for (const auto& input : inputs) trained.push_back(input.defined() && input.requires_grad());
+  Surroundings surroundings;
+  Run run(block, inputs, trained);
+  if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
+  const auto node = c10::make_intrusive<Recompute>(std::move(block), inputs, std::move(trained),
+                                                   std::move(surroundings), std::move(module));
+  auto outputs = node->stand_for(run, inputs);
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (run.roots[i].is_valid()) autograd::set_history(outputs[i], node);
+  return outputs;
+}
+
+}  // namespace muster::detail::gradients
