@@ -9,6 +9,7 @@
 #include "gradients/reducer.hpp"
 #include "gradients/shared_exchange.hpp"
 #include "gradients/sparse_exchange.hpp"
+#include "gradients/sync_batch_norm.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -187,6 +188,7 @@ class DataParallel::MicroBatchBuffers {
 std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module,
                                                     const ParallelContext& context, const ModelOptions& options) {
   require_unprepared(*module);
+  if (options.sync_batch_norm && options.parallel != Parallel::none) exchange_batch_norms(*module);
   module->to(context.device);
   std::shared_ptr<DataParallel> prepared(new DataParallel(std::move(module), context.communicator));
   if (options.parallel != Parallel::none) prepared->average(context, options);
@@ -202,6 +204,7 @@ void DataParallel::average(const ParallelContext& context, const ModelOptions& o
     throw Error(ExitCode::data, preparing, *difference, "Build the same model on every rank");
   group_ = context.new_group();
   copy_from(0);
+  statistics_ = synchronise_batch_norms(*module_, context);
   const auto make_sparse = [group = group_,
                             context](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
     if (context.share.fixed)

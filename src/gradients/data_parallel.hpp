@@ -22,6 +22,7 @@ class Module;
 namespace muster::detail::gradients {
 
 class Reducer;
+class SharedStatistics;
 
 /// What the models that are prepared for the same ranks have in common.
 struct ParallelContext {
@@ -66,6 +67,8 @@ class DataParallel {
   const torch::nn::Module* module() const noexcept { return module_.get(); }
   /// Null with Parallel::none.
   const std::shared_ptr<Reducer>& reducer() const noexcept { return reducer_; }
+  /// Whether it has a SyncBatchNorm, for which all ranks run the same forward passes.
+  bool synchronises_forward() const noexcept { return statistics_ != nullptr; }
 
  private:
   class MicroBatchBuffers;
@@ -79,6 +82,7 @@ class DataParallel {
   // None of them with Parallel::none.
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<SharedStatistics> statistics_;      ///< of its SyncBatchNorms, if it has any
   std::unique_ptr<MicroBatchBuffers> micro_batches_;  ///< with virtual workers
 };
 

@@ -31,6 +31,9 @@ std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParalle
     found = each;
   }
   if (!found) refuse("no model is prepared", "Call prepare_model first");
+  if (found->synchronises_forward())
+    refuse("the model has a SyncBatchNorm, which waits for the forward passes of ranks that are done",
+           "Use torch's batch-norm in it");
   if (found->reducer()->joined()) refuse("such a scope is open already", "End it first");
   return found;
 }

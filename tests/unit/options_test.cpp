@@ -189,8 +189,13 @@ TEST(Options, OfASessionAreJson) {
                      .bucket_bytes = 1,
                      .first_bucket_bytes = 2,
                      .comm_hook = fp16_compress_hook(),
-                     .progress_thread = false},
-        {{"parallel", "none"}, {"bucket_bytes", 1}, {"first_bucket_bytes", 2}, {"progress_thread", false}});
+                     .progress_thread = false,
+                     .sync_batch_norm = true},
+        {{"parallel", "none"},
+         {"bucket_bytes", 1},
+         {"first_bucket_bytes", 2},
+         {"progress_thread", false},
+         {"sync_batch_norm", true}});
   check(JoinOptions{.divide_by_initial_world_size = true}, {{"divide_by_initial_world_size", true}});
   check(
       PowerSgdOptions{.rank = 2, .start_iteration = 3, .min_compression_rate = 1.5, .error_feedback = false, .seed = 4},

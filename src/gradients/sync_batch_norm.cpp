@@ -1,0 +1,292 @@
+// Batch normalisation (Ioffe and Szegedy, 2015), its mean and variance over the samples of all ranks.
+//
+// Of rank r's batch let x be the m_r values of a channel, and M = Σ m_r. One sum over the ranks of (m_r, Σx, Σx²) gives
+// mean μ and variance σ², the same bits on every rank; y = γ x̂ + β with x̂ = (x − μ) / √(σ² + ε).
+//
+// The loss that is trained is L = 1/R Σ w_r L_r: each rank's gradients are weighted by its batch (w_r), and averaged.
+// Through μ and σ² each L_r depends on the samples of all ranks, so with dy = ∂L_r/∂y as backward() has it on rank r,
+//
+//   R ∂L/∂x = γ / √(σ² + ε) · (w_r dy − 1/M Σ_s w_s Σ dy − x̂/M Σ_s w_s Σ dy x̂)
+//
+// which is what w_r times the result is to be, as it is weighted later on with every gradient that comes of it. The
+// gradients of γ and β are sums over this rank's own samples, weighted and averaged as any other.
+#include "gradients/sync_batch_norm.hpp"
+
+#include "gradients/data_parallel.hpp"
+#include "muster/error.hpp"
+#include "muster/sync_batch_norm.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/var_mean.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/instancenorm.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstddef>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::gradients {
+namespace {
+
+namespace nn = torch::nn;
+namespace autograd = torch::autograd;
+
+constexpr const char* normalising = "normalising a batch over the ranks";
+
+/// Everything but the channels.
+std::vector<std::int64_t> all_but_channels(const at::Tensor& input) {
+  std::vector<std::int64_t> dimensions{0};
+  for (std::int64_t d = 2; d < input.dim(); ++d) dimensions.push_back(d);
+  return dimensions;
+}
+
+/// A value per channel, to be computed with a batch.
+at::Tensor along(const at::Tensor& per_channel, const at::Tensor& batch) {
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(batch.dim()), 1);
+  shape[1] = -1;
+  return per_channel.view(shape);
+}
+
+at::ScalarType type_of_statistics(const at::Tensor& input) {
+  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// Of the batches of all ranks.
+struct Statistics {
+  at::Tensor mean = {}, variance = {};
+  double count = 0;
+};
+
+Statistics statistics_of_all(const at::Tensor& input, SharedStatistics& ranks, int layer) {
+  const auto channels = input.size(1);
+  const auto doubles = input.options().dtype(at::kDouble).requires_grad(false);
+  const auto own = ranks.weight() > 0 ? static_cast<double>(input.numel() / channels) : 0.0;
+  auto sums = at::zeros({1 + 2 * channels}, doubles);
+  if (own > 0) {
+    const auto type = type_of_statistics(input);
+    const auto [variance, mean] = at::var_mean(input.to(type), all_but_channels(input), /*correction=*/at::Scalar(0));
+    const auto m = mean.to(at::kDouble);
+    sums = at::cat({at::full({1}, own, doubles), m * own, (variance.to(at::kDouble) + m * m) * own});
+  }
+  sums = ranks.sum(sums, 2 * layer);
+  Statistics all{.count = sums[0].item<double>()};
+  if (all.count <= 1)
+    throw Error(ExitCode::user_error, normalising, "all ranks together have one value for each channel, or none",
+                "Give them larger batches, or the module eval()");
+  all.mean = sums.narrow(0, 1, channels) / all.count;
+  all.variance = (sums.narrow(0, 1 + channels, channels) / all.count - all.mean * all.mean).clamp_min(0);
+  return all;
+}
+
+/// For autograd to keep with a node.
+struct Ranks : torch::CustomClassHolder {
+  explicit Ranks(const std::shared_ptr<SharedStatistics>& ranks) : statistics(ranks) {}
+  std::weak_ptr<SharedStatistics> statistics;
+};
+
+class Normalise : public autograd::Function<Normalise> {
+ public:
+  static at::Tensor forward(autograd::AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& bias, const Statistics& all, double eps,
+                            const std::shared_ptr<SharedStatistics>& ranks, std::int64_t layer) {
+    context->save_for_backward({input, weight, all.mean, (all.variance + eps).rsqrt()});
+    context->saved_data["count"] = all.count;
+    context->saved_data["layer"] = layer;
+    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<Ranks>(ranks));
+    // With statistics that are given, as in evaluation.
+    const auto type = type_of_statistics(input);
+    const auto given = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(type) : tensor; };
+    return std::get<0>(at::native_batch_norm(input, given(weight), given(bias), given(all.mean), given(all.variance),
+                                             /*training=*/false, /*momentum=*/0.0, eps));
+  }
+
+  static autograd::variable_list backward(autograd::AutogradContext* context, autograd::variable_list gradients) {
+    const auto ranks =
+        c10::static_intrusive_pointer_cast<Ranks>(context->saved_data["ranks"].toCapsule())->statistics.lock();
+    if (!ranks)
+      throw Error(ExitCode::user_error, normalising, "the session of this forward pass is over",
+                  "Call backward() while it lives");
+    if (at::GradMode::is_enabled())
+      throw Error(ExitCode::usage, normalising, "gradients of its gradients are asked for",
+                  "Call backward() without create_graph, or use an ordinary batch-norm");
+    const auto saved = context->get_saved_variables();
+    const auto &input = saved[0], &weight = saved[1], &mean = saved[2], &inverse = saved[3];
+    const auto type = type_of_statistics(input);
+    const auto along_input = [&](const at::Tensor& per_channel) { return along(per_channel.to(type), input); };
+    const auto gradient = gradients[0].to(type), centred = input.to(type) - along_input(mean);
+    const auto dimensions = all_but_channels(input);
+    const auto sum = gradient.sum(dimensions, false, at::kDouble),
+               sum_of_products = (gradient * centred).sum(dimensions, false, at::kDouble) * inverse;
+
+    autograd::variable_list found(7);
+    if (context->needs_input_grad(0)) {
+      const double own = ranks->weight();
+      // The loss of a batch that does not count may be NaN.
+      const auto sums = at::cat({sum, sum_of_products});
+      const auto of_all = ranks
+                              ->sum(own > 0 ? sums * own : at::zeros_like(sums),
+                                    2 * static_cast<int>(context->saved_data["layer"].toInt()) + 1)
+                              .div_(own * context->saved_data["count"].toDouble())
+                              .view({2, -1});
+      const auto factor = weight.defined() ? weight.to(at::kDouble) * inverse : inverse;
+      found[0] =
+          own > 0
+              ? ((gradient - along_input(of_all[0]) - centred * along_input(of_all[1] * inverse)) * along_input(factor))
+                    .to(input.scalar_type())
+              : at::zeros_like(input);
+    }
+    if (weight.defined()) {
+      found[1] = sum_of_products.to(weight.scalar_type());
+      found[2] = sum.to(weight.scalar_type());
+    }
+    return found;
+  }
+};
+
+/// A batch-norm of torch's that can be exchanged.
+struct Place {
+  nn::SequentialImpl* parent;
+  std::ptrdiff_t number;  ///< in the parent
+  std::string name;
+  std::shared_ptr<nn::Module> norm;
+};
+
+template <class Norm, class Sync>
+bool exchange(const Place& place) {
+  const auto* const norm = place.norm->as<Norm>();
+  if (!norm) return false;
+  const auto sync = std::make_shared<Sync>(norm->options);
+  sync->take_over(*norm);
+  *(place.parent->begin() + place.number) = nn::AnyModule(sync);
+  place.parent->replace_module(place.name, sync);
+  return true;
+}
+
+bool is_torchs(const nn::Module& module) {
+  return module.as<nn::BatchNorm1d>() || module.as<nn::BatchNorm2d>() || module.as<nn::BatchNorm3d>();
+}
+
+/// Another's, which has the statistics of one: a scripted one, or one that a user has written.
+bool is_foreign(const nn::Module& module) {
+  if (dynamic_cast<const Synchronised*>(&module) || module.as<nn::InstanceNorm1d>() ||
+      module.as<nn::InstanceNorm2d>() || module.as<nn::InstanceNorm3d>())
+    return false;
+  return module.named_buffers(/*recurse=*/false).contains("running_mean");
+}
+
+void find_places(nn::Module& module, const std::string& path, std::vector<Place>& places) {
+  auto* const parent = module.as<nn::Sequential>();
+  if (is_foreign(module) || (is_torchs(module) && path.empty()))
+    throw Error(ExitCode::usage, "exchanging batch-norms for synchronised ones",
+                (path.empty() ? "the model itself" : path) + " is a batch-norm that does not stand in a Sequential",
+                "Write muster::SyncBatchNorm2d, or 1d or 3d, there");
+  std::ptrdiff_t number = 0;
+  for (const auto& child : module.named_children()) {
+    const auto of_child = path.empty() ? child.key() : path + "." + child.key();
+    if (parent && is_torchs(*child.value()))
+      places.push_back({parent, number, child.key(), child.value()});
+    else
+      find_places(*child.value(), of_child, places);
+    ++number;
+  }
+}
+
+}  // namespace
+
+SharedStatistics::SharedStatistics(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                   std::shared_ptr<const step::Steps> steps)
+    : group_(std::move(group)), steps_(std::move(steps)) {}
+SharedStatistics::~SharedStatistics() = default;
+
+at::Tensor SharedStatistics::sum(const at::Tensor& values, int layer) {
+  std::vector<at::Tensor> sums{at::cat({at::full({1}, layer, values.options()), values})};
+  group_->allreduce(sums)->wait();
+  if (values.is_cpu() && sums[0][0].item<double>() != static_cast<double>(layer) * group_->getSize())
+    throw Error(ExitCode::user_error, normalising, "the ranks are in different SyncBatchNorms, or in different passes",
+                "Let all ranks run the same forward and backward passes, in the same order");
+  return sums[0].slice(0, 1);
+}
+
+void exchange_batch_norms(nn::Module& module) {
+  std::vector<Place> places;
+  find_places(module, {}, places);
+  for (const auto& place : places)
+    exchange<nn::BatchNorm1dImpl, SyncBatchNorm1dImpl>(place) ||
+        exchange<nn::BatchNorm2dImpl, SyncBatchNorm2dImpl>(place) ||
+        exchange<nn::BatchNorm3dImpl, SyncBatchNorm3dImpl>(place);
+}
+
+std::shared_ptr<SharedStatistics> synchronise_batch_norms(nn::Module& module, const ParallelContext& context) {
+  std::vector<Synchronised*> layers;
+  module.apply([&](nn::Module& part) {
+    if (auto* const layer = dynamic_cast<Synchronised*>(&part)) layers.push_back(layer);
+  });
+  if (layers.empty()) return nullptr;
+  if (context.share.fixed)
+    throw Error(ExitCode::usage, "preparing the model", "it has a SyncBatchNorm, and virtual workers",
+                "Use torch's batch-norm, which normalises each micro-batch by itself, or no virtual_workers");
+  auto shared = std::make_shared<SharedStatistics>(context.new_group(), context.steps);
+  if (context.communicator.size() > 1)
+    for (std::size_t i = 0; i < layers.size(); ++i) layers[i]->synchronise_over(shared, static_cast<int>(i));
+  return shared;
+}
+
+}  // namespace muster::detail::gradients
+
+namespace muster {
+
+using namespace detail::gradients;
+
+template <std::size_t D, class Derived>
+at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
+  const auto ranks = ranks_.lock();
+  if (!ranks || !this->is_training()) return torch::nn::BatchNormImplBase<D, Derived>::forward(input);
+  _check_input_dim(input);
+  const auto all = [&] {
+    const at::NoGradGuard no_grad;
+    auto statistics = statistics_of_all(input, *ranks, layer_);
+    if (this->options.track_running_stats()) {
+      this->num_batches_tracked += 1;
+      const auto momentum = this->options.momentum();
+      const double part = momentum ? *momentum : 1.0 / this->num_batches_tracked.template item<double>();
+      const auto go_on = [&](at::Tensor& running, const at::Tensor& now) {
+        running.mul_(1 - part).add_(now.to(running.scalar_type()), part);
+      };
+      go_on(this->running_mean, statistics.mean);
+      go_on(this->running_var, statistics.variance * (statistics.count / (statistics.count - 1)));
+    }
+    return statistics;
+  }();
+  return Normalise::apply(input, this->weight, this->bias, all, this->options.eps(), ranks, std::int64_t{layer_});
+}
+
+template <std::size_t D, class Derived>
+void SyncBatchNormImplBase<D, Derived>::pretty_print(std::ostream& stream) const {
+  const auto& options = this->options;
+  stream << std::boolalpha << "muster::SyncBatchNorm" << D << "d(" << options.num_features()
+         << ", eps=" << options.eps() << ", affine=" << options.affine()
+         << ", track_running_stats=" << options.track_running_stats() << ')';
+}
+
+template <std::size_t D, class Derived>
+void SyncBatchNormImplBase<D, Derived>::_check_input_dim(const at::Tensor& input) {
+  const auto dimensions = static_cast<std::size_t>(input.dim());
+  TORCH_CHECK(dimensions == D + 2 || (D == 1 && dimensions == 2), "SyncBatchNorm", D, "d takes an input of ",
+              D == 1 ? "2 or 3" : std::to_string(D + 2), " dimensions, and got one of ", dimensions);
+}
+
+template class SyncBatchNormImplBase<1, SyncBatchNorm1dImpl>;
+template class SyncBatchNormImplBase<2, SyncBatchNorm2dImpl>;
+template class SyncBatchNormImplBase<3, SyncBatchNorm3dImpl>;
+
+}  // namespace muster
