@@ -5,9 +5,15 @@
 #include <muster/json.hpp>
 #include <muster/state.hpp>
 
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -16,13 +22,57 @@ namespace detail::checkpoint {
 class Store;
 }
 
+/// What Checkpoint::from_dict takes under a name: an object as a StateEntry refers to it, or the value itself.
+class DictEntry {
+ public:
+  template <class T>
+  requires(!std::same_as<std::remove_cvref_t<T>, DictEntry>) DictEntry(T&& value)
+      : entry_([&]() -> StateEntry {
+          if constexpr (std::constructible_from<StateEntry, T>)
+            return StateEntry(std::forward<T>(value));
+          else if constexpr (std::convertible_to<T, at::Tensor>)
+            return copy_of(at::Tensor(std::forward<T>(value)));
+          else
+            return copy_of(Json(std::forward<T>(value)));
+        }()) {}
+
+  const StateEntry& entry() const noexcept { return entry_; }
+
+ private:
+  template <class T>
+  static StateEntry copy_of(T value) {
+    auto copy =
+        std::make_shared<std::pair<T, std::shared_ptr<detail::checkpoint::Stateful>>>(std::move(value), nullptr);
+    copy->second = StateEntry(copy->first).object();
+    return StateEntry(std::shared_ptr<detail::checkpoint::Stateful>(copy, copy->second.get()));
+  }
+
+  StateEntry entry_;
+};
+
+/// The entries of Checkpoint::from_dict: {{"model", net}, {"epoch", 3}, {"classes", names}}.
+class CheckpointDict {
+ public:
+  CheckpointDict() = default;
+  CheckpointDict(std::initializer_list<std::pair<std::string, DictEntry>> entries) {
+    for (const auto& [name, entry] : entries) entries_.emplace_back(name, entry.entry());
+  }
+  CheckpointDict(StateEntries entries) : entries_(std::move(entries)) {}
+
+  const StateEntries& entries() const noexcept { return entries_; }
+
+ private:
+  StateEntries entries_ = {};
+};
+
 /// A handle to a directory; copies are cheap.
 class Checkpoint {
  public:
   /// An existing directory. It need not have been written by muster.
   static Checkpoint from_directory(std::filesystem::path path);
-  /// A new temporary directory with `entries` in its state.h5, this rank's alone, removed with this handle's last copy.
-  static Checkpoint from_dict(const StateEntries& entries);
+  /// A new temporary directory with these entries in its state.h5, this rank's alone, removed with this handle's last
+  /// copy.
+  static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }
   /// The directory, for reading.

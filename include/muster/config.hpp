@@ -5,9 +5,11 @@
 
 #include <chrono>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -17,9 +19,29 @@ class Callback;
 /// What a training function is given: set by program, file (--config) and flags (--set key=value), saved with the run.
 using Config = Json;
 
+/// How many ranks train: `4`, or as many as there are of `{2, 4}`, from 2 to 4; all of the launch unless given.
+class NumWorkers {
+ public:
+  NumWorkers() = default;
+  NumWorkers(int count) : least_(count), most_(count) {}
+  NumWorkers(std::optional<int> count) : least_(count), most_(count) {}
+  NumWorkers(int least, int most) : least_(least), most_(most) {}
+
+  /// Empty for all.
+  std::optional<int> least() const noexcept { return least_; }
+  std::optional<int> most() const noexcept { return most_; }
+  bool is_range() const noexcept { return least_ != most_; }
+  bool operator==(const NumWorkers&) const = default;
+
+ private:
+  std::optional<int> least_ = {}, most_ = {};
+};
+
 struct ScalingConfig {
-  /// Ranks that train; all unless given, more is an error. What is left over waits in fit() and gets the same Result.
-  std::optional<int> num_workers = {};
+  /// More than there are ranks is an error; what is left over waits in fit() and gets the same Result. {least, most}
+  /// takes as many as there are, and `muster run` then starts the program with fewer where not all can be had, as with
+  /// --min-workers, which wins; a step keeps its number of samples.
+  NumWorkers num_workers = {};
   /// Train on cuda:local_rank. An error where there is no GPU.
   bool use_gpu = false;
   /// Threads of torch per rank; the launch's choice unless given.
@@ -101,6 +123,9 @@ struct FailureConfig {
   /// Failures since the last new checkpoint after which training goes on from it: 0 none, -1 no limit. Errors that all
   /// ranks know of are tried again inside the job; after a lost or stuck rank (ExitCode::retry) `muster run` does it.
   int max_failures = 0;
+  /// The same for ends that are not the program's fault, which `muster run` counts apart: a node that is lost, or
+  /// SIGTERM to ranks that do not know it, as where a scheduler takes the place for others.
+  int max_preemption_failures = -1;
   BadNumbers bad_numbers = BadNumbers::ignore;
   /// Steps in a row that may be left out (skip), or times that the run may go back to one checkpoint (roll_back); one
   /// more is an Error as of BadNumbers::stop. -1 no limit.
@@ -109,12 +134,25 @@ struct FailureConfig {
 void to_json(Json& json, const FailureConfig& options);
 void from_json(const Json& json, FailureConfig& options);
 
+/// What is said of a run.
+struct LoggingConfig {
+  /// trace, debug, info, warn, error or off; info unless given. The flag --log-level wins.
+  std::string level = {};
+  /// Also in the run's folder, as logs/rank_00000.log.
+  bool file = true;
+  /// A file for each rank; else rank 0's alone.
+  bool per_rank = true;
+};
+void to_json(Json& json, const LoggingConfig& options);
+void from_json(const Json& json, LoggingConfig& options);
+
 struct RunConfig {
   /// The run lies under storage_path/name, on a file system that all nodes share. The flags --name and --storage win.
   std::string name = {};
   std::filesystem::path storage_path = {};
   CheckpointConfig checkpoint_config = {};
   FailureConfig failure_config = {};
+  LoggingConfig logging_config = {};
   /// Told of the run as it goes, on every worker; see muster/callback.hpp.
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 };
@@ -130,11 +168,32 @@ struct TorchConfig {
 void to_json(Json& json, const TorchConfig& options);
 void from_json(const Json& json, TorchConfig& options);
 
+/// Names of datasets, {"train"} where none are given.
+class DatasetNames {
+ public:
+  DatasetNames(std::vector<std::string> names) : names_(std::move(names)), given_(true) {}
+  DatasetNames(std::initializer_list<std::string> names) : names_(names), given_(true) {}
+  static DatasetNames not_given() {
+    DatasetNames names{"train"};
+    names.given_ = false;
+    return names;
+  }
+
+  bool given() const noexcept { return given_; }
+  const std::vector<std::string>& names() const noexcept { return names_; }
+  bool operator==(const std::vector<std::string>& names) const { return names_ == names; }
+
+ private:
+  std::vector<std::string> names_;
+  bool given_;
+};
+
+/// What is not given is the trainer's default (DataParallelTrainer::default_dataset_config).
 struct DataConfig {
   /// The datasets that are split among the workers; every other is whole on each.
-  std::vector<std::string> datasets_to_split = {"train"};
-  /// Split them all.
-  bool split_all = false;
+  DatasetNames datasets_to_split = DatasetNames::not_given();
+  /// Split them all; false unless given.
+  std::optional<bool> split_all = {};
 };
 void to_json(Json& json, const DataConfig& options);
 void from_json(const Json& json, DataConfig& options);

@@ -52,6 +52,7 @@ struct LaunchFlags {
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::seconds> time_limit;
   Progress progress = Progress::automatic;
+  std::optional<std::string> log_level;  ///< of this rank
 };
 
 /// What a program's work may end with, as a Result: its exit code, and the error behind it, which is printed once.

@@ -20,6 +20,7 @@
 #include <muster/preprocessor.hpp>
 #include <muster/process_group.hpp>
 #include <muster/recompute.hpp>
+#include <muster/reproducibility.hpp>
 #include <muster/result.hpp>
 #include <muster/session.hpp>
 #include <muster/state.hpp>

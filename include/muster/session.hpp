@@ -17,12 +17,14 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace muster {
 
@@ -65,9 +67,28 @@ class State {
 struct ReportOptions {
   /// Keep the list over the ranks in place of the mean.
   bool reduce = true;
+  /// A name for the report's checkpoint, as "best": RUN/NAME becomes a symbolic link to it as soon as it is whole. A
+  /// name that is used again goes over to the newer one, and goes with the last one that it names. The row has it as
+  /// checkpoint_name, beside checkpoint_dir_name. The same on all workers; no '/', no leading '.' or "checkpoint_",
+  /// none of the run's own files.
+  std::string checkpoint_dir_name = {};
 };
 void to_json(Json& json, const ReportOptions& options);
 void from_json(const Json& json, ReportOptions& options);
+
+/// A checkpoint and the metrics of its report.
+struct ReportedCheckpoint {
+  Checkpoint checkpoint;
+  Json metrics;
+};
+
+/// What a worker knows of the end that somebody else prepares for the run.
+struct Preemption {
+  /// Some worker has been asked to stop, or its time is over.
+  bool asked = false;
+  /// Until the job is to be over, on the worker that has least; empty where nothing says so.
+  std::optional<std::chrono::nanoseconds> time_left = {};
+};
 
 /// Epochs from where the run stands to `count`; each step tells the session which one it is.
 class Epochs {
@@ -270,10 +291,21 @@ class Session {
   /// until the training function has returned or thrown. On all workers alike; collective.
   void add_callback(std::shared_ptr<Callback> callback);
 
+  /// The same for a loop that wants to know more: whether the run's place is wanted, and how long it has. It asks for
+  /// no stop by itself. Collective.
+  Preemption preemption();
+
   /// The newest committed one, for which it waits while that is being written behind training, or the one the run was
   /// told to start from. A function that loads it without
   /// State::restore() begins again with epoch, global_step, position in the data and random state; a warning says so.
   std::optional<Checkpoint> get_checkpoint() const;
+  /// Those of this run that are there, oldest first; waits for one that is being written. Collective.
+  std::vector<ReportedCheckpoint> get_all_reported_checkpoints() const;
+
+  /// Rank 0's value on every worker; that of the others is not looked at. Collective.
+  Json broadcast_from_rank_zero(const Json& value) const;
+  /// RUN/artifacts, made when it is first asked for: for files of your own, which no checkpoint has and nothing prunes.
+  std::filesystem::path artifacts() const;
 
   // For a Backend.
 

@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace muster {
@@ -58,15 +59,38 @@ class TorchBackend final : public Backend {
   TorchConfig config_;
 };
 
-/// The training function, called on every worker: any callable void(Session&, const Config&) or void(Session&).
-class TrainLoop : public std::function<void(Session&, const Config&)> {
+/// The training function, called on every worker: any callable of (Session&, const Config&) or (Session&). It returns
+/// nothing, or what becomes JSON: rank 0's is Result::return_value.
+class TrainLoop {
  public:
-  using function::function;
-  TrainLoop(std::function<void(Session&, const Config&)> loop) : function(std::move(loop)) {}
+  template <class Function>
+  requires(std::invocable<Function&, Session&, const Config&> && !std::same_as<Function, TrainLoop>)
+      TrainLoop(Function loop)
+      : loop_([loop = std::move(loop)](Session& session, const Config& config) mutable {
+          return as_json([&]() -> decltype(auto) { return loop(session, config); });
+        }) {}
   template <class Function>
   requires(std::invocable<Function&, Session&> && !std::invocable<Function&, Session&, const Config&>)
       TrainLoop(Function loop)
-      : function([loop](Session& session, const Config&) mutable { loop(session); }) {}
+      : loop_([loop = std::move(loop)](Session& session, const Config&) mutable {
+          return as_json([&]() -> decltype(auto) { return loop(session); });
+        }) {}
+
+  Json operator()(Session& session, const Config& config) const { return loop_(session, config); }
+
+ private:
+  template <class Call>
+  static Json as_json(const Call& call) {
+    using Returned = std::invoke_result_t<const Call&>;
+    static_assert(std::is_void_v<Returned> || std::convertible_to<Returned, Json>,
+                  "a training function returns nothing, or what becomes JSON");
+    if constexpr (std::is_void_v<Returned>)
+      return call(), Json();
+    else
+      return call();
+  }
+
+  std::function<Json(Session&, const Config&)> loop_;
 };
 
 /// What a trainer is asked for, the same on all ranks. Kept in params.json, from which a run is restored, but for what
@@ -108,7 +132,9 @@ class DataParallelTrainer {
   /// The first thing that fit() does, on every rank. It may change options_, on all ranks alike.
   virtual void setup() {}
 
-  const DataConfig& get_dataset_config() const noexcept { return options_.dataset_config; }
+  /// The default of this kind of trainer with what the options give laid over it: a list of names takes the place of
+  /// the default's list and of its split_all.
+  DataConfig get_dataset_config() const;
 
   /// Whether restore(path) finds a run: a directory with params.json and at least one whole checkpoint, or one that
   /// may still lie in its fast tier. An Error (ExitCode::retry) if that cannot be read.
@@ -117,11 +143,18 @@ class DataParallelTrainer {
  protected:
   /// The backend of fit(); null for none.
   virtual std::shared_ptr<const BackendConfig> backend_config() const { return options_.backend_config; }
+  /// Which datasets this kind of trainer splits where its options do not say.
+  virtual DataConfig default_dataset_config() const { return {}; }
 
   Launch& launch_;
   TrainLoop train_loop_;
   TrainerOptions options_;
 };
+
+/// For a trainer's own restore(): the options of the run in `path`, as they were saved, under which it goes on. What
+/// `given` sets to other than its default wins; what is not data (see TrainerOptions) is given again. An Error
+/// (ExitCode::data) where can_restore() says no.
+TrainerOptions restored_options(const std::filesystem::path& path, TrainerOptions given = {});
 
 /// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.
 class TorchTrainer : public DataParallelTrainer {

@@ -43,7 +43,8 @@ Checkpoint Checkpoint::from_directory(fs::path path) {
   return Checkpoint(std::move(path));
 }
 
-Checkpoint Checkpoint::from_dict(const StateEntries& entries) {
+Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
+  const auto& entries = dict.entries();
   const auto state = collect(entries);
   const auto replication = replication_of(entries);
   check_storable(state.tensors);

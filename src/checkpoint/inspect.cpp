@@ -51,6 +51,14 @@ CheckpointInfo verify_checkpoint(const fs::path& path) {
   return look_at(path, true);
 }
 
+std::vector<CheckpointInfo> detail::checkpoint::reported(const fs::path& run) {
+  const auto steps = read_rollbacks(run);
+  auto all = list_checkpoints(run);
+  std::erase_if(all,
+                [&](const CheckpointInfo& info) { return !info.problem.empty() || rolled_back(steps, info.index); });
+  return all;
+}
+
 std::string detail::checkpoint::problem_seen(const std::function<void()>& look) {
   try {
     look();

@@ -5,6 +5,7 @@
 #include "muster/error.hpp"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -115,7 +116,29 @@ bool Tier::take_back(int index, const fs::path& damaged) const {
   return true;
 }
 
+void Tier::give_name(const std::string& checkpoint, const std::string& name) const {
+  const auto to = folder_ / name, unfinished = folder_ / ("." + name + ".naming");
+  std::error_code ignored;
+  if (fs::read_symlink(to, ignored) == checkpoint) return;
+  fs::remove(unfinished, ignored);  // of a job that was killed
+  // rename(2) replaces nothing but links and files of that name.
+  if (fs::exists(status_of(to)) && !fs::is_symlink(status_of(to)))
+    throw Error(ExitCode::retry, "naming " + checkpoint + " " + to.string(), "something else is called so",
+                "Remove it, or choose another name");
+  if (::symlink(checkpoint.c_str(), unfinished.c_str()) != 0 || ::rename(unfinished.c_str(), to.c_str()) != 0)
+    fail("naming " + checkpoint + " " + to.string());
+  sync_directory(folder_);
+}
+
+void Tier::remove_names(const std::string& checkpoint) const noexcept {
+  std::error_code error;
+  for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error))
+    if (std::error_code none; at->is_symlink(none) && fs::read_symlink(at->path(), none) == checkpoint)
+      fs::remove(at->path(), none);
+}
+
 void Tier::remove(int index) const {
+  remove_names(name_of(index));
   const auto hidden = pruning(index);
   remove_folder(hidden);
   rename_new(published(index), hidden);

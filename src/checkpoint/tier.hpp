@@ -6,6 +6,7 @@
 //                                 taken back when it is found whole again
 //   .checkpoint_000003.saving     a save under way, or interrupted
 //   .checkpoint_000003.pruning    a removal under way, or interrupted
+//   best → checkpoint_000003      a name that a report has given it; no part of the protocol
 #pragma once
 
 #include <sys/types.h>
@@ -50,12 +51,16 @@ class Tier {
   std::filesystem::path set_aside(int index) const;
   /// Gives what was set aside its name back; false if there is another of that name.
   bool take_back(int index, const std::filesystem::path& damaged) const;
-  /// Removes a published checkpoint; a kill leaves all of it, or something unfinished.
+  /// Makes `name` a link to a published checkpoint, or moves it there, at once. An Error (ExitCode::retry) if it cannot
+  /// be, as where something else is called so.
+  void give_name(const std::string& checkpoint, const std::string& name) const;
+  /// Removes a published checkpoint and its names; a kill leaves all of it, or something unfinished.
   void remove(int index) const;
   void remove_unfinished() const;
 
  private:
   std::filesystem::path pruning(int index) const;
+  void remove_names(const std::string& checkpoint) const noexcept;
 
   std::filesystem::path folder_;
   mode_t mode_ = 0;  // of the umask, for what has begun

@@ -185,6 +185,7 @@ LaunchFlags Flags::resolve() const {
   static const std::map<std::string, Progress> modes{
       {"auto", Progress::automatic}, {"bar", Progress::bar}, {"plain", Progress::plain}, {"none", Progress::none}};
   flags.progress = modes.at(progress_);
+  if (app.get_option("--log-level")->count() > 0) flags.log_level = log_level_;
   return flags;
 }
 

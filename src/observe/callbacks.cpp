@@ -47,6 +47,7 @@ void Callbacks::begin(const std::shared_ptr<Callback>& callback, Session& sessio
 
 void Callbacks::start(Session& session, Json saved) {
   saved_ = std::move(saved);
+  begun_ = true;
   for (const auto& callback : callbacks_) begin(callback, session);
 }
 
@@ -56,6 +57,7 @@ void Callbacks::add(std::shared_ptr<Callback> callback, Session& session) {
 }
 
 void Callbacks::finish(const std::optional<Error>& failure) noexcept {
+  if (!begun_) return;
   tell_quietly(callbacks_, [&](Callback& callback) { failure ? callback.on_failure(*failure) : callback.on_end(); });
 }
 

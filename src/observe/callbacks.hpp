@@ -3,6 +3,7 @@
 
 #include "muster/callback.hpp"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -26,7 +27,8 @@ class Callbacks {
   void tell(void (Callback::*moment)(Parameters...), const Arguments&... arguments) {
     for (const auto& callback : callbacks_) (callback.get()->*moment)(arguments...);
   }
-  /// Training is over on this worker, with an error or without. What a callback throws is a warning.
+  /// Training is over on this worker, with an error or without; nothing where it has not begun. What a callback throws
+  /// is a warning.
   void finish(const std::optional<Error>& failure) noexcept;
 
   bool empty() const noexcept { return callbacks_.empty(); }
@@ -41,6 +43,7 @@ class Callbacks {
 
   std::vector<std::shared_ptr<Callback>> callbacks_;  ///< those of the run, then what was added
   std::size_t of_the_run_ = 0;
+  bool begun_ = false;
   Json saved_ = {};
 };
 

@@ -43,14 +43,6 @@ std::string table_line(const Json& row, const std::vector<std::string>& columns)
   return line + "\n";
 }
 
-/// Adds the row's new columns; whether there were any.
-bool extend(std::vector<std::string>& columns, const Json& row) {
-  const auto before = columns.size();
-  for (const auto& [key, value] : row.items())
-    if (std::find(columns.begin(), columns.end(), key) == columns.end()) columns.push_back(key);
-  return columns.size() != before;
-}
-
 /// The report that the row is of; 0 if it does not say.
 std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
 
@@ -66,6 +58,13 @@ void check_row(const Json& row, const std::string& doing) {
 }
 
 }  // namespace
+
+bool extend(std::vector<std::string>& columns, const Json& row) {
+  const auto before = columns.size();
+  for (const auto& [key, value] : row.items())
+    if (std::find(columns.begin(), columns.end(), key) == columns.end()) columns.push_back(key);
+  return columns.size() != before;
+}
 
 std::vector<Json> History::read(const std::filesystem::path& folder) {
   std::vector<Json> rows;

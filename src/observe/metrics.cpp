@@ -24,9 +24,9 @@ Metric::Metric(const at::Tensor& value) {
 namespace muster::detail::observe {
 namespace {
 
-constexpr std::array<std::string_view, 9> reserved{"training_iteration", "global_step",  "timestamp",
-                                                   "time_this_iter_s",   "time_total_s", "num_samples",
-                                                   "samples_per_s",      "world_size",   "checkpoint_dir_name"};
+constexpr std::array<std::string_view, 10> reserved{
+    "training_iteration", "global_step",   "timestamp",  "time_this_iter_s",    "time_total_s",
+    "num_samples",        "samples_per_s", "world_size", "checkpoint_dir_name", "checkpoint_name"};
 
 Json finite(Json value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;

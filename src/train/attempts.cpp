@@ -12,8 +12,9 @@ namespace {
 /// Ranks that do not train wait for as long as it takes.
 constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
-/// Why an attempt has ended that has ended by an exception, as far as it was no failure.
+/// What the training function has returned; or why it has ended by an exception, as far as that was no failure.
 struct End {
+  Json returned = {};
   bool stopped = false;                           ///< on request
   std::optional<BadSteps::Place> goes_back = {};  ///< to the newest checkpoint, for BadNumbers::roll_back
 };
@@ -27,7 +28,7 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
     session.open();
     try {
       session.state().end_if_known_done();
-      train_loop(session.view(), plan.options.train_loop_config);
+      end.returned = train_loop(session.view(), plan.options.train_loop_config);
     } catch (const TrainingEnded&) {
     }
     session.close();
@@ -88,8 +89,7 @@ class FailureCount {
 
 }  // namespace
 
-std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, at::Device device,
-                                        const TrainLoop& train_loop) {
+Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop) {
   const auto& world = plan.world();
   const auto supervisor = launch::supervisor();
   const int max_failures = supervisor && supervisor->max_failures ? *supervisor->max_failures
@@ -112,20 +112,20 @@ std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, 
           if (plan.works()) attempt(plan, run, workers, control, device, train_loop, bad_steps, end);
         },
         &errors);
-    if (!error) return {};
+    if (!error) return {.returned = std::move(end.returned)};
     if (rolls_back && bad_steps.go_back(world, end.goes_back)) {
       if (world.rank() == 0) log::warn(error->what());
       continue;
     }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
-    if (error->code() == ExitCode::stopped) return error;
+    if (error->code() == ExitCode::stopped) return {.error = error};
     // A stop at which nothing could be saved; ranks that only wait do not know of it.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
       if (world.rank() == 0) launch::tell_supervisor(launch::telling_stopped, run.path().string());
-      return error;
+      return {.error = error};
     }
     tell_callbacks(plan, std::move(errors));
-    if (error->code() == ExitCode::usage || !count.add(max_failures)) return error;
+    if (error->code() == ExitCode::usage || !count.add(max_failures)) return {.error = error};
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
                 std::to_string(count.failures().count) +

@@ -63,7 +63,7 @@ at::Device check_together(const Plan& plan) {
     for (const auto& [name, dataset] : datasets) prints[name] = dataset.source()->fingerprint();
   });
   require_same_data(plan.world(), plan.workers, prints);
-  for (const auto& name : plan.options.dataset_config.datasets_to_split)
+  for (const auto& name : plan.options.dataset_config.datasets_to_split.names())
     if (name != "train" && !datasets.contains(name))  // the default names "train" whether there is one or not
       log::warn("datasets_to_split names \"" + name + "\", and the trainer was given no such dataset");
   return device;

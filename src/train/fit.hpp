@@ -20,14 +20,19 @@ at::Device check_together(const Plan& plan);
 /// message, where the run is finished and was asked for the same.
 bool start(const Plan& plan, RunFolder& run);
 
+/// How training has ended.
+struct Ended {
+  std::optional<Error> error = {};  ///< the same on all ranks; none where it is done
+  Json returned = {};               ///< by the training function on this rank; null where it has not come to that
+};
+
 /// Attempts, one after the other, until one ends well or FailureConfig allows no more; each goes on from the newest
-/// checkpoint. The error of the last one, the same on all ranks; none where training is done.
-std::optional<Error> train_with_retries(const Plan& plan, const RunFolder& run, at::Device device,
-                                        const TrainLoop& train_loop);
+/// checkpoint. The last one's end.
+Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop);
 
 /// Notes in the folder that the run is finished, unless training has ended with an error, and reads the result, the
-/// same on every rank. Where it cannot be read, the cause in `error` comes first.
-Result finish(const Plan& plan, RunFolder& run, const std::optional<Error>& error);
+/// same on every rank. Where it cannot be read, the cause of the error comes first.
+Result finish(const Plan& plan, RunFolder& run, const Ended& ended);
 
 /// The result of a run that is finished already: what its folder holds now.
 Result read_result(const Plan& plan, const RunFolder& run);

@@ -54,6 +54,11 @@ Json to(const T& value) {
   else
     return value;
 }
+Json to(const NumWorkers& workers) {
+  if (workers.is_range()) return {*workers.least(), *workers.most()};
+  return workers.most() ? Json(*workers.most()) : Json();
+}
+Json to(const DatasetNames& datasets) { return datasets.given() ? Json(datasets.names()) : Json(); }
 template <class T>
 Json to(const std::optional<T>& value) {
   return value ? to(*value) : Json();
@@ -132,6 +137,29 @@ void from(const Json& json, std::vector<std::string>& names) {
           "is not a list of names");
   json.get_to(names);
 }
+void from(const Json& json, NumWorkers& workers) {
+  int least = 0, most = 0;
+  if (json.is_null()) {
+    workers = {};
+  } else if (json.is_array()) {
+    require(json.size() == 2, "is not a number, or the least and the most");
+    from(json[0], least);
+    from(json[1], most);
+    workers = {least, most};
+  } else {
+    from(json, most);
+    workers = most;
+  }
+}
+void from(const Json& json, DatasetNames& datasets) {
+  std::vector<std::string> names;
+  if (json.is_null()) {
+    datasets = DatasetNames::not_given();
+  } else {
+    from(json, names);
+    datasets = std::move(names);
+  }
+}
 void from(const Json& json, std::vector<std::pair<std::string, double>>& shares) {
   const auto is_share = [](const Json& pair) {
     return pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_number();
@@ -191,8 +219,9 @@ void read(const Json& json, std::string_view names, Fields&... fields) {
 MUSTER_OPTIONS(ScalingConfig, num_workers, use_gpu, threads_per_worker, virtual_workers)
 MUSTER_OPTIONS(CheckpointConfig, num_to_keep, checkpoint_score_attribute, checkpoint_score_order, async_save, when_busy,
                fast_tier)
-MUSTER_OPTIONS(FailureConfig, max_failures, bad_numbers, bad_numbers_limit)
-MUSTER_OPTIONS(RunConfig, name, storage_path, checkpoint_config, failure_config, callbacks)
+MUSTER_OPTIONS(FailureConfig, max_failures, max_preemption_failures, bad_numbers, bad_numbers_limit)
+MUSTER_OPTIONS(LoggingConfig, level, file, per_rank)
+MUSTER_OPTIONS(RunConfig, name, storage_path, checkpoint_config, failure_config, logging_config, callbacks)
 MUSTER_OPTIONS(TorchConfig, backend, timeout)
 MUSTER_OPTIONS(DataConfig, datasets_to_split, split_all)
 MUSTER_OPTIONS(TrainerOptions, train_loop_config, backend_config, torch_config, scaling_config, dataset_config,
@@ -212,7 +241,7 @@ MUSTER_OPTIONS(ProcessGroupOptions, backend, timeout, chunk)
 MUSTER_OPTIONS(EarlyStoppingOptions, metric, mode, patience, min_delta)
 MUSTER_OPTIONS(PlateauOptions, metric)
 MUSTER_OPTIONS(LearningRateMonitorOptions, name)
-MUSTER_OPTIONS(ReportOptions, reduce)
+MUSTER_OPTIONS(ReportOptions, reduce, checkpoint_dir_name)
 
 #undef MUSTER_OPTIONS
 

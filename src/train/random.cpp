@@ -1,9 +1,12 @@
 #include "train/random.hpp"
 
+#include "muster/reproducibility.hpp"
+
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/empty.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -86,3 +89,17 @@ void set_generator_state(const std::string& state, at::Device device) {
 }
 
 }  // namespace muster::detail::train
+
+namespace muster {
+
+void enable_reproducibility(std::uint64_t seed) {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  auto& torch = at::globalContext();
+  torch.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  torch.setDeterministicCuDNN(true);
+  torch.setBenchmarkCuDNN(false);
+  at::manual_seed(seed);
+  std::srand(static_cast<unsigned>(seed));
+}
+
+}  // namespace muster

@@ -19,14 +19,15 @@ struct Contribution {
   bool asked_to_stop = false;
   bool writing = false;        ///< the last checkpoint
   bool has_callbacks = false;  ///< that may want to end training
+  std::string name = {};       ///< of the checkpoint
 
   std::string pack() const {
-    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks});
+    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, name});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = Json::from_cbor(bytes);
-    return {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]};
+    return {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6]};
   }
 };
 
@@ -77,12 +78,17 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
                        "a pass over the data loader \"" + loader->name +
                            "\" is under way, and where its own sampler stands cannot be saved",
                        "Report with the state after the pass, or give the loader no sampler");
+         const auto& name = options.checkpoint_dir_name;
+         if (const auto fact = wrong_with_name(name); fact && !name.empty())
+           throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,
+                       "Choose another checkpoint_dir_name");
          return Contribution{.metrics = observe::to_json(outputs.callbacks.with_theirs(metrics)),
                              .has_state = entries != nullptr,
                              .has_files = files.has_value(),
                              .asked_to_stop = asked_to_stop(),
                              .writing = outputs.store.busy(),
-                             .has_callbacks = !outputs.callbacks.empty()}
+                             .has_callbacks = !outputs.callbacks.empty(),
+                             .name = name}
              .pack();
        }))
     all.push_back(Contribution::unpack(bytes));
@@ -93,6 +99,9 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
     throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
                 "Give the same State to report() on every worker");
 
+  if (!std::ranges::all_of(all, [&](const auto& one) { return one.name == all.front().name; }))
+    throw Error(ExitCode::user_error, "reporting", "the workers give the checkpoint different names",
+                "Give the same checkpoint_dir_name on every worker");
   const bool busy = any_of(all, &Contribution::writing), wants_to_save = has_state || has_files;
   const bool saves = wants_to_save && !(busy && outputs.config.when_busy == WhenBusy::drop && !stop.request.known());
   if (stop.request.known())
@@ -112,6 +121,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   outputs.callbacks.tell(&Callback::on_report, row);
   std::optional<Checkpoint> saved;
   if (saves) {
+    if (!options.checkpoint_dir_name.empty()) row["checkpoint_name"] = options.checkpoint_dir_name;
     saved = save(entries.get(), files, has_files, row);
     row["checkpoint_dir_name"] = saved->path().filename().string();
     if (numbers) numbers->saved();

@@ -12,11 +12,25 @@ namespace {
 
 /// `full` is that of the launch when none of its ranks is missing, 0 where none may; then that of the workers.
 int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full) {
-  int workers = launch.flags().workers.value_or(scaling.num_workers.value_or(std::max(launch.size(), full)));
+  const auto& asked = scaling.num_workers;
+  const bool range = asked.is_range() && !launch.flags().workers;
+  if (range && (*asked.least() < 1 || *asked.least() > *asked.most()))
+    throw Error(
+        ExitCode::usage, "choosing the workers",
+        "{" + std::to_string(*asked.least()) + ", " + std::to_string(*asked.most()) + "} is no range of workers",
+        "Ask for {least, most}, from 1 on");
+  const int there = std::max(launch.size(), full);
+  int workers = launch.flags().workers.value_or(asked.most().value_or(there));
+  if (range) workers = full = std::min(workers, there);
   if (full > 0 && workers <= full) {
     full = workers;
     workers = std::min(workers, launch.size());
   }
+  if (range && workers < *asked.least())
+    throw Error(ExitCode::usage, "choosing the workers",
+                "at least " + std::to_string(*asked.least()) + " were asked for and the launch has " +
+                    std::to_string(launch.size()) + (launch.size() == 1 ? " rank" : " ranks"),
+                "Start it with mpirun -n " + std::to_string(*asked.least()) + " or more, or ask for fewer");
   if (workers < 1)
     throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
                 "Ask for 1 or more");
@@ -57,6 +71,8 @@ Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_pt
   const auto supervisor = launch::supervisor();
   int full = supervisor ? supervisor->full_workers : 0;
   const int workers = count_workers(launch, scaling, full);
+  if (scaling.num_workers.is_range() && !flags.workers && launch.rank() == 0)
+    launch::tell_supervisor(launch::telling_least, std::to_string(*scaling.num_workers.least()));
   Plan plan{.launch = launch,
             .options = options,
             .backend = std::move(backend),

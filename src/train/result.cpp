@@ -1,68 +1,135 @@
+#include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
-#include "checkpoint/rollbacks.hpp"
+#include "checkpoint/inspect.hpp"
 #include "comm/on_ranks.hpp"
 #include "observe/history.hpp"
 #include "train/fit.hpp"
+#include "train/params.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
-namespace muster::detail::train {
+namespace muster {
+namespace detail::train {
 namespace {
 
-/// Those that are whole and led to where the run stands: best first by the score, else newest first.
+double score_of(const Json& metrics, const std::string& attribute, ScoreOrder order) {
+  const auto value = metrics.is_object() ? metrics.value(attribute, Json()) : Json();
+  if (!value.is_number()) return -std::numeric_limits<double>::infinity();
+  return order == ScoreOrder::max ? value.get<double>() : -value.get<double>();
+}
+
+/// Those that led to where the run stands: best first by the score, else newest first.
 std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
-  const auto steps = checkpoint::read_rollbacks(run);
-  auto all = list_checkpoints(run);
-  std::erase_if(all, [&](const CheckpointInfo& info) {
-    return !info.problem.empty() || checkpoint::rolled_back(steps, info.index);
-  });
+  auto all = checkpoint::reported(run);
   std::reverse(all.begin(), all.end());
   const auto& attribute = config.checkpoint_score_attribute;
   if (attribute.empty()) return all;
   const auto score = [&](const CheckpointInfo& info) {
-    const auto value = info.metrics.is_object() ? info.metrics.value(attribute, Json()) : Json();
-    if (!value.is_number()) return -std::numeric_limits<double>::infinity();
-    return config.checkpoint_score_order == ScoreOrder::max ? value.get<double>() : -value.get<double>();
+    return score_of(info.metrics, attribute, config.checkpoint_score_order);
   };
   std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return score(a) > score(b); });
   return all;
 }
 
+/// What the folder of a run holds, for a Result.
+Json content_of(const std::filesystem::path& run, const CheckpointConfig& config, const Json& params) {
+  Json checkpoints = Json::array();
+  const auto ranked = ranked_checkpoints(run, config);
+  for (const auto& info : ranked) checkpoints.push_back({info.path.string(), info.metrics});
+  const auto newest = std::ranges::max_element(ranked, {}, &CheckpointInfo::index);
+  return {{"history", observe::History::read(run)},
+          {"checkpoints", checkpoints},
+          {"newest", newest == ranked.end() ? "" : newest->path.string()},
+          {"return_value", params.is_object() ? params.value("return_value", Json()) : Json()}};
+}
+
+Result result_of(const std::filesystem::path& run, const Json& content) {
+  Result result;
+  result.path = run;
+  result.metrics_history = content.at("history").get<std::vector<Json>>();
+  if (!result.metrics_history.empty()) result.metrics = result.metrics_history.back();
+  for (const auto& entry : content.at("checkpoints"))
+    result.best_checkpoints.emplace_back(Checkpoint::from_directory(entry[0].get<std::string>()), entry[1]);
+  if (const auto newest = content.at("newest").get<std::string>(); !newest.empty())
+    result.checkpoint = Checkpoint::from_directory(newest);
+  result.return_value = content.at("return_value");
+  return result;
+}
+
 }  // namespace
 
-Result finish(const Plan& plan, RunFolder& run, const std::optional<Error>& error) {
-  if (!error && plan.world().rank() == 0) run.mark_finished();
+Result finish(const Plan& plan, RunFolder& run, const Ended& ended) {
+  if (!ended.error && plan.world().rank() == 0) run.mark_finished(ended.returned);
   Result result;
   try {
     result = read_result(plan, run);
   } catch (const Error& unreadable) {
-    if (!error) throw;
+    if (!ended.error) throw;
     log::warn(unreadable.what());  // and not in the place of the cause
     result.path = run.path();
   }
-  result.error = error;
+  result.error = ended.error;
   return result;
 }
 
 Result read_result(const Plan& plan, const RunFolder& run) {
   const auto content = Json::parse(comm::on_root(plan.world(), [&] {
-    Json checkpoints = Json::array();
-    const auto ranked = ranked_checkpoints(run.path(), plan.options.run_config.checkpoint_config);
-    for (const auto& info : ranked) checkpoints.push_back({info.path.string(), info.metrics});
-    const auto newest = std::ranges::max_element(ranked, {}, &CheckpointInfo::index);
-    return Json{observe::History::read(run.path()), checkpoints, newest == ranked.end() ? "" : newest->path.string()}
-        .dump();
+    return content_of(run.path(), plan.options.run_config.checkpoint_config, run.params()).dump();
   }));
-  Result result;
-  result.path = run.path();
-  result.metrics_history = content[0].get<std::vector<Json>>();
-  if (!result.metrics_history.empty()) result.metrics = result.metrics_history.back();
-  for (const auto& entry : content[1])
-    result.best_checkpoints.emplace_back(Checkpoint::from_directory(entry[0].get<std::string>()), entry[1]);
-  if (const auto newest = content[2].get<std::string>(); !newest.empty())
-    result.checkpoint = Checkpoint::from_directory(newest);
+  return result_of(run.path(), content);
+}
+
+}  // namespace detail::train
+
+Result Result::from_path(const std::filesystem::path& path) {
+  using namespace detail;
+  const auto run = train::whole_path(path);
+  const auto file = run / "params.json", cause = run / "error.txt";
+  if (!std::filesystem::exists(status_of(file)))
+    throw Error(ExitCode::data, "reading the result of " + run.string(), "it has no params.json",
+                "Name the folder of a run");
+  const auto params = read_json(file);
+  const auto options = train::options_in(params, file);
+  auto result = train::result_of(run, train::content_of(run, options.run_config.checkpoint_config, params));
+  if (std::filesystem::exists(status_of(cause))) {
+    auto text = read_file(cause, 1 << 20);
+    while (text.ends_with('\n')) text.pop_back();
+    result.error = Error(ExitCode::user_error, text);
+  }
   return result;
 }
 
-}  // namespace muster::detail::train
+std::optional<Checkpoint> Result::get_best_checkpoint(const std::string& metric, ScoreOrder mode) const {
+  if (best_checkpoints.empty()) return {};
+  const auto score = [&](const auto& reported) { return detail::train::score_of(reported.second, metric, mode); };
+  const auto best = std::ranges::max_element(best_checkpoints, {}, score);
+  if (best->second.is_object() && best->second.value(metric, Json()).is_number()) return best->first;
+  throw Error(ExitCode::usage, "choosing the best checkpoint by \"" + metric + "\"",
+              "none of the " + std::to_string(best_checkpoints.size()) + " has it as a number",
+              "Report it with every checkpoint");
+}
+
+MetricsTable Result::metrics_table() const {
+  MetricsTable table;
+  for (const auto& row : metrics_history) detail::observe::extend(table.columns, row);
+  for (const auto& row : metrics_history) {
+    auto& values = table.rows.emplace_back();
+    for (const auto& column : table.columns) values.push_back(row.value(column, Json()));
+  }
+  return table;
+}
+
+std::vector<double> MetricsTable::column(const std::string& name) const {
+  const auto at = std::ranges::find(columns, name);
+  if (at == columns.end())
+    throw Error(ExitCode::usage, "taking the column \"" + name + "\"", "no report has it", "Take one of `columns`");
+  const auto index = static_cast<std::size_t>(at - columns.begin());
+  std::vector<double> numbers;
+  for (const auto& row : rows) numbers.push_back(row[index].is_number() ? row[index].get<double>() : std::nan(""));
+  return numbers;
+}
+
+}  // namespace muster

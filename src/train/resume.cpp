@@ -34,7 +34,8 @@ std::string own_checkpoint(const std::filesystem::path& path, const RunFolder& r
     std::error_code ignored;  // of a path that is not there
     if (path.parent_path() != run.path() && !std::filesystem::equivalent(path.parent_path(), run.path(), ignored))
       return std::string();
-    const auto index = checkpoint::Tier::index_of(path.filename());
+    const auto linked = std::filesystem::read_symlink(path, ignored);  // by a name that a report has given it
+    const auto index = checkpoint::Tier::index_of(linked.empty() ? path.filename() : linked);
     if (!index)
       throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
                   "Name a checkpoint; `muster checkpoint ls` shows those that are there");
@@ -117,6 +118,10 @@ void SessionState::resume() {
       row["checkpoint_dir_name"] = path.filename().string();
       moment = {progress.training_iteration, std::move(row)};
       start.callbacks = progress.callbacks;
+      // Which a job that was killed in between has not come to.
+      if (const auto name = moment.last_row.value("checkpoint_name", Json());
+          workers.is_first() && name.is_string() && !wrong_with_name(name))
+        give_name(path, name);
     }
   }
   outputs.sinks.start(workers.control, moment);
@@ -130,6 +135,19 @@ void SessionState::resume() {
       log::info("starting from " + path);
   }
   data.preprocess(preprocessor, workers.control);
+}
+
+std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
+  static_cast<void>(outputs.newest_of_all());  // waits for what is being written
+  const auto all = Json::parse(comm::on_root(workers.control, [&] {
+    Json found = Json::array();
+    for (const auto& info : checkpoint::reported(run.path())) found.push_back({info.path.string(), info.metrics});
+    return found.dump();
+  }));
+  std::vector<ReportedCheckpoint> reported;
+  for (const auto& one : all)
+    reported.push_back({outputs.store.as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1]});
+  return reported;
 }
 
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {

@@ -68,6 +68,8 @@ std::filesystem::path whole_path(const std::filesystem::path& path) {
 
 RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config) {
   const auto& flags = launch.flags();
+  const auto level = config.logging_config.level.empty() ? "info" : config.logging_config.level;
+  log::level_from_name(level);  // before anything is made
   const auto chosen = comm::on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
@@ -107,7 +109,10 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   const auto ranks = comm::on_all(world, [&] {
     char file[32];
     std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
-    log::write_to(path_ / "logs" / file);
+    log::start(world.rank(), log::level_from_name(flags.log_level.value_or(level)));
+    const auto& logging = config.logging_config;
+    const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
+    log::write_to(keeps ? path_ / "logs" / file : std::filesystem::path());
     if (world.rank() != 0) lock_.emplace(path_, false);
     return Json{lock_->holds(), RunLock::this_process()}.dump();
   });
@@ -157,11 +162,13 @@ void RunFolder::write_params(Json params) {
   write_file(path_ / "params.json", params_.dump(2) + "\n");
 }
 
-void RunFolder::mark_finished() noexcept {
+void RunFolder::mark_finished(const Json& returned) noexcept {
   std::error_code ignored;
   std::filesystem::remove(path_ / "error.txt", ignored);
   try {
     params_["finished"] = true;
+    // As the file has it: bytes that are no text and numbers that JSON does not know are replaced.
+    params_["return_value"] = Json::parse(returned.dump(-1, ' ', false, Json::error_handler_t::replace));
     write_params(params_);
   } catch (const std::exception& error) {
     log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +

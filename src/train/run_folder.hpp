@@ -34,8 +34,9 @@ class RunFolder {
   const Json& params() const noexcept { return params_; }
   /// Replaces params.json. By one rank.
   void write_params(Json params);
-  /// Says in it that training is done, which it is whether that can be written or not. By the same rank.
-  void mark_finished() noexcept;
+  /// Says in it that training is done, and what it has returned; it is done whether that can be written or not. By the
+  /// same rank.
+  void mark_finished(const Json& returned) noexcept;
   /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
   /// with a file takes the place of the cause.
   void write_error(const std::string& text) const noexcept;

@@ -1,5 +1,6 @@
 #include "muster/session.hpp"
 
+#include "base/file.hpp"
 #include "comm/whereabouts.hpp"
 #include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
@@ -188,6 +189,27 @@ bool Session::should_stop() {
   const During ask("should_stop");
   return state_->should_stop();
 }
+Preemption Session::preemption() {
+  const During ask("preemption");
+  return state_->preemption();
+}
+
+std::vector<ReportedCheckpoint> Session::get_all_reported_checkpoints() const {
+  const During list("get_all_reported_checkpoints");
+  return state_->reported_checkpoints();
+}
+
+Json Session::broadcast_from_rank_zero(const Json& value) const {
+  const auto here = world_rank() == 0 ? Json::to_cbor(value) : std::vector<std::uint8_t>();
+  return Json::from_cbor(communicator().broadcast(std::string(here.begin(), here.end())));
+}
+
+std::filesystem::path Session::artifacts() const {
+  auto folder = state_->run.path() / "artifacts";
+  detail::make_directories(folder);
+  return folder;
+}
+
 const LaunchFlags& Session::flags() const noexcept { return state_->plan.launch.flags(); }
 
 void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {

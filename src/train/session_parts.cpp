@@ -5,6 +5,7 @@
 #include "muster/error.hpp"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace muster::detail::train {
@@ -19,8 +20,8 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
                 "the trainer was given no such dataset",
                 names.empty() ? "Give it one in the option datasets" : "It has " + names);
   }
-  const auto& split = config.datasets_to_split;
-  const bool is_split = config.split_all || std::find(split.begin(), split.end(), name) != split.end();
+  const auto& split = config.datasets_to_split.names();
+  const bool is_split = config.split_all.value_or(false) || std::find(split.begin(), split.end(), name) != split.end();
   auto state = std::make_shared<data::ShardState>(
       data::CursorOptions{
           .name = name, .share = workers.share, .full = workers.full, .split = is_split, .seed = workers.seed},
@@ -49,7 +50,27 @@ void SessionData::preprocess(const Json& saved, const Communicator& control) {
   for (auto& [name, dataset] : datasets) dataset = dataset.transform(preprocessor);
 }
 
+std::optional<std::string> wrong_with_name(const std::string& name) {
+  static const std::set<std::string> of_the_run{"params.json", "result.json",     "progress.csv",   "error.txt", "logs",
+                                                "artifacts",   "steps_back.json", "fast_tier.json", "stop"};
+  if (of_the_run.contains(name)) return "a file of the run is called so";
+  const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' && !name.starts_with("checkpoint_") &&
+                     std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
+  if (plain) return {};
+  return "it is no name of 1 to 200 bytes without '/', control characters, and '.' or \"checkpoint_\" at its beginning";
+}
+
+void give_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept {
+  if (name.empty()) return;
+  try {
+    checkpoint::Tier(checkpoint.parent_path()).give_name(checkpoint.filename(), name);
+  } catch (const std::exception& error) {
+    log::warn(std::string("the checkpoint has no name: ") + error.what());
+  }
+}
+
 Checkpoint Outputs::commit(checkpoint::Contents contents, checkpoint::Store::When when) {
+  name_of_behind = contents.metrics.value("checkpoint_name", "");
   auto made = store.commit(std::move(contents), when);
   behind = made;
   if (when == checkpoint::Store::When::now && config.fast_tier.empty()) settle();
@@ -64,6 +85,7 @@ void Outputs::settle() {
     throw *error;
   }
   newest = written;
+  if (first_worker) give_name(written.path(), name_of_behind);
   sinks.tell(&observe::Sink::checkpoint, *newest);
   callbacks.tell(&Callback::on_checkpoint, *newest);
 }

@@ -13,6 +13,7 @@
 #include "train/random.hpp"
 
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -98,6 +99,11 @@ struct StartingPoint {
   bool loss_reported = false;  ///< that something begins again has been said, or there was no need to
 };
 
+/// Whether a link of that name may stand in a run's folder; else why not.
+std::optional<std::string> wrong_with_name(const std::string& name);
+/// A link of that name to the checkpoint; none where it is empty. By one rank; what cannot be made is a warning.
+void give_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept;
+
 /// Checkpoints, and for sinks and callbacks what they want to know.
 struct Outputs {
   checkpoint::Store store;
@@ -107,6 +113,7 @@ struct Outputs {
   bool first_worker = false;
   std::optional<Checkpoint> newest = {};  ///< committed in this attempt, else what it goes on from
   std::optional<Checkpoint> behind = {};  ///< what is being written while training goes on
+  std::string name_of_behind = {};        ///< that it gets when it is there; may be empty
   bool score_reported = false;            ///< the metric by which the best checkpoints are kept
   bool score_missed = false;              ///< and that it is not there with a checkpoint has been said
 

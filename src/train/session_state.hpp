@@ -71,6 +71,10 @@ struct SessionState {
   void stop_after_report(bool saved);
   /// Session::should_stop(). Collective.
   bool should_stop();
+  /// Session::preemption(). Collective.
+  Preemption preemption();
+  /// Session::get_all_reported_checkpoints(). Collective.
+  std::vector<ReportedCheckpoint> reported_checkpoints();
   /// Throws TrainingEnded where a worker's callback wants training to end. Collective.
   void end_if_callbacks_ask();
   /// Session::add_callback(). Collective.

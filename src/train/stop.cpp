@@ -15,6 +15,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 #include <span>
 #include <string>
@@ -167,6 +168,18 @@ bool SessionState::should_stop() {
     stop.request.learn(workers.control.all_reduce(std::int64_t{asked_to_stop()}, ReduceOp::max) != 0);
   stop.reserve.leave();
   return stop.told = stop.request.known();
+}
+
+Preemption SessionState::preemption() {
+  stop.reserve.come();
+  constexpr auto never = std::numeric_limits<std::int64_t>::max();
+  const auto left = plan.launch.time_left();
+  std::array<std::int64_t, 2> words{!(stop.request.known() || asked_to_stop()), left ? left->count() : never};
+  workers.control.all_reduce(std::span(words), ReduceOp::min);
+  stop.request.learn(words[0] == 0);
+  stop.reserve.leave();
+  return {.asked = stop.request.known(),
+          .time_left = words[1] == never ? std::nullopt : std::optional(std::chrono::nanoseconds(words[1]))};
 }
 
 void SessionState::end_if_callbacks_ask() {

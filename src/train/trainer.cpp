@@ -64,7 +64,9 @@ Result DataParallelTrainer::fit() {
   namespace comm = detail::comm;
   const auto& world = launch_.communicator();
   comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace}, [&] { setup(); });
-  const Plan plan = resolve(launch_, options_, backend_config());
+  auto options = options_;
+  options.dataset_config = get_dataset_config();
+  const Plan plan = resolve(launch_, options, backend_config());
   RunFolder run(world, launch_, plan.options.run_config);
   try {
     const comm::TimeLimit everywhere(world, plan.wait_limit);
@@ -77,6 +79,18 @@ Result DataParallelTrainer::fit() {
   }
 }
 
+DataConfig DataParallelTrainer::get_dataset_config() const {
+  auto merged = default_dataset_config();
+  const auto& given = options_.dataset_config;
+  if (given.datasets_to_split.given()) merged = {.datasets_to_split = given.datasets_to_split};
+  if (given.split_all) merged.split_all = given.split_all;
+  return merged;
+}
+
+TrainerOptions restored_options(const std::filesystem::path& path, TrainerOptions given) {
+  return detail::train::restored_options(detail::train::whole_path(path), std::move(given));
+}
+
 std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
   if (options_.backend_config) return options_.backend_config;
   return std::make_shared<TorchBackendConfig>(options_.torch_config);
@@ -84,8 +98,7 @@ std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
 
 TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
                                    TrainerOptions options) {
-  const auto run = detail::train::whole_path(path);
-  return {launch, std::move(train_loop), detail::train::restored_options(run, std::move(options))};
+  return {launch, std::move(train_loop), restored_options(path, std::move(options))};
 }
 
 }  // namespace muster

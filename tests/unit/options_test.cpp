@@ -1,4 +1,5 @@
 // Options as JSON: every struct, every field, and whatever else such JSON may hold.
+#include "muster/callbacks.hpp"
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/error.hpp"
@@ -97,17 +98,34 @@ TEST(Options, OfARunAreJson) {
                        {"when_busy", "drop"},
                        {"fast_tier", "/dev/shm"}};
   check(kept, kept_json);
-  check(FailureConfig{.max_failures = -1, .bad_numbers = BadNumbers::roll_back, .bad_numbers_limit = 3},
-        {{"max_failures", -1}, {"bad_numbers", "roll_back"}, {"bad_numbers_limit", 3}});
+  const ScalingConfig range{.num_workers = {2, 4}, .use_gpu = true, .threads_per_worker = 2, .virtual_workers = 12};
+  EXPECT_EQ(Json(range).at("num_workers"), (Json{2, 4}));
+  EXPECT_EQ(Json(Json(range).get<ScalingConfig>()), Json(range));
+  check(FailureConfig{.max_failures = -1,
+                      .max_preemption_failures = 5,
+                      .bad_numbers = BadNumbers::roll_back,
+                      .bad_numbers_limit = 3},
+        {{"max_failures", -1}, {"max_preemption_failures", 5}, {"bad_numbers", "roll_back"}, {"bad_numbers_limit", 3}});
+  const LoggingConfig logging{.level = "warn", .file = false, .per_rank = false};
+  const Json logging_json{{"level", "warn"}, {"file", false}, {"per_rank", false}};
+  check(logging, logging_json);
+  check(EarlyStoppingOptions{.metric = "loss", .mode = ScoreOrder::max, .patience = 7, .min_delta = 0.5},
+        {{"metric", "loss"}, {"mode", "max"}, {"patience", 7}, {"min_delta", 0.5}});
+  check(PlateauOptions{.metric = "loss"}, {{"metric", "loss"}});
+  check(LearningRateMonitorOptions{.name = "rate"}, {{"name", "rate"}});
   const RunConfig run{.name = "demo",
                       .storage_path = "/a/b",
                       .checkpoint_config = kept,
                       .failure_config = {.max_failures = 2},
+                      .logging_config = logging,
                       .callbacks = {nullptr}};
-  const Json run_json{{"name", "demo"},
-                      {"storage_path", "/a/b"},
-                      {"checkpoint_config", kept_json},
-                      {"failure_config", {{"max_failures", 2}, {"bad_numbers", "ignore"}, {"bad_numbers_limit", 10}}}};
+  const Json run_json{
+      {"name", "demo"},
+      {"storage_path", "/a/b"},
+      {"checkpoint_config", kept_json},
+      {"failure_config",
+       {{"max_failures", 2}, {"max_preemption_failures", -1}, {"bad_numbers", "ignore"}, {"bad_numbers_limit", 10}}},
+      {"logging_config", logging_json}};
   check(run, run_json);
   const TorchConfig torch{.backend = "gloo", .timeout = std::chrono::hours(1000)};
   const Json torch_json{{"backend", "gloo"}, {"timeout_ms", 3'600'000'000}};
@@ -208,7 +226,8 @@ TEST(Options, OfASessionAreJson) {
       {{"init_scale", 2}, {"growth_factor", 3}, {"backoff_factor", 0.25}, {"growth_interval", 4}, {"enabled", false}});
   check(ProcessGroupOptions{.backend = "nccl", .timeout = milliseconds(6), .chunk = 7},
         {{"backend", "nccl"}, {"timeout_ms", 6}, {"chunk", 7}});
-  check(ReportOptions{.reduce = false}, {{"reduce", false}});
+  check(ReportOptions{.reduce = false, .checkpoint_dir_name = "best"},
+        {{"reduce", false}, {"checkpoint_dir_name", "best"}});
 }
 
 }  // namespace

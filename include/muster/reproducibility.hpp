@@ -1,0 +1,17 @@
+// The same numbers from the same program.
+#pragma once
+
+#include <cstdint>
+
+namespace muster {
+
+/// Torch computes by deterministic algorithms from now on, an operation that has none is an error, cuDNN does not try
+/// which of its algorithms is quickest, and cuBLAS gets the workspace that it needs for that
+/// (CUBLAS_WORKSPACE_CONFIG, unless it is set). Torch's generators and std::rand are seeded, alike on every rank: draw
+/// weights of your own after it. Without it each rank has generators of its own, by --seed; a run that is taken up
+/// again has theirs back in either case.
+///
+/// To be called before the first tensor is on a GPU, on all ranks, in main or first of all in the training function.
+void enable_reproducibility(std::uint64_t seed = 0);
+
+}  // namespace muster
