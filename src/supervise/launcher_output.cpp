@@ -26,6 +26,7 @@ constexpr std::array<std::string_view, 6> of_trouble{
     "All nodes which are allocated"};
 /// Lines of their own.
 constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
+constexpr std::array<std::string_view, 2> of_preemption{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
 constexpr std::array<std::string_view, 6> in_passing{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
     "orte_base_help_aggregate", " total processes failed to start", " total processes killed"};
@@ -141,6 +142,7 @@ bool LauncherOutput::keep(std::string_view line) {
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
     if (what == launch::telling_run) words_.run = text;
+    if (what == launch::telling_least) words_.least = std::atoi(text.c_str());
     if (what == launch::telling_stopped) words_.stopped = true;
     if (what == launch::telling_ended) words_.ended = std::atoi(text.c_str());
     return true;
@@ -151,6 +153,7 @@ bool LauncherOutput::keep(std::string_view line) {
   }
   if (has_any(line, in_passing)) return true;
   if (!begins_with_any(line, of_slurm)) return false;
+  if (has_any(line, of_preemption)) words_.preempted = true;
   std::array<char, 256> host{};
   int rank = 0, end = 0;
   const std::string text(line);

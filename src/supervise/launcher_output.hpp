@@ -18,6 +18,8 @@ struct LostRank {
 /// What was said in one start.
 struct Words {
   std::string run = {};                  ///< the folder of the run
+  std::optional<int> least = {};         ///< the workers that are enough
+  bool preempted = false;                ///< Slurm says that it has taken the place for others, or lost it
   std::string error = {};                ///< the first error that a rank has printed
   std::optional<int> ended = {};         ///< every rank was through its work, and the job was to end with that code
   bool stopped = false;                  ///< on request, and there was nothing to save

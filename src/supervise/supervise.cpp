@@ -5,6 +5,7 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "launch/supervised.hpp"
+#include "muster/config.hpp"
 #include "muster/error.hpp"
 #include "supervise/job.hpp"
 #include "supervise/own_folders.hpp"
@@ -16,6 +17,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <ctime>
@@ -110,12 +112,12 @@ std::string error_in_file(const fs::path& run, fs::file_time_type started) {
   }
 }
 
-/// FailureConfig's, which the run has written down.
-int configured_failures(const fs::path& run) {
+/// That of FailureConfig, which the run has written down.
+int configured(const fs::path& run, const char* limit) {
   try {
-    return read_json(run / "params.json").at("run_config").at("max_failures").get<int>();
+    return read_json(run / "params.json").at("run_config").at(limit).get<int>();
   } catch (const std::exception&) {  // it did not come so far
-    return 0;
+    return Json(FailureConfig{}).at(limit);
   }
 }
 
@@ -156,11 +158,12 @@ class Supervision {
       const auto end = start(ranks);
       if (signals_.at_once()) return interrupted();
       if (!end.words.run.empty()) run_ = end.words.run;
+      if (end.words.least) go_on_with(*end.words.least);
       const int code = code_of(end);
       if (code == 0) return say_if_broken_off(end);
       const auto cause = cause_of(end, error_in_file(run_, started_));
-      if (is_failure(end, signals_.stop_wished())) count();
-      auto next = what_next(end, failures_, demand_, ranks, signals_.stop_wished());
+      if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count();
+      auto next = what_next(end, counted(end), demand_, ranks, signals_.stop_wished());
       leave_out_lost_host(end, next);
       // A rank that was killed cannot leave a cause itself.
       if (end.words.lost || end.launcher_signal != 0 || end.grace_over) cause_to_keep_ = cause;
@@ -185,9 +188,24 @@ class Supervision {
     return end;
   }
 
+  /// What the program says is enough, unless --min-workers says it.
+  void go_on_with(int least) {
+    if (options_.min_workers) return;
+    demand_.min_workers = std::clamp(least, 1, demand_.ranks);
+    introduction_.full_workers = demand_.ranks;
+  }
+
+  /// The failures of the same kind as that end.
+  const train::Failures& counted(const End& end) const { return is_preemption(end) ? preemptions_ : failures_; }
+
+  void count_preemption() {
+    demand_.max_preemptions = configured(run_, "max_preemption_failures");
+    preemptions_ = train::one_more(preemptions_, run_);
+  }
+
   /// One failure more; the job may have counted some by itself.
   void count() {
-    demand_.max_failures = options_.max_failures.value_or(run_.empty() ? 0 : configured_failures(run_));
+    demand_.max_failures = options_.max_failures.value_or(configured(run_, "max_failures"));
     if (run_.empty()) {
       failures_ = failures_.after(-1);
       return;
@@ -226,7 +244,11 @@ class Supervision {
     keep_cause();
     auto text = cause;
     if (is_failure(end, signals_.stop_wished())) {
-      if (demand_.max_failures > 0)
+      if (is_preemption(end))
+        text += ". It is not started again: " + std::to_string(preemptions_.count) +
+                " preemptions since the last progress, and max_preemption_failures is " +
+                std::to_string(demand_.max_preemptions);
+      else if (demand_.max_failures > 0)
         text += ". It is not started again: " + std::to_string(failures_.count) +
                 " failures since the last progress, and --max-failures is " + std::to_string(demand_.max_failures);
       if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
@@ -241,9 +263,11 @@ class Supervision {
     text += ". Starting again";
     if (next.ranks != demand_.ranks) text += " with " + std::to_string(next.ranks) + " ranks";
     if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
-    text += failures_.newest < 0 ? "" : " from the newest checkpoint";
-    text += " (failure " + std::to_string(failures_.count);
-    if (demand_.max_failures > 0) text += " of " + std::to_string(demand_.max_failures);
+    const auto& failures = counted(end);
+    const int most = is_preemption(end) ? demand_.max_preemptions : demand_.max_failures;
+    text += failures.newest < 0 ? "" : " from the newest checkpoint";
+    text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
+    if (most > 0) text += " of " + std::to_string(most);
     log::warn(text + ")");
   }
 
@@ -264,7 +288,7 @@ class Supervision {
   int stopped_between() {
     keep_cause();
     if (signals_.at_once()) return interrupted();
-    const bool saved = failures_.newest >= 0;
+    const bool saved = std::max(failures_.newest, preemptions_.newest) >= 0;
     log::error(saved ? "stopped on request before the next start; the newest checkpoint has the state"
                      : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
@@ -276,11 +300,12 @@ class Supervision {
   Introduction introduction_;
   Signals signals_;
   OwnFolders folders_;
-  train::Failures failures_;    ///< of this muster run
-  Hosts lost_hosts_;            ///< the next start does without them
-  std::string cause_to_keep_;   ///< in the run's error.txt
-  fs::file_time_type started_;  ///< an error.txt that is older is not of this start
-  fs::path run_;                ///< the folder of the run, once a rank has told it
+  train::Failures failures_;     ///< of this muster run
+  train::Failures preemptions_;  ///< counted apart
+  Hosts lost_hosts_;             ///< the next start does without them
+  std::string cause_to_keep_;    ///< in the run's error.txt
+  fs::file_time_type started_;   ///< an error.txt that is older is not of this start
+  fs::path run_;                 ///< the folder of the run, once a rank has told it
 };
 
 }  // namespace

@@ -38,9 +38,17 @@ bool is_failure(const End& end, bool stop_wished) {
          std::find(final_ones.begin(), final_ones.end(), static_cast<ExitCode>(code_of(end))) == final_ones.end();
 }
 
+bool is_preemption(const End& end) {
+  const auto& words = end.words;
+  const bool by_sigterm = (words.lost && words.lost->signal == SIGTERM) || end.launcher_signal == SIGTERM;
+  return !words.run.empty() && (words.host.has_value() || words.preempted || by_sigterm);
+}
+
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished) {
   Next next{.code = code_of(end), .ranks = demand.ranks};
-  if (!is_failure(end, stop_wished) || !failures.may_retry(demand.max_failures)) return next;
+  if (!is_failure(end, stop_wished) ||
+      !failures.may_retry(is_preemption(end) ? demand.max_preemptions : demand.max_failures))
+    return next;
   next.again = true;
   next.wait = train::back_off(failures);
   if (!end.words.launcher.empty()) next.ranks = std::max(demand.min_workers, ranks / 2);

@@ -23,6 +23,7 @@ struct Demand {
   int ranks = 1;
   int min_workers = 1;  ///< `ranks` where all are wanted
   int max_failures = 0;
+  int max_preemptions = -1;
 };
 
 struct Next {
@@ -36,9 +37,13 @@ struct Next {
 /// them or to the launcher then; a signal is a lost rank, ExitCode::retry.
 int code_of(const End& end);
 
-/// `failures` counts this end, if it is one. `ranks` of this start: where the launcher could not start so many, half
-/// of them are tried next, and all of them again after a start that ran.
+/// `failures` counts this end, if it is one: the preemptions or the others. `ranks` of this start: where the launcher
+/// could not start so many, half of them are tried next, and all of them again after a start that ran.
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished);
+
+/// Whether that failure is none of the program's: ranks that had begun their run have lost their node, or were ended by
+/// SIGTERM or by the scheduler's word.
+bool is_preemption(const End& end);
 
 /// Whether that is a failure, which is counted: no stop, however it was asked for, and nothing that trying again does
 /// not change.

@@ -3,6 +3,8 @@
 #include "muster/launch.hpp"
 #include "muster/trainer.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 #include <signal.h>
@@ -67,7 +69,10 @@ void train(muster::Session& session, const muster::Config& config) {
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
+  int least = 0;
+  launch.app().add_option("--least", least, "Workers that are enough, of 4");
   return launch.run([&] {
+    const muster::NumWorkers all, range(least, 4);
     return muster::TorchTrainer(launch, train,
                                 {.train_loop_config = {{"fault", ""},
                                                        {"at", -1},
@@ -78,6 +83,7 @@ int main(int argc, char** argv) {
                                                        {"epochs", 4},
                                                        {"work_ms", 20},
                                                        {"same_batch", false}},
+                                 .scaling_config = {.num_workers = least > 0 ? range : all},
                                  .run_config = {.checkpoint_config = {.num_to_keep = 2}},
                                  .datasets = {{"train", muster::Dataset::from_tensors({{"x", at::arange(samples)}})}}})
         .fit();

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <map>
 
 namespace muster::detail::supervise {
@@ -38,6 +39,17 @@ TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
   EXPECT_EQ(output.words().run, "/runs/demo");
   EXPECT_EQ(output.words().error, "rank 1 (n1): full");
   EXPECT_EQ(output.words().ended, 65);
+}
+
+TEST(LauncherOutput, KeepsWhatIsEnoughAndWhoTookThePlace) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take("\x1emuster least 2\n"), "");
+  EXPECT_EQ(output.words().least, 2);
+  EXPECT_FALSE(output.words().preempted);
+  output.take("slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n");
+  EXPECT_FALSE(output.words().preempted);
+  output.take("slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***\n");
+  EXPECT_TRUE(output.words().preempted);
 }
 
 TEST(LauncherOutput, HearsWhatComesBehindALineThatHasNotEnded) {
@@ -178,6 +190,31 @@ TEST(Verdict, WhatIsTriedAgain) {
   const auto last = what_next(lost_rank(), {.count = 4}, demand, 2, false);
   EXPECT_FALSE(last.again);
   EXPECT_EQ(last.code, 75);
+}
+
+TEST(Verdict, PreemptionsAreCountedApart) {
+  auto sigterm = lost_rank();
+  sigterm.words.run = "/runs/demo";
+  EXPECT_FALSE(is_preemption(sigterm)) << "signal 9 may be anything's";
+  sigterm.words.lost->signal = SIGTERM;
+  EXPECT_TRUE(is_preemption(sigterm));
+  const End node{.code = 1, .words = {.run = "/runs/demo", .launcher = "Slurm has lost the node n2", .host = "n2"}};
+  EXPECT_TRUE(is_preemption(node));
+  EXPECT_TRUE(is_preemption({.code = 1, .words = {.run = "/runs/demo", .preempted = true}}));
+  EXPECT_TRUE(is_preemption({.launcher_signal = SIGTERM, .words = {.run = "/runs/demo"}}));
+  EXPECT_FALSE(is_preemption({.code = 1, .words = {.run = "/runs/demo"}})) << "an exception";
+  auto never_ran = node;
+  never_ran.words.run.clear();
+  EXPECT_FALSE(is_preemption(never_ran)) << "a node that is never there would be tried for ever";
+
+  const Demand demand{.ranks = 2, .min_workers = 2, .max_failures = 0, .max_preemptions = 2};
+  for (const auto& end : {sigterm, node}) {
+    EXPECT_TRUE(what_next(end, {.count = 2}, demand, 2, false).again) << "though no failure is";
+    EXPECT_FALSE(what_next(end, {.count = 3}, demand, 2, false).again);
+    EXPECT_TRUE(what_next(end, {.count = 1000}, {.ranks = 2, .max_preemptions = -1}, 2, false).again);
+    EXPECT_FALSE(what_next(end, {.count = 1}, demand, 2, /*stop_wished=*/true).again);
+  }
+  EXPECT_FALSE(what_next({.code = 1}, {.count = 1}, demand, 2, false).again);
 }
 
 /// When a job that always ends so, at that number of checkpoints, is started: seconds of a clock that only waits move.
