@@ -16,6 +16,7 @@
 #include <muster/metrics.hpp>
 #include <muster/mixed_precision.hpp>
 #include <muster/model.hpp>
+#include <muster/operator.hpp>
 #include <muster/optimizer.hpp>
 #include <muster/preprocessor.hpp>
 #include <muster/process_group.hpp>

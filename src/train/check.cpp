@@ -22,8 +22,8 @@ at::Device choose_device(const Plan& plan) {
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(topology.local_rank % gpus));
 }
 
-/// An Error, the same on all ranks, that names the dataset, what differs, and a rank and its host on each side. The
-/// first `workers` ranks are compared, each by what it found itself. Collective over the world.
+}  // namespace
+
 void require_same_data(const Communicator& world, int workers, const std::map<std::string, data::Fingerprint>& mine) {
   Json prints = Json::object();
   for (const auto& [name, print] : mine) prints[name] = print.to_json();
@@ -49,8 +49,6 @@ void require_same_data(const Communicator& world, int workers, const std::map<st
       if (!first.contains(name)) refuse(name, where(0) + " has none of that name, and " + where(rank) + " has");
   }
 }
-
-}  // namespace
 
 at::Device check_together(const Plan& plan) {
   const watch::During compare("comparing the data");

@@ -2,19 +2,29 @@
 // the same on all ranks.
 #pragma once
 
+#include "data/sources/fingerprint.hpp"
 #include "muster/result.hpp"
 #include "train/resolve.hpp"
 #include "train/run_folder.hpp"
 
 #include <c10/core/Device.h>
 
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
 
 namespace muster::detail::train {
 
 /// Looks whether this worker has the device and the data that it needs, and whether all have the same data; gives its
 /// device. A rank that only waits needs neither.
 at::Device check_together(const Plan& plan);
+/// An Error, the same on all ranks, that names the dataset, what differs, and a rank and its host on each side. The
+/// first `workers` ranks are compared, each by what it found itself.
+void require_same_data(const Communicator& ranks, int workers, const std::map<std::string, data::Fingerprint>& mine);
+
+/// TorchTrainer's backend.
+std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
 /// Clears away what an interrupted job has left half written, writes params.json and says what begins. False, with a
 /// message, where the run is finished and was asked for the same.

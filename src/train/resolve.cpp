@@ -78,7 +78,8 @@ Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_pt
             .backend = std::move(backend),
             .workers = workers,
             .full_workers = full,
-            .threads = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank()))};
+            .threads = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank())),
+            .progress = flags.progress};
   static_cast<void>(plan.share(0));
   plan.options.train_loop_config = Json::parse(comm::on_root(
       plan.world(), [&] { return launch::resolve(options.train_loop_config, flags.config_file, flags.set).dump(); }));

@@ -17,6 +17,7 @@ struct Plan {
   int full_workers = 0;                          ///< where fewer may go on (muster run --min-workers): all of them
   int threads = 1;                               ///< of torch, on each worker
   std::chrono::milliseconds wait_limit{};        ///< of every wait of ranks for each other
+  Progress progress = Progress::automatic;       ///< what a person sees
 
   const Communicator& world() const noexcept { return launch.communicator(); }
   /// Whether this rank is a worker.

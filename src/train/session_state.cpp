@@ -58,7 +58,7 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
            .preprocessor = plan.options.preprocessor,
            .cursors = std::make_shared<data::Cursors>(counters.steps)},
       outputs{.store = checkpoint::Store(control, run.path(), plan.options.run_config.checkpoint_config),
-              .sinks = {workers.is_first(), run.path(), plan.launch.flags().progress},
+              .sinks = {workers.is_first(), run.path(), plan.progress},
               .callbacks = observe::Callbacks(plan.options.run_config.callbacks),
               .config = plan.options.run_config.checkpoint_config,
               .first_worker = workers.is_first()},

@@ -91,9 +91,13 @@ TrainerOptions restored_options(const std::filesystem::path& path, TrainerOption
   return detail::train::restored_options(detail::train::whole_path(path), std::move(given));
 }
 
+std::shared_ptr<const BackendConfig> detail::train::torch_backend(const TorchConfig& config) {
+  return std::make_shared<TorchBackendConfig>(config);
+}
+
 std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
   if (options_.backend_config) return options_.backend_config;
-  return std::make_shared<TorchBackendConfig>(options_.torch_config);
+  return detail::train::torch_backend(options_.torch_config);
 }
 
 TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,

@@ -30,7 +30,8 @@ std::string fingerprint(const StateDict& entry) {
   return text;
 }
 
-/// The root's entry on every rank. Collective.
+}  // namespace
+
 StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root) {
   const bool is_root = communicator.rank() == root;
   const auto outline = Json::parse(communicator.broadcast(is_root ? outline_of(mine).dump() : "", root));
@@ -44,8 +45,6 @@ StateDict broadcast(const Communicator& communicator, const StateDict& mine, int
   }
   return entry;
 }
-
-}  // namespace
 
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given) {
   StateDict mine;

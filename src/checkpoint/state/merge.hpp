@@ -12,4 +12,7 @@ namespace muster::detail::checkpoint {
 /// give the lowest rank's, with a warning if theirs differ. Collective.
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
+/// The root's tensors, on the CPU, and values on every rank. Collective.
+StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root = 0);
+
 }  // namespace muster::detail::checkpoint

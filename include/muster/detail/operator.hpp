@@ -1,0 +1,233 @@
+// What stands behind muster/operator.hpp; nothing in it is for users.
+#pragma once
+
+#include <muster/dataset.hpp>
+#include <muster/detail/worker.hpp>
+#include <muster/optimizer.hpp>
+#include <muster/state.hpp>
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <ranges>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace muster {
+
+class Session;
+struct DataLoaderOptions;
+template <class Dataset>
+class DataLoader;
+
+namespace detail::data {
+Worker worker_of(const Session& session);
+}
+
+namespace detail::train {
+
+class OperatorRun;
+struct OperatorParts;
+using Forward = std::function<at::Tensor(const std::vector<at::Tensor>& features)>;
+using Criterion = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+
+// Data.
+
+/// Passes over a worker's data, one at a time.
+class Passes {
+ public:
+  virtual ~Passes() = default;
+  /// A pass of that epoch begins, with its first batch in hand.
+  virtual void begin(std::int64_t epoch) = 0;
+  /// The next batch is in hand.
+  virtual void advance() = 0;
+  /// Null where the pass is over.
+  virtual Batch* current() = 0;
+  /// Ends the pass that is under way.
+  virtual void end() = 0;
+};
+
+/// Why passes are made, and how.
+struct PassesOptions {
+  bool training = true;
+  bool split = true;  ///< among the workers
+};
+/// Collective over the workers.
+using MakePasses = std::function<std::unique_ptr<Passes>(OperatorParts& parts, const PassesOptions& options)>;
+
+/// The batches of one call.
+class Feed {
+ public:
+  virtual ~Feed() = default;
+  /// Null where the call has had all of its own.
+  virtual Batch* next() = 0;
+};
+
+at::Tensor stacked(const std::vector<at::Tensor>& examples);
+Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples,
+                 std::shared_ptr<const step::BatchWeight> step);
+const Session& session_of(const OperatorParts& parts);
+
+/// Of what a data loader hands out: an example of tensors, or a vector of examples.
+template <class Examples>
+Batch batch_of(Examples& examples, std::int64_t samples, const std::shared_ptr<const step::BatchWeight>& step) {
+  if constexpr (requires {
+                  { examples.data } -> std::convertible_to<at::Tensor>;
+                  { examples.target } -> std::convertible_to<at::Tensor>;
+                }) {
+    return make_batch(examples.data, examples.target, samples, step);
+  } else {
+    static_assert(std::ranges::range<Examples>, "An operator's data loader gives examples of a tensor and a target.");
+    std::vector<at::Tensor> data, targets;
+    for (auto& example : examples) {
+      data.push_back(example.data);
+      targets.push_back(example.target);
+    }
+    return make_batch(stacked(data), stacked(targets), samples, step);
+  }
+}
+
+template <class Loader>
+class LoaderPasses final : public Passes {
+ public:
+  explicit LoaderPasses(std::unique_ptr<Loader> loader) : loader_(std::move(loader)) {}
+  void begin(std::int64_t epoch) override {
+    at_.reset();
+    loader_->set_epoch(epoch);
+    at_ = loader_->begin();
+    take();
+  }
+  void advance() override {
+    ++*at_;
+    take();
+  }
+  Batch* current() override { return batch_ ? &*batch_ : nullptr; }
+  void end() override {
+    batch_.reset();
+    at_.reset();
+  }
+
+ private:
+  void take() {
+    batch_.reset();
+    if (!(*at_ == loader_->end())) batch_ = batch_of(**at_, loader_->batch_samples(), loader_->step());
+  }
+
+  std::unique_ptr<Loader> loader_;
+  std::optional<typename Loader::iterator> at_;
+  std::optional<Batch> batch_;
+};
+
+template <class Loader>
+MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
+  // A function is copied, a loader is not; it is asked for once.
+  const auto owner = std::make_shared<std::unique_ptr<Loader>>(std::move(loader));
+  return [owner](OperatorParts&, const PassesOptions&) -> std::unique_ptr<Passes> {
+    return std::make_unique<LoaderPasses<Loader>>(std::move(*owner));
+  };
+}
+
+/// `Options` is DataLoaderOptions, which is known where such a dataset is.
+template <class Dataset, class Options>
+MakePasses make_passes_of(Dataset dataset, const Options& given) {
+  return [dataset, given](OperatorParts& parts, const PassesOptions& options) -> std::unique_ptr<Passes> {
+    Options of_loader = given;
+    of_loader.training = options.training;
+    if (!options.training && of_loader.name == Options{}.name) of_loader.name = "validation_loader";
+    auto worker = data::worker_of(session_of(parts));
+    if (!options.split) worker.rank = 0, worker.world = 1, worker.full = 0;
+    return std::make_unique<LoaderPasses<DataLoader<Dataset>>>(
+        make_loader<DataLoader<Dataset>>(worker, dataset, of_loader));
+  };
+}
+
+// Components.
+
+template <class T>
+struct IsTuple : std::false_type {};
+template <class... T>
+struct IsTuple<std::tuple<T...>> : std::true_type {};
+
+template <class T>
+auto as_tuple(T value) {
+  if constexpr (IsTuple<T>::value)
+    return value;
+  else
+    return std::tuple<T>(std::move(value));
+}
+
+template <ModuleHolder Holder>
+auto module_of(const Holder& holder) {
+  return holder.ptr();
+}
+template <class Module>
+std::shared_ptr<Module> module_of(const std::shared_ptr<Module>& module) {
+  return module;
+}
+
+template <class T>
+std::shared_ptr<torch::nn::Module> module_or_null(const T& value) {
+  if constexpr (ModuleHolder<T>)
+    return value.ptr();
+  else
+    return {};
+}
+
+template <class Module, std::size_t... I>
+bool call_forward(Module& module, const std::vector<at::Tensor>& features, at::Tensor& output,
+                  std::index_sequence<I...>) {
+  if constexpr (requires {
+                  { module.forward(features[I]...) } -> std::convertible_to<at::Tensor>;
+                }) {
+    if (features.size() != sizeof...(I)) return false;
+    output = module.forward(features[I]...);
+    return true;
+  }
+  return false;
+}
+
+[[noreturn]] void refuse_features(std::size_t number);
+
+/// Whatever its forward() takes, up to four tensors.
+template <class Model>
+Forward forward_of(const Model& model) {
+  return [module = module_of(model)](const std::vector<at::Tensor>& features) {
+    at::Tensor output;
+    const bool called = call_forward(*module, features, output, std::make_index_sequence<1>()) ||
+                        call_forward(*module, features, output, std::make_index_sequence<2>()) ||
+                        call_forward(*module, features, output, std::make_index_sequence<3>()) ||
+                        call_forward(*module, features, output, std::make_index_sequence<4>());
+    if (!called) refuse_features(features.size());
+    return output;
+  };
+}
+
+template <class T>
+Criterion criterion_of(T criterion) {
+  return [criterion](const at::Tensor& output, const at::Tensor& target) mutable -> at::Tensor {
+    return criterion(output, target);
+  };
+}
+
+/// What each maker makes of the optimizer of its number.
+template <class... Makers, class Optimizers>
+auto make_schedulers(const std::tuple<Makers...>& makers, const Optimizers& optimizers) {
+  static_assert(sizeof...(Makers) <= std::tuple_size_v<Optimizers>, "There are more schedulers than optimizers.");
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return std::tuple{[&](const auto& maker, auto& optimizer) {
+      using Scheduler = std::decay_t<decltype(maker(optimizer))>;
+      return std::shared_ptr<Scheduler>(new Scheduler(maker(optimizer)));
+    }(std::get<I>(makers), *std::get<I>(optimizers))...};
+  }
+  (std::make_index_sequence<sizeof...(Makers)>());
+}
+
+}  // namespace detail::train
+}  // namespace muster

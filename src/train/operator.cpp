@@ -1,0 +1,268 @@
+#include "muster/operator.hpp"
+
+#include "data/sources/source.hpp"
+#include "muster/error.hpp"
+#include "train/fit.hpp"
+#include "train/operator_parts.hpp"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace muster {
+namespace detail::train {
+namespace {
+
+/// "model", or "model_0" of several.
+std::string name_of(const char* kind, std::size_t number, std::size_t all) {
+  return all == 1 ? kind : kind + ("_" + std::to_string(number));
+}
+
+/// The features of a batch, and its target.
+std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, const Batch& batch) {
+  std::vector<at::Tensor> features;
+  for (const auto& [name, tensor] : batch) features.push_back(tensor);
+  if (features.size() < 2)
+    throw Error(ExitCode::user_error, doing, "a batch has " + std::to_string(features.size()) + " columns",
+                "Give features and, as the last column, the target; or override the method");
+  auto target = std::move(features.back());
+  features.pop_back();
+  return {std::move(features), std::move(target)};
+}
+
+void require_one_of_each(const OperatorParts& parts, const char* doing, const char* method) {
+  const auto remedy = std::string("Override ") + method;
+  if (parts.models.empty())
+    throw Error(ExitCode::user_error, doing, "the operator has no model",
+                "Call register_training() in its setup(), or " + std::string("override ") + method);
+  if (parts.models.size() > 1 || parts.optimizers.size() > 1)
+    throw Error(ExitCode::user_error, doing,
+                "it has " + std::to_string(parts.models.size()) + " models and " +
+                    std::to_string(parts.optimizers.size()) + " optimizers, and the default knows one",
+                remedy);
+  if (!parts.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
+}
+
+bool wants_fp16(const Json& option) {
+  if (option.is_boolean()) return option.get<bool>();
+  const bool apex = option == "apex";
+  throw Error(ExitCode::usage, "choosing mixed precision",
+              apex ? "libtorch has no Apex" : "use_fp16 is " + option.dump() + ", and neither true nor false",
+              "Give use_fp16 = true, which is torch's own");
+}
+
+}  // namespace
+
+OperatorParts::OperatorParts(SessionState& state_, Session& session_, const OperatorTrainerOptions& options_,
+                             Config config_)
+    : state(state_),
+      session(session_),
+      options(options_),
+      config(std::move(config_)),
+      fp16(wants_fp16(options.use_fp16)),
+      scaler(new GradScaler(session.grad_scaler({.enabled = fp16 && session.get_device().is_cuda()}))),
+      train(state) {}
+
+StateEntries OperatorParts::entries(TrainingOperator& its) {
+  StateEntries all;
+  const auto add = [&](const char* kind, const auto& objects, auto&& entry) {
+    for (std::size_t i = 0; i < objects.size(); ++i)
+      all.emplace_back(name_of(kind, i, objects.size()), entry(objects[i]));
+  };
+  const auto object = [](const auto& pointer) { return StateEntry(*pointer); };
+  add("model", models, [](const auto& module) { return StateEntry(module); });
+  add("optimizer", optimizers, object);
+  add("scheduler", schedulers, object);
+  add("plateau_scheduler", plateaus, object);
+  if (scaler->is_enabled()) all.emplace_back("scaler", *scaler);
+  all.emplace_back("operator", StateEntry([&its] { return its.state_dict(); },
+                                          [&its](const StateDict& saved) { its.load_state_dict(saved); }));
+  all.emplace_back("progress",
+                   StateEntry(
+                       [this, &its] {
+                         return StateDict{.values = {{"epochs", train.epochs()}, {"global_step", its.global_step}}};
+                       },
+                       [this, &its](const StateDict& saved) {
+                         train.go_to(saved.values.at("epochs"));
+                         its.global_step = saved.values.at("global_step");
+                       }));
+  return all;
+}
+
+const Session& session_of(const OperatorParts& parts) { return parts.session; }
+
+void refuse_features(std::size_t number) {
+  throw Error(ExitCode::user_error, "calling the model's forward()",
+              "it takes no " + std::to_string(number) + " features and gives a tensor",
+              "Override train_batch() and validate_batch()");
+}
+
+}  // namespace detail::train
+
+using detail::train::OperatorParts;
+
+OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options)
+    : make_([dataset, options](OperatorParts& parts, const detail::train::PassesOptions& of) {
+        const std::string name = of.training ? "train" : "validation";
+        const auto& workers = parts.state.workers;
+        auto& data = parts.state.data;
+        detail::train::require_same_data(workers.control, workers.size(), {{name, dataset.source()->fingerprint()}});
+        data.datasets.insert_or_assign(name, dataset);
+        data.shards.erase(name);
+        auto given = options;
+        given.training = of.training;
+        return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given);
+      }) {}
+
+TrainingOperator::TrainingOperator() = default;
+TrainingOperator::~TrainingOperator() = default;
+
+OperatorParts& TrainingOperator::parts() const {
+  if (!parts_)
+    throw Error(ExitCode::user_error, "asking an operator of its run", "it has none yet",
+                "Ask in setup() or later, not in the constructor");
+  return *parts_;
+}
+
+Metrics TrainingOperator::train_epoch(OperatorBatches& batches, const EpochInfo& info) {
+  auto& its = parts();
+  for (const auto& model : its.models) model->train();
+  const auto step_schedulers = [&](SchedulerStepFreq moment) {
+    if (scheduler_step_freq() != moment) return;
+    for (const auto& scheduler : its.schedulers) scheduler->step();
+  };
+  AverageMeterCollection meters;
+  BatchInfo batch_info{info};
+  for (auto& batch : batches) {
+    batch_info.global_step = global_step;
+    meters.update(train_batch(batch, batch_info));
+    step_schedulers(SchedulerStepFreq::batch);
+    ++batch_info.batch_idx;
+    ++global_step;
+  }
+  step_schedulers(SchedulerStepFreq::epoch);
+  return meters.summary();
+}
+
+Metrics TrainingOperator::train_batch(Batch& batch, const BatchInfo&) {
+  auto& its = parts();
+  detail::train::require_one_of_each(its, "training a batch", "train_batch()");
+  if (its.optimizers.empty())
+    throw Error(ExitCode::user_error, "training a batch", "no optimizer was registered", "Override train_batch()");
+  const auto [features, target] = detail::train::split("training a batch", batch);
+  auto& optimizer = *its.optimizers.front();
+  at::Tensor loss;
+  {
+    const auto time = timers.record("fwd");
+    const auto cast = autocast();
+    loss = its.criterion(its.forward(features), target);
+  }
+  {
+    const auto time = timers.record("grad");
+    optimizer.zero_grad();
+    scaler().scale(loss).backward();
+  }
+  {
+    const auto time = timers.record("apply");
+    scaler().step(optimizer);
+    scaler().update();
+  }
+  return {{"train_loss", loss}, {"num_samples", batch.size()}};
+}
+
+Metrics TrainingOperator::validate(OperatorBatches& batches, const EpochInfo& info) {
+  AverageMeterCollection meters;
+  BatchInfo batch_info{info};
+  batch_info.global_step = global_step;
+  for (auto& batch : batches) {
+    meters.update(validate_batch(batch, batch_info));
+    ++batch_info.batch_idx;
+  }
+  return meters.summary();
+}
+
+Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
+  auto& its = parts();
+  detail::train::require_one_of_each(its, "validating a batch", "validate_batch()");
+  const auto [features, target] = detail::train::split("validating a batch", batch);
+  at::Tensor output, loss;
+  {
+    const auto time = timers.record("eval_fwd");
+    const auto cast = autocast();
+    output = its.forward(features);
+    loss = its.criterion(output, target);
+  }
+  double accuracy = std::nan("");
+  if (at::isIntegralType(target.scalar_type(), /*includeBool=*/true) && output.dim() == target.dim() + 1)
+    accuracy = output.argmax(1).eq(target).to(at::kDouble).mean().item<double>();
+  return {{"val_loss", loss}, {"val_accuracy", accuracy}, {"num_samples", batch.size()}};
+}
+
+void TrainingOperator::register_data(OperatorLoader train_loader, std::optional<OperatorLoader> validation_loader) {
+  auto& its = parts();
+  const bool split = its.options.add_dist_sampler;
+  its.train.set_passes(train_loader.passes()(its, {.training = true, .split = split}));
+  if (validation_loader)
+    its.validation.set_passes(validation_loader->passes()(its, {.training = false, .split = split}));
+}
+
+void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_args) const {
+  if (!apex_args.is_null())
+    throw Error(ExitCode::usage, "registering what is trained", "apex_args are of Apex, which libtorch has not",
+                "Leave them out; use_fp16 is torch's own mixed precision");
+  if (has_schedulers && !scheduler_step_freq())
+    throw Error(ExitCode::usage, "registering a scheduler", "the trainer has no scheduler_step_freq",
+                "Give OperatorTrainerOptions::scheduler_step_freq: batch, epoch, or manual to step it yourself");
+  if (!parts().models.empty())
+    throw Error(ExitCode::user_error, "registering what is trained", "there is something registered already",
+                "Register all at once; several models and optimizers as a std::tuple of each");
+}
+
+// To the device, then mixed precision, then data parallel; prepare_model() is the first and the last of these, and
+// autocast leaves the parameters' types alone.
+void TrainingOperator::add_model(const std::shared_ptr<torch::nn::Module>& module) {
+  auto options = parts().options.ddp_args;
+  if (!parts().options.wrap_ddp) options.parallel = Parallel::none;
+  parts().models.push_back(session().prepare_model(module, options));
+}
+
+void TrainingOperator::set_forward(detail::train::Forward forward) { parts().forward = std::move(forward); }
+
+void TrainingOperator::set_criterion(detail::train::Criterion criterion,
+                                     const std::shared_ptr<torch::nn::Module>& module) {
+  if (module) module->to(device());
+  parts().criterion = std::move(criterion);
+}
+
+void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  parts().optimizers.push_back(std::move(optimizer));
+}
+
+void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
+  parts().schedulers.push_back(std::move(scheduler));
+}
+
+void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler) {
+  parts().plateaus.push_back(std::move(scheduler));
+}
+
+Session& TrainingOperator::session() const { return parts().session; }
+at::Device TrainingOperator::device() const { return session().get_device(); }
+const Config& TrainingOperator::config() const { return parts().config; }
+int TrainingOperator::world_rank() const { return session().world_rank(); }
+int TrainingOperator::local_rank() const { return session().local_rank(); }
+bool TrainingOperator::use_gpu() const { return device().is_cuda(); }
+bool TrainingOperator::use_fp16() const { return parts().fp16; }
+bool TrainingOperator::use_tqdm() const { return parts().options.use_tqdm; }
+std::optional<SchedulerStepFreq> TrainingOperator::scheduler_step_freq() const {
+  return parts().options.scheduler_step_freq;
+}
+
+Autocast TrainingOperator::autocast() const {
+  return session().autocast({.dtype = use_gpu() ? at::kHalf : at::kBFloat16, .enabled = use_fp16()});
+}
+GradScaler& TrainingOperator::scaler() const { return *parts().scaler; }
+
+}  // namespace muster

@@ -1,0 +1,121 @@
+#include "train/operator_batches.hpp"
+
+#include "data/passes/cursors.hpp"
+#include "muster/error.hpp"
+#include "step/batch_weight.hpp"
+
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::detail::train {
+namespace {
+
+class ShardPasses final : public Passes {
+ public:
+  ShardPasses(DatasetShard shard, BatchOptions options) : shard_(std::move(shard)), options_(std::move(options)) {}
+
+  void begin(std::int64_t) override {
+    range_.emplace(shard_.iter_torch_batches(options_));
+    at_ = range_->begin();
+  }
+  void advance() override { ++at_; }
+  Batch* current() override { return range_ && at_ != range_->end() ? &*at_ : nullptr; }
+  void end() override { range_.reset(); }
+
+ private:
+  DatasetShard shard_;
+  BatchOptions options_;
+  std::optional<BatchRange> range_;
+  BatchRange::iterator at_;
+};
+
+void check_steps(const char* doing, std::optional<std::int64_t> limit) {
+  if (limit.value_or(1) < 1)
+    throw Error(ExitCode::usage, doing, "num_steps is " + std::to_string(*limit), "Give 1 or more, or leave it out");
+}
+
+void require_loader(const char* doing, const std::unique_ptr<Passes>& passes, const char* loader) {
+  if (!passes)
+    throw Error(ExitCode::user_error, doing, std::string("the operator has no ") + loader,
+                "Call register_data() with one in its setup()");
+}
+
+}  // namespace
+
+std::unique_ptr<Passes> passes_over(DatasetShard shard, BatchOptions options) {
+  return std::make_unique<ShardPasses>(std::move(shard), std::move(options));
+}
+
+at::Tensor stacked(const std::vector<at::Tensor>& examples) { return at::stack(examples); }
+
+Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples, step::BatchWeightPtr step) {
+  std::optional<std::int64_t> everywhere;
+  if (step && step->global > 0) everywhere = step->global;
+  return Batch({{"data", std::move(data)}, {"target", std::move(target)}}, samples, everywhere, std::move(step));
+}
+
+void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
+  check_steps("training", limit);
+  require_loader("training", passes_, "train_loader");
+  limit_ = limit;
+  first_ = take();
+}
+
+Batch* TrainFeed::next() { return first_ ? *std::exchange(first_, std::nullopt) : take(); }
+
+Batch* TrainFeed::take() {
+  if (limit_ && taken_ >= *limit_) return nullptr;
+  for (bool fresh = false;;) {
+    if (open_) {
+      passes_->advance();
+    } else {
+      if (fresh)
+        throw Error(ExitCode::data, "training", "a pass over the data has no batches",
+                    "Give more samples than drop_last leaves out");
+      if (!std::exchange(resumes_, false)) {
+        fresh = true;
+        ++epochs_;
+        session_.data.cursors->begin_epoch(epochs_ - 1);
+      }
+      open_ = true;
+      passes_->begin(epochs_ - 1);
+    }
+    if (auto* const batch = passes_->current()) return ++taken_, batch;
+    passes_->end();
+    open_ = false;
+    if (!limit_ && taken_ > 0) return nullptr;
+  }
+}
+
+void TrainFeed::go_to(std::int64_t epochs) {
+  if (passes_) passes_->end();
+  open_ = resumes_ = false;
+  epochs_ = epochs;
+  session_.data.cursors->begin_epoch(std::max<std::int64_t>(0, epochs - 1));  // so that the next one begins anew
+}
+
+void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch) {
+  check_steps("validating", limit);
+  require_loader("validating", passes_, "validation_loader");
+  limit_ = limit;
+  epoch_ = epoch;
+  begun_ = false;
+  taken_ = 0;
+}
+
+void ValidationFeed::end_call() { passes_->end(); }
+
+Batch* ValidationFeed::next() {
+  if (limit_ && taken_ >= *limit_) return nullptr;
+  if (std::exchange(begun_, true))
+    passes_->advance();
+  else
+    passes_->begin(epoch_);
+  auto* const batch = passes_->current();
+  if (batch != nullptr) ++taken_;
+  return batch;
+}
+
+}  // namespace muster::detail::train

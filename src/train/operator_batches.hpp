@@ -1,0 +1,70 @@
+// The batches of an operator's calls: passes over the data of register_data(), cut by train() and validate().
+#pragma once
+
+#include "muster/dataset.hpp"
+#include "muster/detail/operator.hpp"
+#include "train/session_state.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace muster::detail::train {
+
+std::unique_ptr<Passes> passes_over(DatasetShard shard, BatchOptions options);
+
+/// What train() takes, call after call.
+class TrainFeed final : public Feed {
+ public:
+  explicit TrainFeed(SessionState& session) : session_(session) {}
+
+  void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
+  /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one.
+  void begin_call(std::optional<std::int64_t> limit);
+  void end_call() { taken_ = 0; }
+  Batch* next() override;
+
+  /// Passes begun so far.
+  std::int64_t epochs() const noexcept { return epochs_; }
+  /// As many were, and the next one to come is begun.
+  void go_to(std::int64_t epochs);
+
+  /// For a run that goes on in the middle of a call: whether a pass is under way, and the batches of the call so far.
+  bool open() const noexcept { return open_; }
+  std::int64_t taken() const noexcept { return taken_; }
+  /// And back, after go_to().
+  void restore(bool open, std::int64_t taken) {
+    resumes_ = open;
+    taken_ = taken;
+  }
+
+ private:
+  Batch* take();
+
+  SessionState& session_;
+  std::unique_ptr<Passes> passes_;
+  std::int64_t epochs_ = 0;
+  bool open_ = false;
+  bool resumes_ = false;  ///< the next pass to begin is the one that was open
+  std::optional<std::int64_t> limit_ = {};
+  std::int64_t taken_ = 0;
+  std::optional<Batch*> first_ = {};  ///< of the call, which has not asked for it yet
+};
+
+/// What validate() takes: each call from the beginning of the data.
+class ValidationFeed final : public Feed {
+ public:
+  void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
+  void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
+  void end_call();
+  Batch* next() override;
+
+ private:
+  std::unique_ptr<Passes> passes_;
+  std::int64_t epoch_ = 0;
+  bool begun_ = false;
+  std::optional<std::int64_t> limit_ = {};
+  std::int64_t taken_ = 0;
+};
+
+}  // namespace muster::detail::train

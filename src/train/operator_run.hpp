@@ -1,0 +1,76 @@
+// What stands behind an OperatorTrainer: one run, whose session is open from the constructor to shutdown().
+#pragma once
+
+#include "comm/world.hpp"
+#include "muster/operator.hpp"
+#include "train/open_session.hpp"
+#include "train/operator_parts.hpp"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace muster::detail::train {
+
+/// Calls are numbered, and what each has given is kept in every state that is saved. A run that is taken up again gives
+/// that back, call by call, as far as the state goes that it has found.
+class OperatorRun {
+ public:
+  using Make = std::function<std::unique_ptr<TrainingOperator>()>;
+
+  OperatorRun(Launch& launch, const Make& make, OperatorTrainerOptions options);
+  ~OperatorRun();
+
+  Json train(const TrainOptions& options);
+  Json validate(const ValidateOptions& options);
+  Json apply(const std::function<Json()>& function);
+  Json apply(const std::function<Json(TrainingOperator&)>& function);
+  void update_scheduler(double metric);
+  StateDict state_dict();
+  void load_state_dict(const StateDict& state);
+  void save(const std::filesystem::path& path);
+  void load(const std::filesystem::path& path);
+  void shutdown(bool force);
+
+  /// An Error on a rank that does not train.
+  TrainingOperator& local_operator();
+
+ private:
+  Plan make_plan();
+  /// Opens the session, and goes on from what was saved. Collective over the workers.
+  void open(const Make& make);
+  void require_open() const;
+  /// The text that `work` gives, on all ranks; it is done by workers. What it throws is the end of the trainer.
+  /// Collective.
+  std::string meet(const std::function<std::string()>& work);
+  /// The next call of that name: `work`, or what it gave before the run was taken up again.
+  Json call(const char* name, const std::function<Json()>& work);
+  /// What the workers give, as one; noted as what the call of that name has given. Collective over the workers.
+  Json conclude(const char* name, const Metrics& own, bool reduce, bool saves);
+  Json each_one(const Json& own) const;
+  /// What a saved state has, loaded by every worker. Collective over the workers.
+  void restore(const StateDict& saved);
+  void tell_retries(int max_retries);
+
+  Launch& launch_;
+  const OperatorTrainerOptions options_;
+  bool keeps_ = false;  ///< saves the state for a process that takes the run up again
+  const Plan plan_;
+  RunFolder run_;
+  const comm::TimeLimit everywhere_;
+  at::Device device_;
+  BadSteps bad_steps_;
+  std::unique_ptr<OpenSession> session_;  ///< null where this rank does not train
+  std::unique_ptr<TrainingOperator> operator_;
+  OperatorParts* parts_ = nullptr;
+  StateEntries entries_;                       ///< what state_dict() has
+  std::shared_ptr<const StateEntries> saved_;  ///< and what a run needs to go on
+  Json done_ = Json::array();                  ///< [name, result] of each call
+  std::size_t calls_ = 0;                      ///< made by main so far
+  bool changed_ = false;                       ///< by another call than train(), since the state was saved
+  bool open_ = false;
+  int exceptions_ = 0;  ///< under way when it began
+};
+
+}  // namespace muster::detail::train

@@ -1,0 +1,429 @@
+#include "base/log.hpp"
+#include "checkpoint/state/collect.hpp"
+#include "checkpoint/state/copy.hpp"
+#include "checkpoint/state/merge.hpp"
+#include "comm/on_ranks.hpp"
+#include "launch/supervised.hpp"
+#include "muster/error.hpp"
+#include "observe/metrics.hpp"
+#include "train/fit.hpp"
+#include "train/operator_results.hpp"
+#include "train/operator_run.hpp"
+#include "watch/record.hpp"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <exception>
+#include <string_view>
+#include <utility>
+
+namespace muster {
+namespace detail::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Ranks that do not train wait for as long as it takes.
+constexpr std::chrono::hours until_the_others_come{24 * 365};
+
+/// In a state that was asked for while calls are given back: it is a later one than it was when main was here first.
+constexpr const char* gone = "gone";
+
+bool choose_gpu(const Json& option, const Communicator& world) {
+  if (option.is_boolean()) return option.get<bool>();
+  if (option != "auto")
+    throw Error(ExitCode::usage, "choosing the device", "use_gpu is " + option.dump(), "Give true, false or \"auto\"");
+  return world.all_reduce(std::int64_t{at::detail::getCUDAHooks().deviceCount() > 0}, ReduceOp::min) != 0;
+}
+
+/// What one worker sees.
+Config divided(Config config, const Plan& plan) {
+  const auto found = config.find(BATCH_SIZE);
+  if (found == config.end()) return config;
+  const std::string doing = std::string("dividing ") + BATCH_SIZE;
+  const int workers = plan.full_workers > 0 ? plan.full_workers : plan.workers;
+  if (!found->is_number_integer() || found->get<std::int64_t>() < workers)
+    throw Error(ExitCode::usage, doing,
+                "it is " + found->dump() + ", and " + std::to_string(workers) +
+                    (workers == 1 ? " worker takes" : " workers take") + " a sample each at least",
+                "It is the number of samples of a step over all workers");
+  const auto all = found->get<std::int64_t>();
+  const auto each = all / workers;
+  if (each * workers != all && plan.world().rank() == 0)
+    log::warn(doing + ": " + std::to_string(all) + " is no multiple of " + std::to_string(workers) +
+              " workers; each takes " + std::to_string(each) + ", a step " + std::to_string(each * workers));
+  *found = each;
+  return config;
+}
+
+/// The metrics of a row, which has names of its own.
+Metrics for_row(const Json& result) {
+  Metrics metrics;
+  for (const auto& [name, value] : result.items())
+    if (!value.is_object() && name != "epoch" && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
+  return metrics;
+}
+
+std::string to_bytes(const Json& json) {
+  const auto bytes = Json::to_cbor(json);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string to_line(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+}  // namespace
+
+Plan OperatorRun::make_plan() {
+  const auto& world = launch_.communicator();
+  const bool named = launch_.flags().name.has_value();
+  keeps_ = named || launch::supervisor();
+  std::vector<std::string> split;
+  if (options_.add_dist_sampler) split = {"train", "validation"};
+  auto plan = resolve(launch_,
+                      {.train_loop_config = options_.config,
+                       .torch_config = {.backend = options_.backend, .timeout = options_.timeout},
+                       .scaling_config = {.num_workers = options_.num_workers.value_or(1),
+                                          .use_gpu = choose_gpu(options_.use_gpu, world),
+                                          .threads_per_worker = options_.num_cpus_per_worker},
+                       .dataset_config = {.datasets_to_split = split},
+                       .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = keeps_},
+                                      .failure_config = {.max_failures = TrainOptions{}.max_retries}}},
+                      torch_backend({.backend = options_.backend, .timeout = options_.timeout}));
+  if (!options_.use_tqdm) plan.progress = Progress::none;
+  const int waiting = launch_.size() - plan.workers;
+  if (!options_.num_workers && !launch_.flags().workers && waiting > 0 && launch_.rank() == 0)
+    log::warn("one rank trains and " + std::to_string(waiting) + (waiting == 1 ? " waits" : " wait") +
+              ": num_workers is 1 unless given. Write .num_workers = launch.size() to train on all");
+  return plan;
+}
+
+OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOptions options)
+    : launch_(launch),
+      options_(std::move(options)),
+      plan_(make_plan()),
+      run_(launch.communicator(), launch, plan_.options.run_config),
+      everywhere_(launch.communicator(), plan_.wait_limit),
+      device_(check_together(plan_)),
+      exceptions_(std::uncaught_exceptions()) {
+  const auto& world = plan_.world();
+  start(plan_, run_);
+  const auto workers = world.split(plan_.works() ? 0 : 1);
+  open_ = true;
+  if (options_.initialization_hook)
+    comm::check_on_all(world, {.done = plan_.wait_limit, .failed = comm::final_grace}, options_.initialization_hook);
+  done_ = Json::parse(meet([&] {
+    session_ = std::make_unique<OpenSession>(plan_, run_, workers, workers.duplicate(), device_, bad_steps_);
+    open(make);
+    return to_line(done_);
+  }));
+}
+
+OperatorRun::~OperatorRun() {
+  if (open_) try {
+      shutdown(std::uncaught_exceptions() > exceptions_);
+    } catch (const std::exception& error) {
+      if (plan_.world().rank() == 0) log::error(error.what());
+    }
+}
+
+void OperatorRun::open(const Make& make) {
+  session_->open();
+  operator_ = make();
+  auto parts = std::make_unique<OperatorParts>(session_->state(), session_->view(), options_,
+                                               divided(plan_.options.train_loop_config, plan_));
+  parts_ = parts.get();
+  OperatorParts::attach(*operator_, std::move(parts));
+  operator_->setup(parts_->config);
+  entries_ = parts_->entries(*operator_);
+  auto all = entries_;
+  all.emplace_back("calls",
+                   StateEntry(
+                       [this] {
+                         const auto& feed = parts_->train;
+                         return StateDict{.values = {{"done", done_}, {"open", feed.open()}, {"taken", feed.taken()}}};
+                       },
+                       [this](const StateDict& saved) {
+                         done_ = saved.values.at("done");
+                         parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
+                       }));
+  saved_ = std::make_shared<const StateEntries>(std::move(all));
+  session_->state().restore(saved_);
+}
+
+void OperatorRun::require_open() const {
+  if (open_) return;
+  throw Error(ExitCode::user_error, "calling an operator's trainer", "it is shut down, or has ended with an error",
+              "Make another one");
+}
+
+std::string OperatorRun::meet(const std::function<std::string()>& work) {
+  require_open();
+  const auto& world = plan_.world();
+  const comm::WaitLimits limits{.done = plan_.works() ? plan_.wait_limit : until_the_others_come,
+                                .failed = comm::final_grace};
+  std::string result;
+  try {
+    const auto error = comm::attempt_on_all(world, limits, [&] {
+      if (plan_.works()) try {
+          result = work();
+        } catch (...) {
+          // Before anything goes, and with it connections on which the others may be waiting.
+          const auto cause = comm::caught(world);
+          comm::raise_alarm(world, cause);
+          if (session_) session_->fail(cause);
+          throw;
+        }
+    });
+    if (error) {
+      open_ = false;
+      if (world.rank() == 0 && error->code() != ExitCode::stopped) run_.write_error(error->what());
+      // Only for a lost rank is the job started again.
+      if (error->code() != ExitCode::stopped && error->code() != ExitCode::retry) tell_retries(0);
+      throw *error;
+    }
+    return plan_.workers < world.size() ? world.broadcast(result) : result;
+  } catch (const comm::Lost& lost) {
+    open_ = false;
+    run_.write_error(world, lost);
+    throw;
+  }
+}
+
+Json OperatorRun::call(const char* name, const std::function<Json()>& work) {
+  require_open();
+  if (calls_ < done_.size()) {
+    const auto& before = done_[calls_++];
+    if (before[0] == name) return before[1];
+    throw Error(ExitCode::usage, "going on with the run " + run_.path().string(),
+                "call " + std::to_string(calls_) + " of the trainer is " + name + "() and was " +
+                    before[0].get<std::string>() + "() when the run began",
+                "Make the same calls, or choose another --name");
+  }
+  // A worker notes what it gives before its state is saved; the others afterwards.
+  const auto result = Json::parse(meet([&] {
+    auto given = work();
+    if (done_.size() == calls_) done_.push_back({name, given});
+    return to_line(given);
+  }));
+  if (done_.size() == calls_) done_.push_back({name, result});
+  ++calls_;
+  const std::string_view made = name;
+  changed_ = changed_ || (made != "train" && made != "validate" && made != "save");
+  return result;
+}
+
+Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bool saves) {
+  auto& view = session_->view();
+  std::vector<Json> of_workers;
+  for (const auto& bytes : session_->state().workers.control.all_gather(to_bytes(with_weights(own))))
+    of_workers.push_back(Json::from_cbor(bytes));
+  const auto mean = reduced(of_workers);
+  auto result = reduce ? mean : listed(of_workers);
+  done_.push_back({name, Json::parse(to_line(result))});
+  if (saves)
+    session_->state().report(for_row(mean), saved_, {}, {});
+  else
+    view.report(for_row(mean));
+  return result;
+}
+
+Json OperatorRun::train(const TrainOptions& options) {
+  tell_retries(options.max_retries);
+  return call("train", [&] {
+    const watch::During training("train");
+    auto& feed = parts_->train;
+    auto& timers = operator_->timers;
+    if (std::exchange(changed_, false) && keeps_) {
+      auto& state = session_->state();
+      state.outputs.settle();
+      state.save(saved_.get(), {}, /*any_files=*/false, Json::object());
+    }
+    feed.begin_call(options.num_steps);
+    timers.enable(options.profile);
+    Metrics own;
+    {
+      const auto time = timers.record("train_epoch");
+      OperatorBatches batches(feed);
+      own = operator_->train_epoch(
+          batches, {.epoch_idx = feed.epochs() - 1, .num_steps = options.num_steps, .info = options.info});
+    }
+    feed.end_call();
+    own.insert_or_assign("epoch", feed.epochs());
+    if (options.profile) own.insert_or_assign("profile", timers.stats());
+    timers.enable(false);
+    return conclude("train", own, options.reduce_results, keeps_);
+  });
+}
+
+Json OperatorRun::validate(const ValidateOptions& options) {
+  return call("validate", [&] {
+    const watch::During validating("validate");
+    auto& feed = parts_->validation;
+    auto& timers = operator_->timers;
+    const auto epoch = std::max<std::int64_t>(0, parts_->train.epochs() - 1);
+    feed.begin_call(options.num_steps, epoch);
+    timers.enable(options.profile);
+    Metrics own;
+    {
+      const at::NoGradGuard no_grad;
+      std::vector<std::unique_ptr<Evaluation>> modes;
+      for (const auto& model : parts_->models) modes.emplace_back(new Evaluation(session_->view().evaluation(model)));
+      const auto time = timers.record("validation");
+      OperatorBatches batches(feed);
+      own = operator_->validate(batches, {.epoch_idx = epoch, .num_steps = options.num_steps, .info = options.info});
+    }
+    feed.end_call();
+    if (options.profile) own.insert_or_assign("profile", timers.stats());
+    timers.enable(false);
+    return conclude("validate", own, options.reduce_results, false);
+  });
+}
+
+Json OperatorRun::each_one(const Json& own) const {
+  Json all = Json::array();
+  for (const auto& text : session_->state().workers.control.all_gather(to_line(own))) all.push_back(Json::parse(text));
+  return all;
+}
+
+Json OperatorRun::apply(const std::function<Json()>& function) {
+  return Json::parse(meet([&] { return to_line(each_one(function())); }));
+}
+
+Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) {
+  return call("apply_all_operators", [&] { return each_one(function(*operator_)); });
+}
+
+void OperatorRun::update_scheduler(double metric) {
+  call("update_scheduler", [&] {
+    if (parts_->plateaus.empty())
+      throw Error(ExitCode::user_error, "updating the scheduler with a metric", "no registered scheduler waits for one",
+                  "Register a torch::optim::ReduceLROnPlateauScheduler");
+    for (const auto& scheduler : parts_->plateaus) scheduler->step(static_cast<float>(metric));
+    return Json();
+  });
+}
+
+StateDict OperatorRun::state_dict() {
+  StateDict state;
+  meet([&] {
+    state = checkpoint::collect(entries_);
+    for (auto& [path, tensor] : state.tensors)
+      tensor = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+    return std::string();
+  });
+  if (plan_.workers < plan_.world().size()) state = checkpoint::broadcast(plan_.world(), state);
+  if (calls_ < done_.size()) state.values["progress"][gone] = true;
+  return state;
+}
+
+void OperatorRun::restore(const StateDict& saved) {
+  const auto& workers = session_->state().workers;
+  comm::on_all(workers.control, [&] {
+    checkpoint::restore(entries_, saved, {workers.rank(), workers.size()});
+    return std::string();
+  });
+}
+
+void OperatorRun::load_state_dict(const StateDict& state) {
+  call("load_state_dict", [&] {
+    if (state.values.value("progress", Json::object()).contains(gone))
+      throw Error(ExitCode::usage, "loading a state",
+                  "it is of a call before the one at which the run was taken up again, and went with that process",
+                  "Keep states by save(path), and load(path) brings them back");
+    return restore(state), Json();
+  });
+}
+
+void OperatorRun::save(const fs::path& path) {
+  call("save", [&] {
+    comm::on_root(session_->state().workers.control, [&] {
+      // In its place when it is whole.
+      const auto whole = whole_path(path), unfinished = fs::path(whole.string() + ".new");
+      fs::remove_all(unfinished);
+      Checkpoint::from_dict(entries_).to_directory(unfinished);
+      fs::remove_all(whole);
+      fs::rename(unfinished, whole);
+    });
+    return Json();
+  });
+}
+
+void OperatorRun::load(const fs::path& path) {
+  call("load", [&] {
+    const auto& control = session_->state().workers.control;
+    StateDict saved;
+    comm::on_root(control, [&] { saved = Checkpoint::from_directory(path).to_dict(); });
+    return restore(checkpoint::broadcast(control, saved)), Json();
+  });
+}
+
+void OperatorRun::tell_retries(int max_retries) {
+  if (max_retries < 0)
+    throw Error(ExitCode::usage, "training", "max_retries is " + std::to_string(max_retries), "Give 0 or more");
+  if (plan_.world().rank() != 0 || !launch::supervisor()) return;
+  auto params = run_.params();
+  auto& known = params["run_config"]["max_failures"];
+  if (known == max_retries) return;
+  known = max_retries;
+  try {
+    run_.write_params(std::move(params));
+  } catch (const std::exception& error) {
+    log::warn(std::string("max_retries cannot be told to muster run: ") + error.what());
+  }
+}
+
+void OperatorRun::shutdown(bool force) {
+  if (!open_) return;
+  if (!force) {
+    meet([&] { return session_->close(), std::string(); });
+  } else if (session_) {
+    session_->fail({.kind = comm::Outcome::Kind::failed, .code = ExitCode::user_error, .text = "shut down by force"});
+  }
+  open_ = false;
+}
+
+TrainingOperator& OperatorRun::local_operator() {
+  if (!operator_)
+    throw Error(ExitCode::usage, "asking for the operator or its model", "this rank does not train",
+                "Ask on the first num_workers ranks");
+  return *operator_;
+}
+
+}  // namespace detail::train
+
+OperatorTrainerBase::OperatorTrainerBase(Launch& launch, std::function<std::unique_ptr<TrainingOperator>()> make,
+                                         OperatorTrainerOptions options)
+    : run_(std::make_unique<detail::train::OperatorRun>(launch, make, std::move(options))) {}
+
+OperatorTrainerBase::~OperatorTrainerBase() = default;
+
+Json OperatorTrainerBase::train(const TrainOptions& options) { return run_->train(options); }
+Json OperatorTrainerBase::validate(const ValidateOptions& options) { return run_->validate(options); }
+Json OperatorTrainerBase::apply_all_workers(const std::function<Json()>& function) { return run_->apply(function); }
+Json OperatorTrainerBase::apply_operators(const std::function<Json(TrainingOperator&)>& function) {
+  return run_->apply(function);
+}
+void OperatorTrainerBase::update_scheduler(double metric) { run_->update_scheduler(metric); }
+StateDict OperatorTrainerBase::state_dict() { return run_->state_dict(); }
+void OperatorTrainerBase::load_state_dict(const StateDict& state) { run_->load_state_dict(state); }
+void OperatorTrainerBase::save(const std::filesystem::path& path) { run_->save(path); }
+void OperatorTrainerBase::load(const std::filesystem::path& path) { run_->load(path); }
+void OperatorTrainerBase::shutdown(bool force) { run_->shutdown(force); }
+TrainingOperator& OperatorTrainerBase::local_operator() { return run_->local_operator(); }
+
+std::shared_ptr<torch::nn::Module> OperatorTrainerBase::model_of(bool to_cpu, std::size_t number) {
+  const auto& models = detail::train::OperatorParts::of(run_->local_operator()).models;
+  if (number >= models.size())
+    throw Error(ExitCode::usage, "asking for model " + std::to_string(number),
+                "the operator has registered " + std::to_string(models.size()), "Numbers begin with 0");
+  return to_cpu ? models[number]->clone(at::Device(at::kCPU)) : models[number];
+}
+
+void OperatorTrainerBase::refuse_type(std::size_t number) {
+  throw Error(ExitCode::usage, "asking for model " + std::to_string(number), "it is of another type",
+              "Name the type of the module, as in get_model<NetImpl>()");
+}
+
+}  // namespace muster
