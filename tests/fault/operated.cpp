@@ -1,0 +1,61 @@
+// Four calls of an operator's train(), in the third of which the last rank is killed, once. The script beside it has it
+// started again. Lines of its output: "trained STEP" from rank 0 for each batch, "call N: RESULTS", "weight W".
+#include "muster/launch.hpp"
+#include "muster/operator.hpp"
+
+#include <ATen/ops/arange.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/loss.h>
+#include <torch/optim/sgd.h>
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+namespace {
+
+struct Line : muster::TrainingOperator {
+  void setup(const muster::Config& config) override {
+    torch::nn::Linear net(1, 1);
+    register_training(Components{
+        .models = net, .optimizers = torch::optim::SGD(net->parameters(), 0.1), .criterion = torch::nn::MSELoss()});
+    const auto x = at::arange(24, at::kFloat).unsqueeze(1) / 24;
+    register_data({muster::Dataset::from_tensors({{"x", x}, {"y", 3 * x - 1}}),
+                   {.batch_size = config.at(muster::BATCH_SIZE), .shuffle = true}});
+  }
+  muster::Metrics train_batch(muster::Batch& batch, const muster::BatchInfo& info) override {
+    if (info.global_step == config().at("dies_at") && world_rank() == session().world_size() - 1 && dies_once())
+      ::kill(::getpid(), SIGKILL);
+    if (world_rank() == 0) std::printf("trained %lld\n", static_cast<long long>(info.global_step)), std::fflush(stdout);
+    return TrainingOperator::train_batch(batch, info);
+  }
+  bool dies_once() const {
+    const std::filesystem::path died = config().at("died").get<std::string>();
+    if (std::filesystem::exists(died)) return false;
+    std::ofstream(died) << "";
+    return true;
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  muster::Launch launch(argc, argv);
+  return launch.run([&] {
+    const auto died = *launch.flags().storage / "died";
+    muster::OperatorTrainer<Line> trainer(
+        launch,
+        {.config = {{muster::BATCH_SIZE, 6}, {"dies_at", -1}, {"died", died.string()}}, .num_workers = launch.size()});
+    for (int call = 1; call <= 4; ++call) {
+      const auto results = trainer.train();
+      if (launch.rank() == 0) std::printf("call %d: %s\n", call, results.dump().c_str()), std::fflush(stdout);
+    }
+    const auto weight = trainer.state_dict().tensors.at("model/weight").item<float>();
+    if (launch.rank() == 0) std::printf("weight %.4f\n", weight);
+    trainer.shutdown();
+  });
+}
