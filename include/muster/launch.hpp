@@ -29,6 +29,11 @@ class App;
 
 namespace muster {
 
+class Callback;
+namespace detail::launch {
+struct Part;
+}
+
 enum class Progress { automatic, bar, plain, none };
 enum class Resume { automatic, never, must, path };
 
@@ -62,12 +67,22 @@ concept HasExitCode = requires(const T& ended) {
   { ended.error } -> std::convertible_to<std::optional<Error>>;
 };
 
-/// Not movable: it lives in main, before and after everything else of muster.
+/// Not movable: it lives in main, before and after everything else of muster, or in a program that has MPI already.
 class Launch {
  public:
   /// Initialises MPI at THREAD_MULTIPLE unless it is. `version` is what --version prints after the program's name.
   /// Ends the process with ExitCode::usage where the launcher started N worlds of one rank instead of one of N.
   Launch(int argc, char** argv, const std::string& version = {});
+  /// On the ranks of a communicator of the caller's, such as from_mpi() makes (muster/mpi.hpp): MPI is left as it is,
+  /// and so are malloc and the end of the process. An error that the ranks agree on is run()'s exit code and no more; a
+  /// rank of the launch that does not answer ends the job. SIGUSR1 and SIGUSR2 are the launch's while it lives, where
+  /// the program has no handler of its own for them. Other ranks may do what they like meanwhile, of which
+  /// threads_per_rank() does not know. Launches may follow one another; torch's seeds and number of threads stay as
+  /// training has set them. Where MPI was initialised below MPI_THREAD_MULTIPLE, sweeps, gloo and NCCL are refused, and
+  /// nothing is saved behind training. Collective over `ranks`.
+  Launch(int argc, char** argv, const Communicator& ranks, const std::string& version = {});
+  /// What a trial of a sweep trains on.
+  Launch(const Launch& whole, detail::launch::Part part);
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch();
@@ -108,6 +123,10 @@ class Launch {
   int threads_per_rank() const noexcept;
   /// This rank's share of the CPUs that it may run on: each divided by the ranks of the node that may.
   int cpus_per_rank() const noexcept;
+  /// This process's place among those of the whole launch on its node: what decides which GPU it has.
+  int place_on_node() const noexcept;
+  /// Told of every run of this launch beside the run's own: what a sweep decides by.
+  const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by
   /// SIGTERM where srun has started it, or since its time is over. A session's workers hear of it from each other, stop
   /// at the same place, and the run ends with ExitCode::stopped or, where nothing could be saved, ExitCode::retry; see

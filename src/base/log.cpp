@@ -42,6 +42,7 @@ struct Sinks {
   std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("muster", terminal);
   int rank = 0;
   Level level = Level::info;
+  std::filesystem::path path;
 
   Sinks() {
     terminal->set_pattern("%^muster:%$ %v");
@@ -71,9 +72,12 @@ void start(int rank, Level level) {
   sinks().logger->set_level(native(level));
 }
 
+Level level() noexcept { return sinks().level; }
+
 void write_to(const std::filesystem::path& path) {
   auto& logger = *sinks().logger;
   logger.sinks().resize(1);
+  sinks().path = path;
   if (path.empty()) return;
   auto file = std::make_shared<FileSink>(path);
   file->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
@@ -95,6 +99,17 @@ void flush() noexcept {
   try {
     sinks().logger->flush();
   } catch (...) {
+  }
+}
+
+Scope::Scope() : rank_(sinks().rank), level_(sinks().level), path_(sinks().path) {}
+
+Scope::~Scope() {
+  start(rank_, level_);
+  try {
+    write_to(path_);
+  } catch (const Error& error) {
+    warn(error.what());
   }
 }
 

@@ -15,6 +15,9 @@ Level level_from_name(std::string_view name);
 /// Who is speaking and from which level on. Until it is called, this process is rank 0 and the level is info.
 void start(int rank, Level level);
 
+/// The level that it was started with.
+Level level() noexcept;
+
 /// Also writes everything to `path` from now on (the folder must exist); an empty path ends that.
 void write_to(const std::filesystem::path& path);
 
@@ -28,5 +31,19 @@ void keep(const std::string& text) noexcept;
 
 /// Pushes out what is still buffered.
 void flush() noexcept;
+
+/// When it goes, who is speaking, from which level on and into which file are as they were when it was made.
+class Scope {
+ public:
+  Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  ~Scope();
+
+ private:
+  int rank_;
+  Level level_;
+  std::filesystem::path path_;
+};
 
 }  // namespace muster::detail::log

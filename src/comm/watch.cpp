@@ -129,6 +129,7 @@ Watch::~Watch() { end_answering(); }
 void Watch::answer() {
   if (thread_.joinable()) return;
   stack_.emplace();
+  ending_ = false;
   own().answers = true;
   sigset_t all, before;  // signals are for the threads that were there before
   ::sigfillset(&all);

@@ -97,6 +97,21 @@ MpiScope::~MpiScope() {
   if (initialised_here_ && !finalised) MPI_Finalize();
 }
 
+void require_mpi(const char* doing) {
+  int initialised = 0, finalised = 0;
+  check(MPI_Initialized(&initialised), "MPI_Initialized");
+  check(MPI_Finalized(&finalised), "MPI_Finalized");
+  if (!initialised || finalised)
+    throw Error(ExitCode::usage, doing, finalised ? "MPI is finalised already" : "MPI is not initialised yet",
+                "Do it between MPI_Init_thread and MPI_Finalize");
+  int level = MPI_THREAD_SINGLE, is_main = 0;
+  check(MPI_Query_thread(&level), "MPI_Query_thread");
+  check(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main");
+  if (level < MPI_THREAD_SERIALIZED && !is_main)
+    throw Error(ExitCode::usage, doing, "MPI was initialised for its main thread alone, and this is another",
+                "Do it on the main thread, or ask for MPI_THREAD_MULTIPLE in MPI_Init_thread");
+}
+
 bool threads_may_call_mpi() noexcept {
   int provided = MPI_THREAD_SINGLE;
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
@@ -130,8 +145,10 @@ void abort(int code) noexcept {
 
 Communicator from_mpi(MPI_Comm comm) {
   using namespace detail::comm;
+  constexpr auto doing = "taking up an MPI communicator";
+  require_mpi(doing);
   // Nothing ends the calls that follow, so they begin when all ranks have come.
-  Handshake(comm, "taking up an MPI communicator").all(true);
+  Handshake(comm, doing).all(true);
   const MPI_Comm collective = duplicate(comm);
   return make_world(collective, find_placement(collective));
 }

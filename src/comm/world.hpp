@@ -32,6 +32,9 @@ struct Placement {
   std::vector<std::string> hosts;  ///< [rank]: the name of its host
 };
 
+/// An Error (ExitCode::usage), which begins with `doing`, unless MPI is alive and this thread may call it. Local.
+void require_mpi(const char* doing);
+
 /// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
 bool threads_may_call_mpi() noexcept;
 
@@ -40,8 +43,8 @@ bool threads_may_call_mpi() noexcept;
 /// memory. Collective.
 Communicator make_world(const Communicator& ranks, Placement placement);
 
-/// The same ranks as a world of their own, with the limit of this one, for another thread of each: the alarms of either
-/// are not heard in the other. Collective.
+/// The same ranks as a world of their own, with the limit of this one, for another thread of each or for work that may
+/// fail alone: the alarms of either are not heard in the other. Collective.
 Communicator make_world_apart(const Communicator& ranks);
 
 /// The limit of every wait on communicators of this world, from now on.

@@ -7,6 +7,7 @@
 #include "comm/world.hpp"
 #include "launch/flags.hpp"
 #include "launch/launcher.hpp"
+#include "launch/part.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/supervised.hpp"
 
@@ -52,6 +53,12 @@ struct Launch::State {
   State(int argc_, char** argv_, const std::string& version)
       : argc(argc_), argv(argv_), program(std::filesystem::path(argv_[0]).filename()), parser(program, version) {}
 
+  /// From now on this process is one of them.
+  void join(Communicator all) {
+    place_on_node = all.topology().local_rank;
+    answering.emplace(all);
+    ranks.emplace(std::move(all));
+  }
   void choose_threads();
   void choose_end();
 
@@ -64,12 +71,18 @@ struct Launch::State {
   int cpus = 1;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<std::chrono::steady_clock::time_point> end;
-  std::optional<detail::comm::MpiScope> environment;
+  int place_on_node = 0;
+  std::function<bool()> asked_to_stop = [] { return false; };
+  std::vector<std::shared_ptr<Callback>> callbacks;
+  std::optional<detail::comm::MpiScope> environment;  ///< none where MPI is the program's
+  std::optional<Communicator> ranks;
   std::optional<detail::comm::Answering> answering;
+  std::optional<detail::launch::stop_signal::Loan> signals;
+  std::optional<detail::log::Scope> log;
 };
 
 void Launch::State::choose_threads() {
-  const auto& world = environment->world();
+  const auto& world = *ranks;
   const auto& topology = world.topology();
   const auto all = world.all_gather(detail::launch::own_mask());
   std::vector<std::string> local;
@@ -103,19 +116,44 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   if (supervised) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
   state_->environment.emplace();
-  state_->answering.emplace(communicator());
+  state_->join(state_->environment->world());
   detail::log::start(rank(), detail::log::Level::info);
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size()));
+}
+
+Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::string& version)
+    : state_(std::make_unique<State>(argc, argv, version)) {
+  detail::comm::require_mpi("starting on the ranks of a communicator");
+  state_->log.emplace();
+  state_->signals.emplace();
+  state_->join(detail::comm::make_world_apart(ranks));
+  detail::log::start(rank(), detail::log::Level::info);
+}
+
+Launch::Launch(const Launch& whole, detail::launch::Part part)
+    : state_(std::make_unique<State>(whole.state_->argc, whole.state_->argv, std::string())) {
+  state_->join(std::move(part.ranks));
+  state_->flags = std::move(part.flags);
+  state_->threads = whole.state_->threads;
+  state_->cpus = whole.state_->cpus;
+  state_->end = whole.state_->end;
+  state_->place_on_node = whole.state_->place_on_node;
+  state_->asked_to_stop = [&whole, asked = std::move(part.asked_to_stop)] {
+    return whole.stop_requested() || (asked && asked());
+  };
+  state_->callbacks = std::move(part.callbacks);
 }
 
 Launch::~Launch() { detail::log::flush(); }
 
 CLI::App& Launch::app() { return state_->parser.app; }
-const Communicator& Launch::communicator() const noexcept { return state_->environment->world(); }
+const Communicator& Launch::communicator() const noexcept { return *state_->ranks; }
 const LaunchFlags& Launch::flags() const noexcept { return state_->flags; }
 const std::string& Launch::program() const noexcept { return state_->program; }
 int Launch::threads_per_rank() const noexcept { return state_->threads; }
 int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
+int Launch::place_on_node() const noexcept { return state_->place_on_node; }
+const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->callbacks; }
 
 std::optional<std::chrono::nanoseconds> Launch::time_left() const noexcept {
   if (!state_->end) return {};
@@ -124,7 +162,7 @@ std::optional<std::chrono::nanoseconds> Launch::time_left() const noexcept {
 
 bool Launch::stop_requested() const noexcept {
   const auto left = time_left();
-  return detail::launch::stop_signal::came() || (left && left->count() <= 0);
+  return detail::launch::stop_signal::came() || (left && left->count() <= 0) || state_->asked_to_stop();
 }
 
 void Launch::print(const std::optional<Error>& error) {
@@ -166,7 +204,8 @@ int Launch::run_body(const std::function<int()>& body) {
     const auto cause = comm::root_cause(comm::agree(communicator(), mine, limit), communicator().topology().hosts);
     print(cause);
     if (cause) status = static_cast<int>(cause->code());
-    if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(status));
+    if (rank() == 0 && state_->environment)
+      detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(status));
     return status;
   } catch (const comm::Lost& error) {
     std::this_thread::sleep_for(error.turn());

@@ -76,6 +76,9 @@ void lay_over(Json& target, const Json& value, ExitCode code, const std::string&
     }
     return;
   }
+  if (target.is_number_integer() && value.is_number_float() && !fits(target, value))
+    throw Error(code, doing, "\"" + key + "\" is a whole number, not " + value.dump(),
+                "Give it a whole number, or the program a default such as " + target.dump() + ".0");
   if (!fits(target, value))
     throw Error(code, doing, "\"" + key + "\" is " + kind(target) + ", not " + kind(value) + " (" + value.dump() + ")",
                 "Give it " + std::string(kind(target)));
@@ -125,6 +128,13 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
     lay_over(config, content, ExitCode::data, doing, "", defaults);
   }
   for (const auto& setting : set) apply_setting(config, setting, defaults);
+  return config;
+}
+
+Config overlaid(Config defaults, const Config& values, const std::string& doing) {
+  if (defaults.empty()) return values;
+  Json config = defaults;
+  lay_over(config, values, ExitCode::usage, doing, "", defaults);
   return config;
 }
 

@@ -17,6 +17,10 @@ namespace muster::detail::launch {
 /// (a number where text is). The file's errors are ExitCode::data, those of `set` ExitCode::usage.
 Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set);
 
+/// `values` laid over `defaults`, as a file's are; where there are no defaults, whatever the values are.
+/// ExitCode::usage; the errors begin with `doing`.
+Config overlaid(Config defaults, const Config& values, const std::string& doing);
+
 /// "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH:MM:SS". ExitCode::usage if it is none of them.
 std::chrono::seconds parse_duration(std::string_view text);
 

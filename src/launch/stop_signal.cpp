@@ -4,10 +4,13 @@
 #include <time.h>
 
 #include <csignal>
-#include <initializer_list>
+#include <cstddef>
+#include <iterator>
 
 namespace muster::detail::launch::stop_signal {
 namespace {
+
+constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2};
 
 volatile std::sig_atomic_t requested = 0;
 volatile std::sig_atomic_t launched = 0;
@@ -35,7 +38,7 @@ void install(int signal) noexcept {
 
 [[gnu::constructor]] void stand_by() noexcept {
   loaded = seconds();
-  for (const int signal : {SIGUSR1, SIGUSR2}) {
+  for (const int signal : of_a_stop) {
     struct sigaction now {};
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
   }
@@ -47,8 +50,25 @@ bool came() noexcept { return requested != 0; }
 
 void take_over(bool terminate) noexcept {
   launched = 1;
-  for (const int signal : {SIGUSR1, SIGUSR2}) install(signal);
+  for (const int signal : of_a_stop) install(signal);
   if (terminate) install(SIGTERM);
+}
+
+Loan::Loan() noexcept : launched_(launched != 0) {
+  launched = 1;
+  for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
+    ::sigaction(of_a_stop[i], nullptr, &before_[i]);
+    if (before_[i].sa_handler == SIG_DFL || before_[i].sa_handler == handle) install(of_a_stop[i]);
+  }
+}
+
+Loan::~Loan() {
+  for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
+    struct sigaction now {};
+    if (::sigaction(of_a_stop[i], nullptr, &now) == 0 && now.sa_handler == handle)
+      ::sigaction(of_a_stop[i], &before_[i], nullptr);
+  }
+  launched = launched_;
 }
 
 }  // namespace muster::detail::launch::stop_signal

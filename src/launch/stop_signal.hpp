@@ -5,6 +5,8 @@
 // take_over().
 #pragma once
 
+#include <signal.h>
+
 namespace muster::detail::launch::stop_signal {
 
 /// A program that has made no Launch after so long gets the default dispositions back.
@@ -15,5 +17,19 @@ bool came() noexcept;
 
 /// There is a Launch, which has the signals from now on, whatever their disposition was. `terminate`: SIGTERM too.
 void take_over(bool terminate) noexcept;
+
+/// There is a Launch in a program with signals of its own: while this lives it has those that the program has not, and
+/// then they are as they were.
+class Loan {
+ public:
+  Loan() noexcept;
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+  ~Loan();
+
+ private:
+  struct sigaction before_[2];
+  bool launched_;
+};
 
 }  // namespace muster::detail::launch::stop_signal

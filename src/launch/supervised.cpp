@@ -18,6 +18,8 @@
 namespace muster::detail::launch {
 namespace {
 
+Unsupervised* unsupervised = nullptr;
+
 std::string value_of(const char* name) {
   const char* const value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -50,7 +52,7 @@ bool is_supervised(pid_t process) {
 }  // namespace
 
 std::optional<Supervisor> supervisor() {
-  if (value_of(variable::supervised).empty()) return {};
+  if (unsupervised != nullptr || value_of(variable::supervised).empty()) return {};
   Supervisor found{.id = value_of(variable::id), .started = value_of(variable::started), .max_failures = {}};
   if (const auto most = value_of(variable::max_failures); !most.empty()) found.max_failures = std::atoi(most.c_str());
   found.full_workers = std::atoi(value_of(variable::full_workers).c_str());
@@ -58,12 +60,19 @@ std::optional<Supervisor> supervisor() {
 }
 
 void tell_supervisor(std::string_view what, std::string_view text) noexcept {
+  if (unsupervised != nullptr) {
+    if (what == telling_stopped) unsupervised->stopped_without_state_ = true;
+    return;
+  }
   if (std::getenv(variable::supervised) == nullptr) return;
   std::string line(telling);
   line.append(what).append(" ").append(text).append("\n");
   // In one piece, so that nothing comes between; that it may be lost is provided for.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
+
+Unsupervised::Unsupervised() noexcept { unsupervised = this; }
+Unsupervised::~Unsupervised() { unsupervised = nullptr; }
 
 void end_with_launcher() noexcept try {
   const pid_t parent = ::getppid();

@@ -39,6 +39,22 @@ inline constexpr std::string_view telling_ended = "ended";      ///< the exit co
 /// Nothing where nobody supervises.
 void tell_supervisor(std::string_view what, std::string_view text) noexcept;
 
+/// While it lives, nobody supervises this process, as far as it knows: in a trial, for which its sweep answers. One at
+/// a time.
+class Unsupervised {
+ public:
+  Unsupervised() noexcept;
+  Unsupervised(const Unsupervised&) = delete;
+  Unsupervised& operator=(const Unsupervised&) = delete;
+  ~Unsupervised();
+  /// Whether a supervisor would have been told so.
+  bool stopped_without_state() const noexcept { return stopped_without_state_; }
+
+ private:
+  friend void tell_supervisor(std::string_view what, std::string_view text) noexcept;
+  bool stopped_without_state_ = false;
+};
+
 /// From now on this process is killed when its launcher ends, in whatever way; that ends with `muster run`.
 void end_with_launcher() noexcept;
 

@@ -19,7 +19,7 @@ at::Device choose_device(const Plan& plan) {
                 "use_gpu is set and host " + topology.hosts[static_cast<std::size_t>(plan.world().rank())] +
                     " has no GPU that this libtorch can use",
                 "Set use_gpu to false, or run where there is a GPU with a CUDA build of libtorch");
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(topology.local_rank % gpus));
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.launch.place_on_node() % gpus));
 }
 
 }  // namespace

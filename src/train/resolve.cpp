@@ -83,6 +83,8 @@ Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_pt
   static_cast<void>(plan.share(0));
   plan.options.train_loop_config = Json::parse(comm::on_root(
       plan.world(), [&] { return launch::resolve(options.train_loop_config, flags.config_file, flags.set).dump(); }));
+  auto& callbacks = plan.options.run_config.callbacks;
+  callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());
   plan.wait_limit = choose_wait_limit(launch, plan.backend.get());
   return plan;
 }

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -45,6 +46,8 @@ std::atomic<int> count{0};
 std::atomic<bool> taken{false};
 pthread_t main_thread;
 pid_t main_id = 0;
+
+std::mutex taking;
 
 int signal_number() { return SIGRTMIN + 11; }
 
@@ -119,13 +122,18 @@ MainStack::MainStack() {
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
-  ::sigaction(signal_number(), &action, nullptr);
+  ::sigaction(signal_number(), &action, &before_);
 }
 
-MainStack::~MainStack() { ::signal(signal_number(), SIG_IGN); }
+MainStack::~MainStack() {
+  // A signal that comes late must not end the process.
+  if (before_.sa_handler == SIG_DFL) before_.sa_handler = SIG_IGN;
+  ::sigaction(signal_number(), &before_, nullptr);
+}
 
 std::string MainStack::take() const {
   using namespace std::chrono_literals;
+  const std::lock_guard one_at_a_time(taking);
   taken.store(false, std::memory_order_release);
   ::pthread_kill(main_thread, signal_number());
   const auto end = std::chrono::steady_clock::now() + 150ms;

@@ -1,6 +1,7 @@
 // Where a process stands: a stack of its main thread by itself, and what the kernel says of any process of this node.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -15,8 +16,8 @@ std::int64_t start_of(pid_t process) noexcept;
 /// Empty where it runs or sleeps as any process does, which says nothing.
 std::string state_of(pid_t process, std::int64_t started);
 
-/// The main thread's stack, taken by a signal to it. One per process, made on the main thread; while it lives the
-/// signal is its own.
+/// The main thread's stack, taken by a signal to it. Made on the main thread, one inside another's life; while it lives
+/// the signal is its own.
 class MainStack {
  public:
   MainStack();
@@ -27,6 +28,9 @@ class MainStack {
   /// On another thread: a frame a line, the innermost first; what is known instead where it does not come within that
   /// time. A sleep or read of the main thread may return early (EINTR).
   std::string take() const;
+
+ private:
+  struct sigaction before_ {};
 };
 
 }  // namespace muster::detail::watch
