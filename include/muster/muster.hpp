@@ -25,6 +25,7 @@
 #include <muster/result.hpp>
 #include <muster/session.hpp>
 #include <muster/state.hpp>
+#include <muster/sweep.hpp>
 #include <muster/trainer.hpp>
 #include <muster/version.hpp>
 #include <muster/weights.hpp>

@@ -120,6 +120,10 @@ void from_json(const Json& json, TrainerOptions& options);
 using DataParallelTrainerOptions = TrainerOptions;
 using TorchTrainerOptions = TrainerOptions;
 
+/// Makes a trainer for a launch, with settings of its own, and fits it: what a sweep does for each trial, on the ranks
+/// of that launch, which are a part of all. as_trainable() gives one, and so may any function of the user's.
+using Trainable = std::function<Result(Launch& launch, const Config& config)>;
+
 /// Runs one function on every worker, each with its share of the data.
 class DataParallelTrainer {
  public:
@@ -136,6 +140,12 @@ class DataParallelTrainer {
   /// the default's list and of its split_all.
   DataConfig get_dataset_config() const;
 
+  /// This trainer for a sweep (muster/sweep.hpp): the settings of a trial are laid over train_loop_config, as those of
+  /// a file are, where an unknown one is an Error (ExitCode::usage), and fit() is called, setup() included, with
+  /// launch() being the trial's. Other options are alike in all trials; of run_config name and storage_path are the
+  /// sweep's. The trainer outlives the sweep.
+  Trainable as_trainable();
+
   /// Whether restore(path) finds a run: a directory with params.json and at least one whole checkpoint, or one that
   /// may still lie in its fast tier. An Error (ExitCode::retry) if that cannot be read.
   static bool can_restore(const std::filesystem::path& path);
@@ -145,10 +155,13 @@ class DataParallelTrainer {
   virtual std::shared_ptr<const BackendConfig> backend_config() const { return options_.backend_config; }
   /// Which datasets this kind of trainer splits where its options do not say.
   virtual DataConfig default_dataset_config() const { return {}; }
+  Launch& launch() const noexcept { return *launch_; }
 
-  Launch& launch_;
   TrainLoop train_loop_;
   TrainerOptions options_;
+
+ private:
+  Launch* launch_;  ///< that of a trial while fit() is called for one
 };
 
 /// For a trainer's own restore(): the options of the run in `path`, as they were saved, under which it goes on. What

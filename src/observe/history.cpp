@@ -4,6 +4,7 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "muster/error.hpp"
+#include "observe/csv.hpp"
 
 #include <algorithm>
 #include <sstream>
@@ -26,23 +27,6 @@ void write_if_changed(const std::filesystem::path& path, const std::string& text
 
 std::string line_of(const Json& row) { return row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
-/// A field by RFC 4180.
-std::string field(const Json& row, const std::string& column) {
-  const auto found = row.find(column);
-  if (found == row.end() || found->is_null()) return "";
-  const auto text = found->is_string() ? found->get<std::string>() : found->dump();
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
-  return quoted + "\"";
-}
-
-std::string table_line(const Json& row, const std::vector<std::string>& columns) {
-  std::string line;
-  for (const auto& column : columns) line += (&column == &columns.front() ? "" : ",") + field(row, column);
-  return line + "\n";
-}
-
 /// The report that the row is of; 0 if it does not say.
 std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
 
@@ -58,13 +42,6 @@ void check_row(const Json& row, const std::string& doing) {
 }
 
 }  // namespace
-
-bool extend(std::vector<std::string>& columns, const Json& row) {
-  const auto before = columns.size();
-  for (const auto& [key, value] : row.items())
-    if (std::find(columns.begin(), columns.end(), key) == columns.end()) columns.push_back(key);
-  return columns.size() != before;
-}
 
 std::vector<Json> History::read(const std::filesystem::path& folder) {
   std::vector<Json> rows;
@@ -92,7 +69,7 @@ void History::start(const Start& start) {
     if (iteration_of(row) <= start.training_iteration) rows_.push_back(std::move(row));
   const auto have = rows_.empty() ? 0 : iteration_of(rows_.back());
   if (start.last_row.is_object() && have < start.training_iteration) rows_.push_back(start.last_row);
-  for (const auto& row : rows_) extend(columns_, row);
+  for (const auto& row : rows_) add_columns(columns_, row);
   write_rows();
   write_table();
 }
@@ -120,9 +97,9 @@ void History::lost(const Checkpoint& checkpoint) {
 
 void History::append(const Json& row) {
   rows_.push_back(row);
-  const bool torn = std::exchange(torn_, true), wider = extend(columns_, row);
+  const bool torn = std::exchange(torn_, true), wider = add_columns(columns_, row);
   torn ? write_rows() : append_to(folder_ / "result.json", line_of(row));
-  torn || wider ? write_table() : append_to(folder_ / "progress.csv", table_line(row, columns_));
+  torn || wider ? write_table() : append_to(folder_ / "progress.csv", csv_line(row, columns_));
   torn_ = false;
 }
 
@@ -133,10 +110,8 @@ void History::write_rows() const {
 }
 
 void History::write_table() const {
-  Json names = Json::object();
-  for (const auto& column : columns_) names[column] = column;
-  auto text = columns_.empty() ? std::string() : table_line(names, columns_);
-  for (const auto& row : rows_) text += table_line(row, columns_);
+  auto text = columns_.empty() ? std::string() : csv_header(columns_);
+  for (const auto& row : rows_) text += csv_line(row, columns_);
   write_if_changed(folder_ / "progress.csv", text);
 }
 

@@ -10,9 +10,6 @@
 
 namespace muster::detail::observe {
 
-/// Adds the row's new columns; whether there were any.
-bool extend(std::vector<std::string>& columns, const Json& row);
-
 class History final : public Sink {
  public:
   /// In the run's folder.

@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "checkpoint/inspect.hpp"
 #include "comm/on_ranks.hpp"
+#include "observe/csv.hpp"
 #include "observe/history.hpp"
 #include "train/fit.hpp"
 #include "train/params.hpp"
@@ -114,7 +115,7 @@ std::optional<Checkpoint> Result::get_best_checkpoint(const std::string& metric,
 
 MetricsTable Result::metrics_table() const {
   MetricsTable table;
-  for (const auto& row : metrics_history) detail::observe::extend(table.columns, row);
+  for (const auto& row : metrics_history) detail::observe::add_columns(table.columns, row);
   for (const auto& row : metrics_history) {
     auto& values = table.rows.emplace_back();
     for (const auto& column : table.columns) values.push_back(row.value(column, Json()));

@@ -86,23 +86,24 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     require_own_directory(path_ / "logs");
     lock_.emplace(path_, true);
     const auto supervisor = launch::supervisor();
-    const bool started_again = supervisor && read_failures(path_, supervisor->id);
-    if (flags.resume == Resume::never && !started_again &&
+    started_again_ = supervisor && read_failures(path_, supervisor->id);
+    if (flags.resume == Resume::never && !started_again_ &&
         (newest_index(path_) >= 0 || checkpoint::may_have_more(checkpoint::Tier(path_))))
       throw Error(ExitCode::usage, "starting the run " + path_.string(), "--resume never is set and it has checkpoints",
                   "Choose another --name, or remove that folder");
-    if (supervisor && !started_again) write_failures(path_, supervisor->id, {});
+    if (supervisor && !started_again_) write_failures(path_, supervisor->id, {});
     launch::tell_supervisor(launch::telling_run, path_.string());
     if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
       params_ = read_json(file);
       options_in(params_, file);
     }
-    return Json{path_.string(), name_, params_}.dump();
+    return Json{path_.string(), name_, params_, started_again_}.dump();
   });
   const auto decided = Json::parse(chosen);
   path_ = decided[0].get<std::string>();
   name_ = decided[1];
   params_ = decided[2];
+  started_again_ = decided[3];
   check_shared(world);
 
   // Here the others hear of a rank that could not open its log.
@@ -125,8 +126,8 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
       processes.push_back(told[1]);
     }
     if (!holds) lock_->take_lease(processes);
-    for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", ".token",
-                             ".owner", "logs/.owner"})
+    for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", "trial.json",
+                             "sweep.json", "sweep.csv", ".token", ".owner", "logs/.owner"})
       remove_unfinished(path_ / name);
   });
 }

@@ -30,6 +30,8 @@ class RunFolder {
   const std::filesystem::path& path() const noexcept { return path_; }
   const std::string& name() const noexcept { return name_; }
 
+  /// Whether a start of the same `muster run` has had it before.
+  bool started_again() const noexcept { return started_again_; }
   /// What params.json says, on every rank as it was before this job; null for a new run.
   const Json& params() const noexcept { return params_; }
   /// Replaces params.json. By one rank.
@@ -49,6 +51,7 @@ class RunFolder {
   std::filesystem::path path_;
   std::string name_;
   Json params_;
+  bool started_again_ = false;
   std::optional<RunLock> lock_;
 };
 

@@ -5,11 +5,13 @@
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
 #include "group/backends.hpp"
+#include "launch/settings.hpp"
 #include "muster/process_group.hpp"
 #include "train/fit.hpp"
 #include "train/params.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <utility>
@@ -47,7 +49,7 @@ void TorchBackend::on_shutdown(Session& session) {
 }
 
 DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, TrainerOptions options)
-    : launch_(launch), train_loop_(std::move(train_loop)), options_(std::move(options)) {}
+    : train_loop_(std::move(train_loop)), options_(std::move(options)), launch_(&launch) {}
 
 bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
   try {
@@ -59,15 +61,28 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
   }
 }
 
+Trainable DataParallelTrainer::as_trainable() {
+  return [this](Launch& trial, const Config& config) {
+    const auto restore = c10::make_scope_exit([this, launch = launch_, options = options_] {
+      launch_ = launch;
+      options_ = options;
+    });
+    launch_ = &trial;
+    options_.train_loop_config =
+        detail::launch::overlaid(options_.train_loop_config, config, "choosing the settings of a trial");
+    return fit();
+  };
+}
+
 Result DataParallelTrainer::fit() {
   using namespace detail::train;
   namespace comm = detail::comm;
-  const auto& world = launch_.communicator();
+  const auto& world = launch().communicator();
   comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace}, [&] { setup(); });
   auto options = options_;
   options.dataset_config = get_dataset_config();
-  const Plan plan = resolve(launch_, options, backend_config());
-  RunFolder run(world, launch_, plan.options.run_config);
+  const Plan plan = resolve(launch(), options, backend_config());
+  RunFolder run(world, launch(), plan.options.run_config);
   try {
     const comm::TimeLimit everywhere(world, plan.wait_limit);
     const auto device = check_together(plan);

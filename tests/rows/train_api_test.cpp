@@ -71,7 +71,7 @@ struct Predefined : DataParallelTrainer {
             },
             std::move(options)) {}
   void setup() override {
-    options_.datasets.emplace("valid", Dataset::from_tensors({{"x", at::ones({2 * launch_.size(), 1})}}));
+    options_.datasets.emplace("valid", Dataset::from_tensors({{"x", at::ones({2 * launch().size(), 1})}}));
   }
   DataConfig default_dataset_config() const override { return {.datasets_to_split = {"valid"}}; }
 };

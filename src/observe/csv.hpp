@@ -1,0 +1,18 @@
+// Rows of JSON as lines of a table, by RFC 4180.
+#pragma once
+
+#include "muster/json.hpp"
+
+#include <string>
+#include <vector>
+
+namespace muster::detail::observe {
+
+/// Adds the row's new columns; whether there were any.
+bool add_columns(std::vector<std::string>& columns, const Json& row);
+
+std::string csv_header(const std::vector<std::string>& columns);
+/// What the row lacks, or has as null, is empty.
+std::string csv_line(const Json& row, const std::vector<std::string>& columns);
+
+}  // namespace muster::detail::observe

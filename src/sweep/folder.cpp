@@ -1,0 +1,101 @@
+#include "sweep/folder.hpp"
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "observe/csv.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace muster::detail::sweep {
+namespace {
+
+constexpr std::array statuses{"waiting", "running", "done", "stopped by the scheduler", "failed"};
+
+std::filesystem::path file_of(const std::filesystem::path& trial) { return trial / "trial.json"; }
+
+std::string dumped(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+void add_settings(const Json& value, const std::string& name, Settings& all) {
+  if (!value.is_object()) return static_cast<void>(all.emplace_back(name, value));
+  for (const auto& [key, child] : value.items()) add_settings(child, name.empty() ? key : name + "." + key, all);
+}
+
+}  // namespace
+
+std::string name_of(int trial) {
+  std::array<char, 16> number{};
+  std::snprintf(number.data(), number.size(), "%05d", trial);
+  return std::string(trial_prefix) + number.data();
+}
+
+const char* text_of(TrialStatus status) noexcept { return statuses[static_cast<std::size_t>(status)]; }
+
+Settings settings_of(const Config& config) {
+  Settings all;
+  add_settings(config, "", all);
+  return all;
+}
+
+Json to_json(const Trial& trial) {
+  return {{"trial", trial.name},
+          {"status", text_of(trial.status)},
+          {"config", trial.config},
+          {"metrics", trial.metrics},
+          {"checkpoint", trial.checkpoint ? Json(trial.checkpoint->path().string()) : Json()},
+          {"error", trial.error ? Json(trial.error->what()) : Json()},
+          {"exit_code", trial.error ? Json(static_cast<int>(trial.error->code())) : Json()}};
+}
+
+Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::string& doing) try {
+  Trial trial{.name = row.at("trial"), .config = row.at("config"), .metrics = row.at("metrics"), .path = folder};
+  const auto status = std::find(statuses.begin(), statuses.end(), row.at("status").get<std::string>());
+  if (status == statuses.end())
+    throw Error(ExitCode::data, doing, "it has the status " + row.at("status").dump(), "Remove it: the trial goes on");
+  trial.status = static_cast<TrialStatus>(status - statuses.begin());
+  if (const auto& path = row.at("checkpoint"); !path.is_null()) {
+    std::error_code ignored;  // it may have been removed since, or be pruned by now
+    if (std::filesystem::is_directory(path.get<std::string>(), ignored))
+      trial.checkpoint = Checkpoint::from_directory(path.get<std::string>());
+  }
+  if (const auto& text = row.at("error"); !text.is_null())
+    trial.error = Error(static_cast<ExitCode>(row.at("exit_code").get<int>()), text.get<std::string>());
+  return trial;
+} catch (const Json::exception& error) {
+  throw Error(ExitCode::data, doing, error.what(), "Remove it: the trial goes on from its newest checkpoint");
+}
+
+void write_row(const Trial& trial) {
+  make_directories(trial.path);
+  require_own_directory(trial.path);
+  write_file(file_of(trial.path), dumped(to_json(trial)));
+}
+
+std::optional<Trial> read_row(const std::filesystem::path& trial) {
+  const auto file = file_of(trial);
+  if (!std::filesystem::exists(status_of(file))) return {};
+  return trial_of(read_json(file), trial, "reading " + file.string());
+}
+
+void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& trials, Json about) {
+  auto& rows = about["trials"] = Json::array();
+  std::vector<std::string> columns{"trial", "status"};
+  std::vector<Json> lines;
+  for (const auto& trial : trials) {
+    rows.push_back(to_json(trial));
+    Json line{{"trial", trial.name}, {"status", text_of(trial.status)}};
+    for (const auto& [name, value] : settings_of(trial.config)) line[name] = value;
+    if (trial.metrics.is_object()) line.insert(trial.metrics.begin(), trial.metrics.end());  // a setting's name wins
+    line["checkpoint"] = rows.back()["checkpoint"];
+    line["error"] = rows.back()["error"];
+    observe::add_columns(columns, line);
+    lines.push_back(std::move(line));
+  }
+  write_file(sweep / table_file, dumped(about));
+  auto text = observe::csv_header(columns);
+  for (const auto& line : lines) text += observe::csv_line(line, columns);
+  write_file(sweep / "sweep.csv", text);
+}
+
+}  // namespace muster::detail::sweep

@@ -1,0 +1,194 @@
+#include "sweep/group.hpp"
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "launch/part.hpp"
+#include "launch/supervised.hpp"
+#include "muster/callback.hpp"
+#include "sweep/asha.hpp"
+#include "sweep/folder.hpp"
+#include "sweep/table.hpp"
+#include "train/stop.hpp"
+
+#include <ranges>
+
+namespace muster::detail::sweep {
+namespace {
+
+/// Compares a trial with the others at its reports. On every worker, of which the first decides for all.
+class Comparison final : public Callback {
+ public:
+  Comparison(const Task& task, Board& board, int trial, bool decides)
+      : task_(task), board_(board), trial_(trial), decides_(decides) {
+    for (std::size_t rung = 0; rung < task.scores.size(); ++rung)
+      if (task.scores[rung].contains(trial)) next_ = rung + 1;
+  }
+
+  void on_report(const Json& row) override {
+    const auto& scheduler = task_.options.scheduler;
+    if (!decides_ || !scheduler) return;
+    const auto iteration = row.at("training_iteration").get<std::int64_t>();
+    over_ = over_ || iteration >= scheduler->max_t;
+    const auto score = score_of(row, task_.options.metric, task_.options.mode);
+    const auto rung = rung_at(task_.rungs, next_, iteration);
+    if (!score || !rung) return;
+    next_ = *rung + 1;
+    try {
+      std::vector<double> all;
+      for (const auto& [trial, theirs] : board_.add(*rung, trial_, *score)) all.push_back(theirs);
+      stopped_ = !goes_on(*score, all, scheduler->reduction_factor);
+    } catch (const RemoteError&) {
+      cut_off_ = true;
+    }
+  }
+
+  bool should_stop() const override { return stopped_ || over_; }
+  // With the checkpoint of the report that it was decided at.
+  Json state() const override { return {{"stopped", stopped_}, {"over", over_}}; }
+  void load_state(const Json& state) override {
+    stopped_ = state.at("stopped");
+    over_ = state.at("over");
+  }
+  void on_start(Session&) override { stopped_ = over_ = false; }
+
+  /// The others were better.
+  bool stopped() const noexcept { return stopped_; }
+  /// The sweep has failed elsewhere.
+  bool cut_off() const noexcept { return cut_off_; }
+
+ private:
+  const Task& task_;
+  Board& board_;
+  const int trial_;
+  const bool decides_;
+  std::size_t next_ = 0;  ///< rung
+  bool stopped_ = false, over_ = false, cut_off_ = false;
+};
+
+class Group {
+ public:
+  Group(const Task& task, Board& board, const Communicator& ranks) : task_(task), board_(board), ranks_(ranks) {
+    if (!leads()) return;
+    stop_ = train::StopFile(task.folder / "stop");
+    stopping_ = train::StopFile(task.folder / stopping_file);
+  }
+
+  void run() {
+    const log::Scope log;
+    log::start(leads() ? 0 : 1, log::level());  // its first rank speaks for a group
+    while (const auto trial = next())
+      if (!run(*trial)) return;
+  }
+
+ private:
+  bool leads() const noexcept { return ranks_.rank() == 0; }
+  bool asked_to_stop() { return task_.launch.stop_requested() || stop_.is_there() || stopping_.is_there(); }
+  void stop_all() const noexcept {
+    if (leads()) ask_others_to_stop(task_.folder);
+  }
+
+  std::optional<int> next() {
+    if (ranks_.all_reduce(std::int64_t{asked_to_stop()}, ReduceOp::max) != 0) return stop_all(), std::nullopt;
+    const auto none = task_.to_do.size();
+    const auto place = std::stoul(comm::on_root(ranks_, [&] {
+      try {
+        return std::to_string(std::min(board_.next(), none));
+      } catch (const RemoteError&) {  // of the whole launch, which this group's ranks do not hear
+        return std::to_string(none);
+      }
+    }));
+    return place < none ? std::optional(task_.to_do[place]) : std::nullopt;
+  }
+
+  LaunchFlags flags_of(int number) const {
+    auto flags = task_.launch.flags();
+    flags.storage = task_.folder;
+    flags.name = name_of(number);
+    flags.resume = Resume::automatic;
+    flags.seed += static_cast<std::uint64_t>(task_.points[static_cast<std::size_t>(number)].sample);
+    flags.workers.reset();
+    flags.progress = Progress::none;
+    return flags;
+  }
+
+  /// False where the sweep is to stop.
+  bool run(int number) {
+    auto trial = task_.trials[static_cast<std::size_t>(number)];
+    trial.status = TrialStatus::running;
+    trial.error.reset();
+    comm::on_root(ranks_, [&] { keep(trial); });
+    log::keep(trial.name + " begins: " + trial.config.dump());
+
+    const auto comparison = std::make_shared<Comparison>(task_, board_, number, leads());
+    std::optional<Result> result;
+    std::optional<Error> error;
+    bool stopped = false;
+    try {
+      const log::Scope log;
+      log::start(1, log::level());  // a trial writes to its log alone
+      const launch::Unsupervised unsupervised;
+      Launch launch(task_.launch, {.ranks = ranks_,
+                                   .flags = flags_of(number),
+                                   .asked_to_stop = [&] { return asked_to_stop() || comparison->cut_off(); },
+                                   .callbacks = {comparison}});
+      const auto limit = comm::time_limit(ranks_);
+      error = comm::attempt_on_all(ranks_, {.done = limit, .failed = comm::final_grace},
+                                   [&] { result = task_.trainable(launch, trial.config); });
+      if (!error) error = result->error;
+      stopped = unsupervised.stopped_without_state();
+    } catch (const comm::Lost& lost) {
+      throw comm::Lost(Error(lost.code(), trial.name + ": " + lost.what()), lost.turn());
+    }
+
+    // As the first rank sees it.
+    const auto ends = comm::on_root(ranks_, [&] {
+      stopped = stopped || (error && error->code() == ExitCode::stopped);
+      trial.status = stopped                 ? TrialStatus::waiting
+                     : error                 ? TrialStatus::failed
+                     : comparison->stopped() ? TrialStatus::stopped
+                                             : TrialStatus::done;
+      if (trial.status == TrialStatus::failed) trial.error = error;
+      if (result) {
+        trial.metrics = result->metrics;
+        trial.checkpoint = result->checkpoint;
+      }
+      keep(trial);
+      say(trial);
+      return std::string(stopped ? "stop" : "");
+    });
+    if (!ends.empty()) stop_all();
+    return ends.empty();
+  }
+
+  void keep(const Trial& trial) const {
+    write_row(trial);
+    if (task_.launch.rank() == 0) task_.refresh();
+  }
+
+  void say(const Trial& trial) const {
+    const auto text = one_line(trial, task_.options.metric);
+    trial.status == TrialStatus::failed ? log::warn(text) : log::info(text);
+  }
+
+  const Task& task_;
+  Board& board_;
+  Communicator ranks_;
+  train::StopFile stop_, stopping_;
+};
+
+}  // namespace
+
+void ask_others_to_stop(const std::filesystem::path& folder) noexcept {
+  try {
+    File(folder / stopping_file, File::Mode::append).close();
+  } catch (const std::exception& error) {
+    log::warn(std::string("asking the other trials to stop: ") + error.what());
+  }
+}
+
+void run_trials(const Task& task, Board& board, const Communicator& ranks) { Group(task, board, ranks).run(); }
+
+}  // namespace muster::detail::sweep

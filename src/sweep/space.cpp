@@ -1,0 +1,131 @@
+#include "sweep/space.hpp"
+
+#include <cmath>
+#include <limits>
+#include <set>
+#include <string_view>
+
+namespace muster {
+namespace detail::sweep {
+namespace {
+
+/// A round of SplitMix64 (Steele, Lea and Flood, 2014).
+std::uint64_t mixed(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/// FNV-1a, the same everywhere.
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
+  return hash;
+}
+
+/// Of `count`, each as likely (Lemire, 2019, without the rejection of less than count / 2^64).
+std::uint64_t below(std::uint64_t count, std::uint64_t random) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::uint64_t>((static_cast<Wide>(random) * count) >> 64);
+}
+
+double between(double low, double high, std::uint64_t random) {
+  return low + (high - low) * (static_cast<double>(random >> 11) * 0x1p-53);
+}
+
+Json drawn(const Domain& domain, std::uint64_t random) {
+  const auto& values = domain.values();
+  switch (domain.kind()) {
+    case Domain::Kind::uniform:
+      return between(values[0], values[1], random);
+    case Domain::Kind::log_uniform:
+      return std::exp(between(std::log(values[0].get<double>()), std::log(values[1].get<double>()), random));
+    case Domain::Kind::randint: {
+      const auto low = static_cast<std::uint64_t>(values[0].get<std::int64_t>());
+      const auto high = static_cast<std::uint64_t>(values[1].get<std::int64_t>());
+      return static_cast<std::int64_t>(low + below(high - low, random));
+    }
+    default:
+      return values[below(values.size(), random)];
+  }
+}
+
+void set(Config& config, std::string_view name, Json value) {
+  auto* place = &config;
+  for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.')) {
+    place = &(*place)[std::string(name.substr(0, dot))];
+    name.remove_prefix(dot + 1);
+  }
+  (*place)[std::string(name)] = std::move(value);
+}
+
+void check_names(const Space& space) {
+  const auto refuse = [](const std::string& name, const char* fact) {
+    throw Error(ExitCode::usage, "reading the space of a sweep", "the setting \"" + name + "\" " + fact,
+                "Give each setting its name once, as in {\"optimizer.lr\", muster::uniform(0, 1)}");
+  };
+  std::set<std::string> all;
+  for (const auto& [name, domain] : space) {
+    if (name.empty() || name.front() == '.' || name.back() == '.' || name.find("..") != name.npos)
+      refuse(name, "has no name of its own");
+    if (!all.insert(name).second) refuse(name, "is there twice");
+  }
+  for (const auto& name : all)
+    for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1))
+      if (all.contains(name.substr(0, dot))) refuse(name, "lies in another one of the space");
+}
+
+}  // namespace
+
+std::vector<Point> points_of(const Space& space, int num_samples, std::uint64_t seed) {
+  check_names(space);
+  std::uint64_t combinations = 1;
+  for (const auto& [name, domain] : space)
+    if (domain.kind() == Domain::Kind::grid) combinations *= domain.values().size();
+  std::vector<Point> points;
+  for (int sample = 0; sample < num_samples; ++sample)
+    for (std::uint64_t combination = 0; combination < combinations; ++combination) {
+      Point point{.sample = sample};
+      auto left = combination, of_grids = combinations;
+      for (const auto& [name, domain] : space) {
+        if (domain.kind() == Domain::Kind::grid) {
+          of_grids /= domain.values().size();
+          set(point.config, name, domain.values()[left / of_grids]);
+          left %= of_grids;
+        } else {
+          set(point.config, name, drawn(domain, mixed(mixed(mixed(seed) + points.size()) ^ hash_of(name))));
+        }
+      }
+      points.push_back(std::move(point));
+    }
+  return points;
+}
+
+}  // namespace detail::sweep
+
+Domain::Domain(Kind kind, std::vector<Json> values) : kind_(kind), values_(std::move(values)) {
+  const auto require = [](bool holds, const char* what, const std::string& fact) {
+    if (!holds) throw Error(ExitCode::usage, std::string("choosing from ") + what, fact, "Mend the sweep's space");
+  };
+  if (kind == Kind::grid || kind == Kind::choice) {
+    require(!values_.empty(), kind == Kind::grid ? "a grid" : "a choice", "it has no values");
+    return;
+  }
+  const char* const what = kind == Kind::uniform ? "uniform" : kind == Kind::log_uniform ? "log_uniform" : "randint";
+  const bool numbers = values_.size() == 2 && values_[0].is_number() && values_[1].is_number() &&
+                       (kind != Kind::randint || (values_[0].is_number_integer() && values_[1].is_number_integer()));
+  require(numbers, what, "its bounds are not two numbers");
+  const auto low = values_[0].get<double>(), high = values_[1].get<double>();
+  require(std::isfinite(low) && std::isfinite(high) && values_[0] < values_[1], what,
+          "its lower bound " + values_[0].dump() + " is not below " + values_[1].dump());
+  require(kind != Kind::log_uniform || low > 0, what, "its lower bound " + values_[0].dump() + " is not above 0");
+}
+
+Domain grid(std::vector<Json> values) { return {Domain::Kind::grid, std::move(values)}; }
+Domain choice(std::vector<Json> values) { return {Domain::Kind::choice, std::move(values)}; }
+Domain uniform(double low, double high) { return {Domain::Kind::uniform, {low, high}}; }
+Domain log_uniform(double low, double high) { return {Domain::Kind::log_uniform, {low, high}}; }
+Domain randint(std::int64_t low, std::int64_t high) { return {Domain::Kind::randint, {low, high}}; }
+
+}  // namespace muster

@@ -1,0 +1,294 @@
+#include "muster/sweep.hpp"
+
+#include "base/json.hpp"
+#include "base/log.hpp"
+#include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "launch/supervised.hpp"
+#include "muster/version.hpp"
+#include "observe/history.hpp"
+#include "sweep/asha.hpp"
+#include "sweep/folder.hpp"
+#include "sweep/group.hpp"
+#include "sweep/table.hpp"
+#include "train/run_folder.hpp"
+#include "train/stop.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string_view>
+
+namespace muster {
+namespace detail::sweep {
+namespace {
+
+/// Groups that have no trial left wait for as long as it takes.
+constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
+
+void check(const SweepOptions& options, const Launch& launch) {
+  const auto require = [](bool holds, const std::string& fact, const char* remedy) {
+    if (!holds) throw Error(ExitCode::usage, "starting a sweep", fact, remedy);
+  };
+  const auto count = [](auto number) { return std::to_string(number); };
+  require(options.num_samples >= 1, "num_samples is " + count(options.num_samples), "Give it 1 or more");
+  require(options.ranks_per_trial >= 1, "ranks_per_trial is " + count(options.ranks_per_trial), "Give it 1 or more");
+  require(options.ranks_per_trial <= launch.size(),
+          "a trial is to have " + count(options.ranks_per_trial) + " ranks and the launch has " + count(launch.size()),
+          "Start it with as many ranks, or give ranks_per_trial fewer");
+  require(!launch.flags().workers, "--workers is set", "ranks_per_trial says how many ranks train together");
+  require(launch.flags().resume != Resume::path, "--resume names a path", "A sweep goes on by its --name");
+  require(comm::threads_may_call_mpi(), "MPI was initialised without MPI_THREAD_MULTIPLE",
+          "Ask for it in MPI_Init_thread, or leave that to muster::Launch: trials are dealt out by a thread");
+  if (const auto& scheduler = options.scheduler) {
+    require(!options.metric.empty(), "the scheduler has no metric to compare trials by", "Name one in metric");
+    require(
+        scheduler->grace_period >= 1 && scheduler->reduction_factor >= 2 && scheduler->max_t >= scheduler->grace_period,
+        "asha has grace_period " + count(scheduler->grace_period) + ", reduction_factor " +
+            count(scheduler->reduction_factor) + " and max_t " + count(scheduler->max_t),
+        "Give it 1 ≤ grace_period ≤ max_t, and a reduction_factor of 2 or more");
+  }
+}
+
+/// An Error where --set or --config fix what the space is to choose: they would win in every trial.
+void check_settings(const Space& space, const LaunchFlags& flags) {
+  Json file = Json::object();
+  if (flags.config_file)
+    file = read_json(*flags.config_file, "reading the configuration " + flags.config_file->string(), true);
+  for (const auto& [name, domain] : space) {
+    std::string path = "/" + name;
+    std::ranges::replace(path, '.', '/');
+    const bool in_file = file.is_object() && file.contains(Json::json_pointer(path));
+    const auto set = std::ranges::find_if(flags.set, [&](const auto& text) { return text.starts_with(name + "="); });
+    if (in_file || set != flags.set.end())
+      throw Error(
+          ExitCode::usage, "starting a sweep",
+          (in_file ? flags.config_file->string() + " sets " + name : "--set " + *set) + ", which the space chooses",
+          "Leave it out there, or in the space");
+  }
+}
+
+Json rows_of(const std::vector<Trial>& trials) {
+  Json rows = Json::array();
+  for (const auto& trial : trials) rows.push_back(to_json(trial));
+  return rows;
+}
+
+std::vector<Trial> trials_in(const Json& rows, const std::filesystem::path& folder) {
+  std::vector<Trial> trials;
+  for (const auto& row : rows)
+    trials.push_back(trial_of(row, folder / row.at("trial").get<std::string>(), "reading a trial"));
+  return trials;
+}
+
+/// What the trials' folders say.
+std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<Point>& points) {
+  std::vector<Trial> trials;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const auto name = name_of(static_cast<int>(i));
+    Trial trial{.name = name, .config = points[i].config, .path = folder / name};
+    if (const auto row = read_row(trial.path)) {
+      if (row->config != trial.config)
+        throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
+                    name + " has had the settings " + row->config.dump() + " and is now to have " + trial.config.dump(),
+                    "Give the same space and --seed, or choose another --name");
+      trial = *row;
+    }
+    trials.push_back(std::move(trial));
+  }
+  return trials;
+}
+
+/// By the reports that trials have made in earlier starts.
+std::vector<Scores> read_scores(const Task& task) {
+  std::vector<Scores> scores(task.rungs.size());
+  for (std::size_t i = 0; !scores.empty() && i < task.trials.size(); ++i) try {
+      std::size_t next = 0;
+      for (const auto& row : observe::History::read(task.trials[i].path)) {
+        const auto score = score_of(row, task.options.metric, task.options.mode);
+        const auto rung = rung_at(task.rungs, next, row.value("training_iteration", std::int64_t{0}));
+        if (!score || !rung) continue;
+        scores[*rung][static_cast<int>(i)] = *score;
+        next = *rung + 1;
+      }
+    } catch (const Error& error) {
+      log::warn(std::string("comparing the trials without one: ") + error.what());
+    }
+  return scores;
+}
+
+Json about(const Task& task) {
+  const auto& options = task.options;
+  return {{"muster_version", MUSTER_VERSION},
+          {"program", task.launch.program()},
+          {"seed", task.launch.flags().seed},
+          {"num_samples", options.num_samples},
+          {"ranks_per_trial", options.ranks_per_trial},
+          {"num_ranks", task.launch.size()},
+          {"metric", options.metric},
+          {"mode", options.mode == ScoreOrder::max ? "max" : "min"}};
+}
+
+/// What has begun comes first.
+std::vector<int> left_to_do(const std::vector<Trial>& trials) {
+  const auto has_begun = [](const Trial& trial) { return trial.status != TrialStatus::waiting || trial.checkpoint; };
+  std::vector<int> numbers;
+  for (const bool begun : {true, false})
+    for (std::size_t i = 0; i < trials.size(); ++i)
+      if (!has_ended_well(trials[i].status) && has_begun(trials[i]) == begun) numbers.push_back(static_cast<int>(i));
+  return numbers;
+}
+
+/// Finds out, on rank 0, what is there already and what is left to do. Collective.
+void prepare(Task& task, const Communicator& world, bool may_go_on) {
+  const auto found = Json::parse(comm::on_root(world, [&] {
+    const bool there = std::filesystem::exists(task.folder / table_file);
+    const auto resume = task.launch.flags().resume;
+    if (there && !may_go_on)
+      throw Error(ExitCode::usage, "starting the sweep " + task.folder.string(),
+                  "--resume never is set and it has trials", "Choose another --name, or remove that folder");
+    if (!there && resume == Resume::must)
+      throw Error(ExitCode::data, "resuming the sweep " + task.folder.string(), "it has not been started yet",
+                  "Use --resume auto to start afresh");
+    std::filesystem::remove(task.folder / stopping_file);
+    task.trials = read_trials(task.folder, task.points);
+    write_tables(task.folder, task.trials, about(task));
+    Json scores = Json::array();
+    for (const auto& rung : read_scores(task)) {
+      auto& entries = scores.emplace_back(Json::array());
+      for (const auto& [trial, score] : rung) entries.push_back({trial, Json::to_cbor(score)});
+    }
+    return Json{rows_of(task.trials), scores, left_to_do(task.trials)}.dump(-1, ' ', false,
+                                                                            Json::error_handler_t::replace);
+  }));
+  task.trials = trials_in(found[0], task.folder);
+  for (const auto& entries : found[1]) {
+    auto& rung = task.scores.emplace_back();
+    for (const auto& entry : entries)
+      rung[entry[0]] = Json::from_cbor(entry[1].get<std::vector<std::uint8_t>>()).get<double>();
+  }
+  task.to_do = found[2].get<std::vector<int>>();
+}
+
+/// All trials, on all groups. Collective over the launch.
+void run_all(const Task& task, const Communicator& world) {
+  const int of_a_trial = task.options.ranks_per_trial;
+  const int groups = world.size() / of_a_trial, group = world.rank() / of_a_trial;
+  const auto limit = comm::time_limit(world);
+  Board board(world, task.scores, limit);
+  const auto ranks = comm::make_world_apart(world.split(std::min(group, groups)));
+  const auto error = comm::attempt_on_all(world, {.done = as_long_as_it_takes, .failed = limit}, [&] {
+    if (group >= groups) return;  // left over
+    try {
+      run_trials(task, board, ranks);
+    } catch (const comm::Lost&) {
+      throw;
+    } catch (...) {
+      if (ranks.rank() == 0) ask_others_to_stop(task.folder);
+      throw;
+    }
+  });
+  if (error) throw *error;
+}
+
+std::ptrdiff_t waiting_in(const SweepResult& sweep) {
+  return std::ranges::count(sweep.trials, TrialStatus::waiting, &Trial::status);
+}
+
+/// The error that a sweep ends with as it stands, if it has one; the same on all ranks.
+std::optional<Error> error_of(const SweepResult& sweep, const std::string& name) {
+  const auto agreed = [](const Error& error) { return Error(error.code(), std::string(error.what())); };
+  const auto& trials = sweep.trials;
+  const auto ended = std::ranges::count_if(trials, [](const Trial& trial) { return has_ended_well(trial.status); });
+  if (const auto waiting = waiting_in(sweep); waiting > 0) {
+    const bool saved =
+        ended > 0 || std::ranges::any_of(trials, [](const Trial& trial) { return trial.checkpoint.has_value(); });
+    return agreed(Error(saved ? ExitCode::stopped : ExitCode::retry, "the sweep",
+                        "stopped on request, " + std::to_string(waiting) + " of " + std::to_string(trials.size()) +
+                            " trials are left" + (saved ? ", state saved" : ", and there is no state saved"),
+                        "Start it again with --name " + name + " to go on"));
+  }
+  if (ended == 0) {
+    const auto& first = trials.front();
+    return Error(first.error->code(), "no trial has ended well; " + first.name + ": " + first.error->what());
+  }
+  const auto has_metric = [&](const Trial& trial) {
+    return score_of(trial.metrics, sweep.metric, sweep.mode).has_value();
+  };
+  if (!sweep.metric.empty() && std::ranges::none_of(trials, has_metric))
+    return agreed(Error(ExitCode::usage, "comparing the trials", "none has reported \"" + sweep.metric + "\" last",
+                        "Name a metric of session.report() in SweepOptions::metric"));
+  return {};
+}
+
+}  // namespace
+}  // namespace detail::sweep
+
+std::optional<Trial> SweepResult::best() const {
+  using namespace detail::sweep;
+  const Trial* best = nullptr;
+  double most = 0;
+  for (const auto& trial : trials) {
+    const auto found = trial.metrics.is_object() ? trial.metrics.find(metric) : trial.metrics.end();
+    if (!has_ended_well(trial.status) || found == trial.metrics.end() || !found->is_number()) continue;
+    const auto score = *score_of(trial.metrics, metric, mode);
+    if (best != nullptr && score <= most) continue;
+    best = &trial;
+    most = score;
+  }
+  return best == nullptr ? std::nullopt : std::optional(*best);
+}
+
+Sweep::Sweep(Launch& launch, Trainable trainable, SweepOptions options)
+    : launch_(launch), trainable_(std::move(trainable)), options_(std::move(options)) {}
+
+SweepResult Sweep::fit() {
+  using namespace detail::sweep;
+  namespace comm = detail::comm;
+  const auto& world = launch_.communicator();
+  const auto& flags = launch_.flags();
+  Task task{.launch = launch_, .trainable = trainable_, .options = options_};
+  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace}, [&] {
+    check(options_, launch_);
+    task.points = points_of(options_.space, options_.num_samples, flags.seed);
+  });
+  comm::on_root(world, [&] { check_settings(options_.space, flags); });
+  if (options_.scheduler) task.rungs = rungs_of(*options_.scheduler);
+
+  const detail::train::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path});
+  task.folder = run.path();
+  prepare(task, world, flags.resume != Resume::never || run.started_again());
+  task.refresh = [&] { write_tables(task.folder, read_trials(task.folder, task.points), about(task)); };
+  if (world.rank() == 0)
+    detail::log::info("sweep " + task.folder.string() + ": " + std::to_string(task.trials.size()) + " trials, " +
+                      (task.to_do.empty()
+                           ? "all of them done; choose another --name to begin anew"
+                           : std::to_string(task.to_do.size()) + " to do, " +
+                                 std::to_string(world.size() / options_.ranks_per_trial) + " at a time"));
+  if (!task.to_do.empty()) try {
+      run_all(task, world);
+    } catch (const Error& error) {
+      if (world.rank() == 0 && error.agreed()) run.write_error(error.what());
+      throw;
+    }
+
+  SweepResult result{.path = task.folder, .metric = options_.metric, .mode = options_.mode};
+  result.trials = trials_in(
+      Json::parse(comm::on_root(
+          world,
+          [&] {
+            task.refresh();
+            for (const char* file : {"stop", stopping_file}) detail::train::StopFile(task.folder / file).remove();
+            return rows_of(read_trials(task.folder, task.points)).dump(-1, ' ', false, Json::error_handler_t::replace);
+          })),
+      task.folder);
+  result.error = error_of(result, run.name());
+  if (world.rank() != 0) return result;
+  if (flags.progress != Progress::none) std::fputs(table_of(result).c_str(), stderr);
+  if (result.error && result.error->code() == ExitCode::retry && waiting_in(result) > 0)
+    detail::launch::tell_supervisor(detail::launch::telling_stopped, task.folder.string());
+  return result;
+}
+
+}  // namespace muster

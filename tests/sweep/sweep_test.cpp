@@ -1,0 +1,474 @@
+// Sweeps on ranks: who trains what, how trials end, what is there afterwards, and what a second start does.
+#include "muster/muster.hpp"
+#include "support/world.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using test::world;
+
+struct Job {
+  std::filesystem::path storage;
+  std::vector<std::string> flags = {};
+};
+
+struct Ended {
+  int code = 0;
+  std::optional<SweepResult> sweep;
+  std::string said;  // by rank 0
+};
+
+/// As a program's main would start it, on all ranks.
+Ended launch(const Job& job, const std::function<SweepResult(Launch&)>& fit) {
+  std::vector<std::string> words{"job", "--storage", job.storage.string(), "--name", "sweep"};
+  words.insert(words.end(), job.flags.begin(), job.flags.end());
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  Ended ended;
+  testing::internal::CaptureStderr();
+  {
+    Launch launch(static_cast<int>(argv.size()), argv.data());
+    ended.code = launch.run([&] { return *(ended.sweep = fit(launch)); });
+  }
+  ended.said = world().broadcast(testing::internal::GetCapturedStderr());
+  return ended;
+}
+
+Ended run(const Job& job, const std::function<void(Session&, const Config&)>& loop, Config defaults,
+          const SweepOptions& options) {
+  return launch(job, [&](Launch& launch) {
+    TorchTrainer trainer(launch, loop, {.train_loop_config = std::move(defaults)});
+    return Sweep(launch, trainer.as_trainable(), options).fit();
+  });
+}
+
+/// Counts epochs in its state and reports {"value": config's} for each.
+void count(
+    Session& session, const Config& config,
+    const std::function<void(std::int64_t)>& before_report = [](std::int64_t) {}) {
+  std::int64_t epochs = 0;
+  auto state = session.state({{"epochs", epochs}});
+  state.restore();
+  while (epochs < config.value("epochs", 1)) {
+    ++epochs;
+    before_report(epochs);
+    session.report({{"value", config.at("value").get<double>()}, {"epochs", epochs}}, state);
+  }
+}
+
+std::vector<TrialStatus> statuses(const Ended& ended) {
+  std::vector<TrialStatus> all;
+  if (ended.sweep)
+    for (const auto& trial : ended.sweep->trials) all.push_back(trial.status);
+  return all;
+}
+
+int number_of(const Session& session) { return std::stoi(session.trial_name().substr(6)); }
+
+/// Over all ranks: how often each did something, summed.
+std::vector<std::int64_t> summed(std::vector<std::int64_t> counts) {
+  world().all_reduce(std::span(counts));
+  return counts;
+}
+
+Json json_in(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  return Json::parse(in);
+}
+
+class Sweeps : public testing::Test {
+  void SetUp() override {
+    if (std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) GTEST_SKIP() << "needs MPI_THREAD_MULTIPLE";
+  }
+};
+
+TEST(SweepsWithoutThreads, AreRefused) {
+  if (std::getenv("MUSTER_TEST_MPI_FUNNELED") == nullptr) GTEST_SKIP() << "MPI may be called by several threads";
+  const auto ended = run({test::shared_folder()}, [](Session&, const Config&) {}, {}, {});
+  EXPECT_EQ(ended.code, 64) << ended.said;
+  EXPECT_NE(ended.said.find("MPI_THREAD_MULTIPLE"), std::string::npos) << ended.said;
+}
+
+TEST_F(Sweeps, EveryTrialIsARunWithItsOwnSettings) {
+  const int size = world().size(), together = size == 1 ? 1 : size / 2;
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> workers(6);
+  const auto loop = [&](Session& session, const Config& config) {
+    EXPECT_EQ(session.world_size(), together);
+    EXPECT_EQ(config.at("other"), "kept");
+    ++workers[static_cast<std::size_t>(number_of(session))];
+    const double value = config.at("a").get<double>() * config.at("o").at("b").get<double>();
+    session.report({{"value", value}}, session.state({}));
+  };
+  const auto ended = run(
+      {storage, {"--progress", "plain"}}, loop, {{"a", 0}, {"o", {{"b", 0}}}, {"other", "kept"}},
+      {.space = {{"a", grid({1, 2})}, {"o.b", grid({10, 30, 20})}}, .ranks_per_trial = together, .metric = "value"});
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  const auto& sweep = *ended.sweep;
+  EXPECT_EQ(summed(workers), std::vector<std::int64_t>(6, together)) << "one group has each";
+  EXPECT_EQ(statuses(ended), std::vector<TrialStatus>(6, TrialStatus::done));
+  EXPECT_EQ(sweep.path, storage / "sweep");
+  ASSERT_TRUE(sweep.best());
+  EXPECT_EQ(sweep.best()->name, "trial_00004");
+  EXPECT_EQ(sweep.best()->config, Json::parse(R"({"a": 2, "o": {"b": 30}})"));
+  EXPECT_EQ(sweep.best()->metrics.at("value"), 60);
+  ASSERT_TRUE(sweep.best()->checkpoint);
+  EXPECT_EQ(sweep.best()->checkpoint->path(), storage / "sweep" / "trial_00004" / "checkpoint_000000");
+  const auto params = json_in(storage / "sweep" / "trial_00004" / "params.json");
+  EXPECT_EQ(params.at("train_loop_config"), Json::parse(R"({"a": 2, "o": {"b": 30}, "other": "kept"})"));
+  EXPECT_EQ(params.at("finished"), true);
+  const auto table = json_in(storage / "sweep" / "sweep.json");
+  ASSERT_EQ(table.at("trials").size(), 6u);
+  EXPECT_EQ(table.at("trials")[4].at("status"), "done");
+  EXPECT_EQ(table.at("trials")[4].at("metrics").at("value"), 60);
+  EXPECT_TRUE(std::filesystem::exists(storage / "sweep" / "sweep.csv"));
+  EXPECT_NE(ended.said.find("\nbest: trial_00004 (a 2, o.b 30): done, value 60"), std::string::npos) << ended.said;
+  EXPECT_EQ(ended.said.find("worker"), std::string::npos) << "trials write to their logs: " << ended.said;
+}
+
+TEST_F(Sweeps, AGroupTakesTheNextTrialWhenItIsFree) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another group";
+  const auto storage = test::shared_folder();
+  const auto status = [&](int trial) {
+    const auto file = storage / "sweep" / ("trial_0000" + std::to_string(trial)) / "trial.json";
+    return std::filesystem::exists(file) ? json_in(file).at("status").get<std::string>() : "";
+  };
+  const auto loop = [&](Session& session, const Config& config) {
+    // The first is not done before all others are.
+    for (int other = 1; number_of(session) == 0 && other < 6; ++other)
+      while (status(other) != "done") std::this_thread::yield();
+    count(session, config);
+  };
+  const auto ended = run({storage}, loop, {{"value", 0}}, {.space = {{"value", grid({0, 1, 2, 3, 4, 5})}}});
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(statuses(ended), std::vector<TrialStatus>(6, TrialStatus::done));
+}
+
+TEST_F(Sweeps, RanksThatAreLeftOverWait) {
+  const int size = world().size();
+  if (size < 3) GTEST_SKIP() << "nothing is left over";
+  std::int64_t trials = 0;
+  const auto ended = run({test::shared_folder()},
+                         [&](Session& session, const Config& config) {
+                           EXPECT_EQ(session.world_size(), 3);
+                           ++trials;
+                           count(session, config);
+                         },
+                         {{"value", 0}}, {.space = {{"value", grid({1, 2})}}, .ranks_per_trial = 3, .metric = "value"});
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(trials, world().rank() < 3 ? 2 : 0);
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00001") << "who waits has the same result";
+}
+
+TEST_F(Sweeps, WhatIsRandomComesFromTheSeedAndSamplesTrainWithTheirs) {
+  std::vector<Json> drawn[3];
+  for (int i = 0; i < 3; ++i) {
+    std::vector<std::int64_t> seeds(3);
+    const auto ended = run({test::shared_folder(), {"--seed", i < 2 ? "5" : "6"}},
+                           [&](Session& session, const Config& config) {
+                             seeds[static_cast<std::size_t>(number_of(session))] =
+                                 static_cast<std::int64_t>(session.seed());
+                             count(session, config);
+                           },
+                           {{"value", 0.0}}, {.space = {{"value", uniform(0, 1)}}, .num_samples = 3});
+    ASSERT_EQ(ended.code, 0) << ended.said;
+    for (const auto& trial : ended.sweep->trials) drawn[i].push_back(trial.config);
+    if (i < 2) {
+      EXPECT_EQ(summed(seeds), (std::vector<std::int64_t>{5, 6, 7}));
+    }
+  }
+  EXPECT_EQ(drawn[0], drawn[1]);
+  EXPECT_NE(drawn[0], drawn[2]);
+}
+
+TEST_F(Sweeps, TheSchedulerEndsThoseThatAreWorse) {
+  // The best is the first, so whoever comes after another one at a rung is worse.
+  std::vector<Json> values;
+  for (int i = 0; i < 8; ++i) values.push_back(i);
+  const auto storage = test::shared_folder();
+  const auto ended = run({storage}, [](Session& session, const Config& config) { count(session, config); },
+                         {{"value", 0}, {"epochs", 100}},
+                         {.space = {{"value", grid(values)}},
+                          .metric = "value",
+                          .mode = ScoreOrder::min,
+                          .scheduler = asha({.grace_period = 2, .reduction_factor = 2, .max_t = 8})});
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  const auto& trials = ended.sweep->trials;
+  EXPECT_EQ(trials[0].status, TrialStatus::done);
+  EXPECT_EQ(trials[0].metrics.at("epochs"), 8) << "max_t is enough";
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
+  EXPECT_EQ(trials[7].status, TrialStatus::stopped);
+  EXPECT_EQ(trials[7].metrics.at("epochs"), 2) << "the grace period";
+  int stopped = 0;
+  for (const auto& trial : trials) {
+    const std::int64_t epochs = trial.metrics.at("epochs");
+    stopped += trial.status == TrialStatus::stopped;
+    EXPECT_TRUE(trial.status == TrialStatus::stopped ? epochs == 2 || epochs == 4 : epochs == 8) << trial.name;
+    EXPECT_FALSE(trial.error) << "that is as good as done";
+  }
+  EXPECT_GE(stopped, 8 - world().size()) << "of those that are not first anywhere";
+  EXPECT_EQ(json_in(storage / "sweep" / "trial_00007" / "trial.json").at("status"), "stopped by the scheduler");
+  EXPECT_EQ(json_in(storage / "sweep" / "trial_00007" / "params.json").at("finished"), true);
+}
+
+TEST_F(Sweeps, AnExceptionEndsItsTrialAlone) {
+  const int size = world().size(), together = size == 1 ? 1 : size / 2;
+  const auto storage = test::shared_folder();
+  bool mended = false;
+  std::vector<std::int64_t> begun(6);
+  const auto loop = [&](Session& session, const Config& config) {
+    const int number = number_of(session);
+    ++begun[static_cast<std::size_t>(number)];
+    const bool last = session.world_rank() == session.world_size() - 1;
+    count(session, config, [&](std::int64_t epoch) {
+      if (!mended && number == 1 && epoch == 2 && last) throw std::runtime_error("the loss is a teapot");
+      if (!mended && number == 4) throw Error(ExitCode::data, "reading the tea", "it is empty", "Fill it");
+    });
+  };
+  const SweepOptions options{.space = {{"value", grid({5, 4, 3, 2, 1, 0})}},
+                             .ranks_per_trial = together,
+                             .metric = "value",
+                             .mode = ScoreOrder::max};
+  auto ended = run({storage}, loop, {{"value", 0}, {"epochs", 2}}, options);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  using enum TrialStatus;
+  EXPECT_EQ(statuses(ended), (std::vector{done, failed, done, done, failed, done}));
+  const auto& failed_trial = ended.sweep->trials[1];
+  ASSERT_TRUE(failed_trial.error);
+  EXPECT_EQ(failed_trial.error->code(), ExitCode::user_error);
+  EXPECT_NE(std::string(failed_trial.error->what()).find("the loss is a teapot"), std::string::npos);
+  EXPECT_EQ(failed_trial.metrics.at("epochs"), 1) << "its last report";
+  EXPECT_EQ(ended.sweep->trials[4].error->code(), ExitCode::data);
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
+
+  // Started again, it tries those again, from where they stand.
+  mended = true;
+  begun.assign(6, 0);
+  ended = run({storage}, loop, {{"value", 0}, {"epochs", 2}}, options);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(statuses(ended), std::vector(6, done));
+  EXPECT_EQ(summed(begun), (std::vector<std::int64_t>{0, together, 0, 0, together, 0}));
+  EXPECT_EQ(ended.sweep->trials[1].metrics.at("training_iteration"), 2);
+  EXPECT_FALSE(ended.sweep->trials[1].error);
+
+  // And then nothing at all.
+  begun.assign(6, 0);
+  ended = run({storage}, loop, {{"value", 0}, {"epochs", 2}}, options);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(summed(begun), std::vector<std::int64_t>(6, 0));
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
+}
+
+TEST_F(Sweeps, WhereNoTrialEndsWellTheFirstOnesErrorIsTheSweeps) {
+  const auto ended =
+      run({test::shared_folder()},
+          [](Session&, const Config&) { throw Error(ExitCode::data, "reading the tea", "it is empty", "Fill it"); },
+          {{"value", 0}}, {.space = {{"value", grid({1, 2, 3})}}});
+  EXPECT_EQ(ended.code, 65) << ended.said;
+  EXPECT_NE(ended.said.find("no trial has ended well; trial_00000: "), std::string::npos) << ended.said;
+  EXPECT_EQ(statuses(ended), std::vector(3, TrialStatus::failed));
+  EXPECT_FALSE(ended.sweep->best());
+}
+
+TEST_F(Sweeps, AStopIsThatOfAllTrialsAndTheSweepGoesOn) {
+  const int size = world().size(), together = size == 1 ? 1 : size / 2;
+  const auto storage = test::shared_folder();
+  const auto file = storage / "sweep" / "stop";
+  bool stops = true;
+  std::vector<std::int64_t> first(8), last(8), to(8, 1'000'000'000);
+  const auto loop = [&](Session& session, const Config& config) {
+    const auto number = static_cast<std::size_t>(number_of(session));
+    auto own = config;
+    own["epochs"] = to[number];
+    count(session, own, [&](std::int64_t epoch) {
+      if (session.world_rank() != 0) return;
+      if (first[number] == 0) first[number] = epoch;
+      last[number] = epoch;
+      if (stops && number == 0 && epoch == 2) std::ofstream(file) << "";
+    });
+  };
+  const SweepOptions options{
+      .space = {{"value", grid({0, 1, 2, 3, 4, 5, 6, 7})}}, .ranks_per_trial = together, .metric = "value"};
+  auto ended = run({storage}, loop, {{"value", 0}}, options);
+  EXPECT_EQ(ended.code, 85) << ended.said;
+  EXPECT_NE(ended.said.find("8 of 8 trials are left, state saved. Start it again with --name sweep"), std::string::npos)
+      << ended.said;
+  EXPECT_FALSE(std::filesystem::exists(file)) << "it stops one start";
+  EXPECT_EQ(statuses(ended), std::vector(8, TrialStatus::waiting));
+  const auto before = summed(last);
+  EXPECT_GE(before[0], 2);
+  EXPECT_EQ(before[7], 0) << "nothing begins after a stop";
+
+  for (std::size_t i = 0; i < 8; ++i) to[i] = before[i] + 2;
+  first.assign(8, 0);
+  last.assign(8, 0);
+  stops = false;
+  ended = run({storage}, loop, {{"value", 0}}, options);
+  const auto begun = summed(first), end = summed(last);
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(begun[i], before[i] + 1) << "trial " << i << " goes on where it was saved";
+    EXPECT_EQ(end[i], before[i] + 2);
+  }
+  EXPECT_EQ(ended.code, 0) << ended.said;
+}
+
+TEST_F(Sweeps, AtTheTimeLimitNothingBegins) {
+  std::int64_t begun = 0;
+  const auto ended = run({test::shared_folder(), {"--time-limit", "0"}}, [&](Session&, const Config&) { ++begun; },
+                         {{"value", 0}}, {.space = {{"value", grid({1, 2})}}});
+  EXPECT_EQ(ended.code, 75) << "nothing is saved: " << ended.said;
+  EXPECT_EQ(begun, 0);
+  EXPECT_EQ(statuses(ended), std::vector(2, TrialStatus::waiting));
+}
+
+TEST_F(Sweeps, ATrialWithNothingToSaveIsStoppedAndHasNotFailed) {
+  const auto storage = test::shared_folder();
+  const auto endless = [&](Session& session, const Config&) {
+    if (session.world_rank() == 0) std::ofstream(storage / "sweep" / "stop") << "";
+    for (;;) session.report({{"value", 1}});
+  };
+  const auto ended =
+      run({storage}, endless, {{"value", 0}}, {.space = {{"value", grid({1, 2})}}, .ranks_per_trial = world().size()});
+  EXPECT_EQ(ended.code, 75) << ended.said;
+  EXPECT_EQ(statuses(ended), std::vector(2, TrialStatus::waiting));
+}
+
+TEST_F(Sweeps, MoreSamplesAddTrialsAndAnotherSpaceIsRefused) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> begun(4);
+  const auto loop = [&](Session& session, const Config& config) {
+    begun[static_cast<std::size_t>(number_of(session))] += session.world_rank() == 0;
+    count(session, config);
+  };
+  const Config defaults{{"value", 0.0}};
+  SweepOptions options{.space = {{"value", uniform(0, 1)}}, .num_samples = 2};
+  EXPECT_EQ(run({storage}, loop, defaults, options).code, 0);
+  options.num_samples = 4;
+  EXPECT_EQ(run({storage}, loop, defaults, options).code, 0);
+  EXPECT_EQ(summed(begun), (std::vector<std::int64_t>{1, 1, 1, 1}));
+  for (const auto& job : {Job{storage, {"--seed", "1"}}, Job{storage, {"--resume", "never"}}})
+    EXPECT_EQ(run(job, loop, defaults, options).code, 64) << job.flags[1];
+  options.space = {{"value", uniform(0, 2)}};
+  const auto other = run({storage}, loop, defaults, options);
+  EXPECT_EQ(other.code, 64);
+  EXPECT_NE(other.said.find("trial_00000 has had the settings"), std::string::npos) << other.said;
+  EXPECT_EQ(run({test::shared_folder(), {"--resume", "must"}}, loop, defaults, options).code, 65);
+  EXPECT_EQ(run({test::shared_folder(), {"--resume", "never"}}, loop, defaults, options).code, 0);
+}
+
+TEST_F(Sweeps, WhatCannotBeIsSaidBeforeAnythingBegins) {
+  const auto loop = [](Session&, const Config&) { FAIL() << "it has begun"; };
+  const Config defaults{{"value", 0}};
+  const Space space{{"value", grid({1})}};
+  const auto ended = run({test::shared_folder()}, loop, defaults, {.space = space, .ranks_per_trial = 9});
+  EXPECT_EQ(ended.code, 64);
+  EXPECT_NE(ended.said.find("a trial is to have 9 ranks and the launch has " + std::to_string(world().size())),
+            std::string::npos)
+      << ended.said;
+  for (const auto& options :
+       std::vector<SweepOptions>{{.space = space, .num_samples = 0},
+                                 {.space = space, .ranks_per_trial = 0},
+                                 {.space = space, .scheduler = asha()},
+                                 {.space = space, .metric = "m", .scheduler = asha({.reduction_factor = 1})},
+                                 {.space = space, .metric = "m", .scheduler = asha({.grace_period = 5, .max_t = 4})},
+                                 {.space = {{"value", grid({1})}, {"value", grid({2})}}}})
+    EXPECT_EQ(run({test::shared_folder()}, loop, defaults, options).code, 64);
+  const auto folder = test::shared_folder();
+  if (world().rank() == 0) std::ofstream(folder / "config.json") << R"({"value": 3})";
+  world().barrier();
+  for (const auto& flags : std::vector<std::vector<std::string>>{{"--set", "value=3"},
+                                                                 {"--config", (folder / "config.json").string()},
+                                                                 {"--workers", "1"},
+                                                                 {"--resume", "somewhere"}})
+    EXPECT_EQ(run({test::shared_folder(), flags}, loop, defaults, {.space = space}).code, 64) << flags[0];
+}
+
+TEST_F(Sweeps, AnUnknownSettingAndAMetricThatNobodyReportsAreErrors) {
+  const auto loop = [](Session& session, const Config& config) { count(session, config); };
+  auto ended = run({test::shared_folder()}, loop, {{"value", 0}}, {.space = {{"valeu", grid({1, 2})}}});
+  EXPECT_EQ(ended.code, 64);
+  EXPECT_NE(ended.said.find("Did you mean \"value\""), std::string::npos) << ended.said;
+  ended = run({test::shared_folder()}, loop, {{"value", 0}}, {.space = {{"value", grid({1})}}, .metric = "valeu"});
+  EXPECT_EQ(ended.code, 64);
+  EXPECT_NE(ended.said.find("none has reported \"valeu\""), std::string::npos) << ended.said;
+}
+
+TEST_F(Sweeps, AnyFunctionIsATrainable) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> places;
+  const auto fit = [&](Launch& launch, const Config& config) -> Result {
+    EXPECT_EQ(launch.size(), 1);
+    EXPECT_EQ(launch.place_on_node(), world().topology().local_rank) << "which GPU it has";
+    if (config.at("value") == 1 && launch.rank() == 0) throw std::runtime_error("not this one");
+    return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
+  };
+  const auto ended = launch({storage}, [&](Launch& launch) {
+    return Sweep(launch, fit, {.space = {{"value", grid({0, 1, 2})}}, .metric = "value"}).fit();
+  });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  using enum TrialStatus;
+  EXPECT_EQ(statuses(ended), (std::vector{done, failed, done}));
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00002");
+}
+
+TEST_F(Sweeps, WhatTheSweepCannotWriteEndsIt) {
+  // Another thing lies where the last trial's folder is to be.
+  const auto storage = test::shared_folder();
+  const auto loop = [](Session& session, const Config& config) { count(session, config); };
+  if (world().rank() == 0) {
+    std::filesystem::create_directory(storage / "sweep");
+    std::ofstream(storage / "sweep" / "trial_00003") << "";
+  }
+  world().barrier();
+  const SweepOptions options{.space = {{"value", grid({0, 1, 2, 3, 4, 5})}}};
+  EXPECT_NE(run({storage}, loop, {{"value", 0}}, options).code, 0);
+  world().barrier();
+  if (world().rank() == 0) std::filesystem::remove(storage / "sweep" / "trial_00003");
+  world().barrier();
+  const auto ended = run({storage}, loop, {{"value", 0}}, options);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(statuses(ended), std::vector(6, TrialStatus::done));
+}
+
+TEST_F(Sweeps, ARunOfTheSameNameMayFollow) {
+  const auto storage = test::shared_folder();
+  std::int64_t trained = 0, last_value = 0;
+  const auto both = [&](Launch& launch) {
+    const auto loop = [&](Session& session, const Config& config) {
+      ++trained;
+      last_value = config.at("value");
+      count(session, config);
+    };
+    TorchTrainer trainer(launch, loop, {.train_loop_config = {{"value", 0}}});
+    auto sweep =
+        Sweep(launch, trainer.as_trainable(), {.space = {{"value", grid({1, 3, 2})}}, .metric = "value"}).fit();
+    TorchTrainer last(launch, loop, {.train_loop_config = sweep.best()->config});
+    EXPECT_FALSE(last.fit().error);
+    return sweep;
+  };
+  EXPECT_EQ(launch({storage}, both).code, 0);
+  EXPECT_EQ(last_value, 3);
+  trained = 0;
+  const auto again = launch({storage}, both);
+  EXPECT_EQ(again.code, 0) << again.said;
+  EXPECT_EQ(trained, 0) << "all is done";
+}
+
+}  // namespace
+}  // namespace muster
