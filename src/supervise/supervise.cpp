@@ -11,6 +11,7 @@
 #include "supervise/own_folders.hpp"
 #include "supervise/signals.hpp"
 #include "supervise/verdict.hpp"
+#include "sweep/progress.hpp"
 #include "train/failures.hpp"
 
 #include <poll.h>
@@ -210,7 +211,8 @@ class Supervision {
       failures_ = failures_.after(-1);
       return;
     }
-    failures_ = train::one_more(train::read_failures(run_, introduction_.id).value_or(failures_), run_);
+    failures_ =
+        train::one_more(train::read_failures(run_, introduction_.id).value_or(failures_), run_, sweep::progress);
     try {
       train::write_failures(run_, introduction_.id, failures_);
     } catch (const std::exception& error) {

@@ -26,10 +26,11 @@ int newest_index(const std::filesystem::path& run) {
   return published.empty() ? -1 : published.rbegin()->first;
 }
 
-Failures one_more(const Failures& before, const std::filesystem::path& run) {
+Failures one_more(const Failures& before, const std::filesystem::path& run,
+                  int (*progress)(const std::filesystem::path&)) {
   try {
-    return before.after(newest_index(run));
-  } catch (const Error&) {  // the failure itself is what is to be told
+    return before.after(progress(run));
+  } catch (const std::exception&) {  // the failure itself is what is to be told
     return before.after(before.newest);
   }
 }

@@ -28,8 +28,10 @@ std::chrono::seconds back_off(const Failures& failures) noexcept;
 /// The index of the newest checkpoint in the run's folder; -1 if there is none.
 int newest_index(const std::filesystem::path& run);
 
-/// `before` and one more, by the checkpoints in the run's folder. Where that cannot be read there was no progress.
-Failures one_more(const Failures& before, const std::filesystem::path& run);
+/// `before` and one more, by the progress in the run's folder: its checkpoints, or what stands for them in a sweep's.
+/// Where that cannot be read there was none.
+Failures one_more(const Failures& before, const std::filesystem::path& run,
+                  int (*progress)(const std::filesystem::path&) = newest_index);
 
 /// What `.failures.json` in the run's folder says to the `muster run` of that id; none if that was not there before.
 std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor);

@@ -1,0 +1,57 @@
+// A sweep of four trials that count epochs, of which the second does to itself what the settings say.
+#include "muster/launch.hpp"
+#include "muster/sweep.hpp"
+
+#include <signal.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+namespace {
+
+std::string text_in(const std::filesystem::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+void train(muster::Session& session, const muster::Config& config, const std::filesystem::path& sweep) {
+  const int number = config.at("number");
+  const std::int64_t epochs = config.at("epochs");
+  std::int64_t done = 0;
+  auto state = session.state({{"done", done}});
+  state.restore();
+  const auto before = done;
+  while (done < epochs) {
+    if (session.world_rank() == 0) std::printf("trial %d epoch %d\n", number, static_cast<int>(done));
+    std::fflush(stdout);
+    if (number == 1 && done == before + 1 && config.at("kill").get<std::int64_t>() > before) {
+      // Not before the first one is done, so that it can be seen whether it is run again.
+      while (text_in(sweep / "trial_00000" / "trial.json").find("\"done\"") == std::string::npos)
+        std::this_thread::yield();
+      ::raise(SIGKILL);
+    }
+    ++done;
+    session.report({{"number", number}}, state);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  muster::Launch launch(argc, argv);
+  return launch.run([&] {
+    const auto sweep = *launch.flags().storage / *launch.flags().name;
+    muster::TorchTrainer trainer(
+        launch, [&](muster::Session& session, const muster::Config& config) { train(session, config, sweep); },
+        {.train_loop_config = {{"number", 0}, {"epochs", 3}, {"kill", 0}}});
+    return muster::Sweep(launch, trainer.as_trainable(),
+                         {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = "number"})
+        .fit();
+  });
+}
