@@ -20,6 +20,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -105,9 +106,8 @@ class Normalise : public autograd::Function<Normalise> {
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<Ranks>(ranks));
     // With statistics that are given, as in evaluation.
     const auto type = type_of_statistics(input);
-    const auto given = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(type) : tensor; };
-    return std::get<0>(at::native_batch_norm(input, given(weight), given(bias), given(all.mean), given(all.variance),
-                                             /*training=*/false, /*momentum=*/0.0, eps));
+    return std::get<0>(at::native_batch_norm(input, weight.to(type), bias.to(type), all.mean.to(type),
+                                             all.variance.to(type), /*training=*/false, /*momentum=*/0.0, eps));
   }
 
   static autograd::variable_list backward(autograd::AutogradContext* context, autograd::variable_list gradients) {
@@ -138,17 +138,15 @@ class Normalise : public autograd::Function<Normalise> {
                                     2 * static_cast<int>(context->saved_data["layer"].toInt()) + 1)
                               .div_(own * context->saved_data["count"].toDouble())
                               .view({2, -1});
-      const auto factor = weight.defined() ? weight.to(at::kDouble) * inverse : inverse;
+      const auto factor = weight.to(at::kDouble) * inverse;
       found[0] =
           own > 0
               ? ((gradient - along_input(of_all[0]) - centred * along_input(of_all[1] * inverse)) * along_input(factor))
                     .to(input.scalar_type())
               : at::zeros_like(input);
     }
-    if (weight.defined()) {
-      found[1] = sum_of_products.to(weight.scalar_type());
-      found[2] = sum.to(weight.scalar_type());
-    }
+    found[1] = sum_of_products.to(weight.scalar_type());
+    found[2] = sum.to(weight.scalar_type());
     return found;
   }
 };
@@ -267,7 +265,11 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
     }
     return statistics;
   }();
-  return Normalise::apply(input, this->weight, this->bias, all, this->options.eps(), ranks, std::int64_t{layer_});
+  const bool affine = this->options.affine();
+  const auto constants = input.options().dtype(type_of_statistics(input)).requires_grad(false);
+  return Normalise::apply(input, affine ? this->weight : at::ones({input.size(1)}, constants),
+                          affine ? this->bias : at::zeros({input.size(1)}, constants), all, this->options.eps(), ranks,
+                          std::int64_t{layer_});
 }
 
 template <std::size_t D, class Derived>

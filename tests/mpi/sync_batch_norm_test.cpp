@@ -61,7 +61,7 @@ struct Prepared : test::Preparation {
 
 void expect_close(const at::Tensor& have, const at::Tensor& want, const std::string& what) {
   const bool doubles = want.scalar_type() == at::kDouble;
-  EXPECT_TRUE(have.sizes() == want.sizes() && at::allclose(have, want, doubles ? 1e-9 : 2e-5, doubles ? 1e-11 : 2e-6))
+  EXPECT_TRUE(have.sizes() == want.sizes() && at::allclose(have, want, doubles ? 1e-9 : 2e-5, doubles ? 1e-11 : 1e-5))
       << what << ": have\n"
       << have << "\nwant\n"
       << want;
