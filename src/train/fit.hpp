@@ -2,14 +2,12 @@
 // the same on all ranks.
 #pragma once
 
-#include "data/sources/fingerprint.hpp"
 #include "muster/result.hpp"
 #include "train/resolve.hpp"
 #include "train/run_folder.hpp"
 
 #include <c10/core/Device.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,9 +17,6 @@ namespace muster::detail::train {
 /// Looks whether this worker has the device and the data that it needs, and whether all have the same data; gives its
 /// device. A rank that only waits needs neither.
 at::Device check_together(const Plan& plan);
-/// An Error, the same on all ranks, that names the dataset, what differs, and a rank and its host on each side. The
-/// first `workers` ranks are compared, each by what it found itself.
-void require_same_data(const Communicator& ranks, int workers, const std::map<std::string, data::Fingerprint>& mine);
 
 /// TorchTrainer's backend.
 std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);

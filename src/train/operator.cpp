@@ -2,8 +2,8 @@
 
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
-#include "train/fit.hpp"
 #include "train/operator_parts.hpp"
+#include "train/same_data.hpp"
 
 #include <torch/torch.h>
 
