@@ -3,6 +3,8 @@
 //   muster::Dataset train("train.h5");                         // every column of the file's root group
 //   auto two = muster::Dataset::from_hdf5({"a.h5:/g", "b.h5:/g"}, {.columns = {"x", "y"}});
 //   auto small = muster::Dataset::from_tensors({{"x", x}, {"y", y}});
+//   auto items = muster::Dataset::from_items({{{"x", 0}, {"y", 1}}, {{"x", 1}, {"y", 3}}});
+//   auto lines = muster::Dataset::from_stream(read_my_share);  // rows that have no index; see there
 //
 // Inside a training function, session.get_dataset_shard("train").iter_torch_batches({…}) gives this rank's batches.
 #pragma once
@@ -11,8 +13,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -21,6 +25,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace muster {
@@ -97,6 +102,32 @@ struct DatasetOptions {
 void to_json(Json& json, const DatasetOptions& options);
 void from_json(const Json& json, DatasetOptions& options);
 
+/// Which share of a stream is asked for: that of `worker`, 0 … workers − 1, whose rows no other worker gives.
+struct StreamShard {
+  int worker = 0;
+  int workers = 1;
+  std::int64_t epoch = 0;
+};
+
+/// What a stream gives at a time: a row as a JSON object of numbers, booleans and arrays of them, or a Batch of any
+/// number of rows, whose tensors are its own from then on.
+class StreamRows {
+ public:
+  template <std::same_as<Json> Row>
+  StreamRows(Row row) : rows_(std::move(row)) {}
+  StreamRows(Batch rows) : rows_(std::move(rows)) {}
+
+  std::variant<Json, Batch> take() && { return std::move(rows_); }
+
+ private:
+  std::variant<Json, Batch> rows_;
+};
+
+/// Gives the next rows of a share, none at its end.
+using StreamReader = std::function<std::optional<StreamRows>()>;
+/// Begins a share.
+using MakeStream = std::function<StreamReader(const StreamShard&)>;
+
 /// A handle to a dataset; copies are cheap and share it. Files are opened at first use and checked whole then (an Error
 /// with ExitCode::data). The same on all ranks: count, columns, sizes and some blocks are compared before training.
 class Dataset {
@@ -110,6 +141,35 @@ class Dataset {
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
   /// In memory. All tensors have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
+  /// In memory, row by row: a list of JSON objects with the same keys, which are the columns in the order of names, or
+  /// of plain values, which make one column "item" (from_items({1, 2, 3})). Values are numbers, booleans, or arrays of
+  /// them, of the same shape in every row: a number makes a column [rows]. Whole numbers become int64, others float64,
+  /// as in Ray and NumPy; BatchOptions::dtypes makes float32 of them. The same rows on all ranks.
+  static Dataset from_items(const Json& items);
+  /// Rows that come one after the other and have no index: lines of a socket, what a simulation makes, files in a
+  /// format of one's own. In every pass `make` is called on each worker, and gives a function that gives the rows of
+  /// that worker's share, JSON objects or Batches, until it gives none. That function is called on another thread,
+  /// which reads ahead, and what it throws ends training on all workers.
+  ///
+  ///   auto lines = muster::Dataset::from_stream([](const muster::StreamShard& shard) {
+  ///     auto file = std::make_shared<std::ifstream>("part-" + std::to_string(shard.worker) + ".txt");
+  ///     return [file]() -> std::optional<muster::Json> {
+  ///       double x = 0, y = 0;
+  ///       if (!(*file >> x >> y)) return {};
+  ///       return muster::Json{{"x", x}, {"y", y}};
+  ///     };
+  ///   });
+  ///
+  /// All workers take as many steps: before each they agree on how many rows it has, so a split stream's passes, those
+  /// that do not train too, are collective. A worker whose rows have come to an end has a batch of weight 0, as a rank
+  /// that is left empty has (Batch::size), and a pass ends when nobody has rows. A stream that is not split is asked
+  /// for by each worker as the only one.
+  ///
+  /// A position in a stream is not known. So a State is reported, and a stop is obeyed, when the pass is over; a run
+  /// that goes on, at any number of workers, begins with a new pass. What needs a count or an index is an Error
+  /// (ExitCode::usage): count(), schema(), read(), fitting a preprocessor (a fitted one is applied), `shuffle`,
+  /// `local_shuffle_buffer_size`, ScalingConfig::virtual_workers.
+  static Dataset from_stream(MakeStream make);
 
   /// Samples.
   std::int64_t count() const;
@@ -140,7 +200,7 @@ struct BatchOptions {
   bool training = true;
   /// A permutation of the whole dataset, another one in each pass of each epoch, drawn from the run's seed.
   bool shuffle = false;
-  /// Leaves out the last step of an epoch if it is not full.
+  /// Leaves out the last step of an epoch if it is not full; of a stream each worker its last batch.
   bool drop_last = false;
   /// Batches that are read ahead.
   int prefetch_batches = 1;
@@ -186,8 +246,9 @@ class BatchRange {
   iterator begin();
   std::default_sentinel_t end() const noexcept { return {}; }
   /// Batches of this pass on this worker, or of that which would begin now; one a step unless it takes several
-  /// micro-batches of each (ScalingConfig::virtual_workers). Those before a resumed position are left out.
-  std::int64_t num_batches() const noexcept;
+  /// micro-batches of each (ScalingConfig::virtual_workers). Those before a resumed position are left out. An Error for
+  /// a stream.
+  std::int64_t num_batches() const;
 
  private:
   std::unique_ptr<detail::data::BatchStream> stream_;

@@ -1,5 +1,6 @@
 #include "muster/dataset.hpp"
 
+#include "data/sources/items.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "step/batch_weight.hpp"
@@ -57,6 +58,12 @@ Dataset Dataset::from_hdf5(std::vector<std::string> paths, DatasetOptions option
 Dataset Dataset::from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns) {
   return Dataset(detail::data::memory_source(std::move(columns)));
 }
+
+Dataset Dataset::from_items(const Json& items) {
+  return Dataset(detail::data::memory_source(detail::data::columns_of(items, "making a dataset of items")));
+}
+
+Dataset Dataset::from_stream(MakeStream make) { return Dataset(detail::data::stream_source(std::move(make))); }
 
 std::int64_t Dataset::count() const { return source_->count(); }
 

@@ -13,11 +13,11 @@ std::string conflict_of(const OpenPass& a, const OpenPass& b) {
     std::string text = "\"" + pass.name + "\"";
     if (!plan) return text;
     if (pass.plan.global_batch == 0) return text + " (from a sampler of its own)";
-    return text + " (" + std::to_string(pass.plan.samples) + " samples, " + std::to_string(pass.plan.global_batch) +
-           " a step" + (pass.plan.drop_last ? ", the last dropped)" : ")");
+    return text + " (" + (pass.plan.is_stream() ? "a stream" : std::to_string(pass.plan.samples) + " samples") + ", " +
+           std::to_string(pass.plan.global_batch) + " a step" + (pass.plan.drop_last ? ", the last dropped)" : ")");
   };
   if (a.plan.global_batch == 0 && b.plan.global_batch == 0) return {};  // every rank counts the same in both
-  const bool plans = a.plan != b.plan;
+  const bool plans = a.plan != b.plan || a.plan.is_stream();            // where rows come to an end is not known
   if (!plans && a.position == b.position && a.batch->micro_batch == b.batch->micro_batch) return {};
   return "batches of " + shown(a, plans) + " and of " + shown(b, plans) +
          " are in hand, and they need not weigh the same: " +

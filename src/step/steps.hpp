@@ -16,9 +16,10 @@ using BatchWeightPtr = std::shared_ptr<const BatchWeight>;
 
 /// How a pass is cut into steps: two of the same plan that stand at the same place weigh alike.
 struct Plan {
-  std::int64_t samples = 0;       ///< of the dataset
+  std::int64_t samples = 0;       ///< of the dataset; 0 for a stream
   std::int64_t global_batch = 0;  ///< samples of a step; 0 where a sampler of the user's own chooses them
   bool drop_last = false;
+  bool is_stream() const noexcept { return samples == 0 && global_batch > 0; }
   bool operator==(const Plan&) const = default;
 };
 

@@ -55,6 +55,12 @@ Json make_row(const Counters& counters, Json metrics, int world_size) {
   return row;
 }
 
+[[noreturn]] void refuse_state(const std::string& over, const char* what, const std::string& when) {
+  throw Error(ExitCode::usage, "reporting with a state",
+              "a pass over " + over + " is under way, and where " + what + " stands cannot be saved",
+              "Report with the state " + when);
+}
+
 }  // namespace
 
 void SessionState::report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
@@ -73,11 +79,10 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
 
   std::vector<Contribution> all;
   for (const auto& bytes : comm::on_all(workers.control, [&] {
-         if (const auto* loader = steps.without_position(); entries && loader != nullptr)
-           throw Error(ExitCode::usage, "reporting with a state",
-                       "a pass over the data loader \"" + loader->name +
-                           "\" is under way, and where its own sampler stands cannot be saved",
-                       "Report with the state after the pass, or give the loader no sampler");
+         if (const auto* pass = steps.without_position(); entries && pass != nullptr)
+           pass->plan.is_stream() ? refuse_state("the stream \"" + pass->name + "\"", "it", "after the pass")
+                                  : refuse_state("the data loader \"" + pass->name + "\"", "its own sampler",
+                                                 "after the pass, or give the loader no sampler");
          const auto& name = options.checkpoint_dir_name;
          if (const auto fact = wrong_with_name(name); fact && !name.empty())
            throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,

@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
+#include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -22,10 +23,16 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   }
   const auto& split = config.datasets_to_split.names();
   const bool is_split = config.split_all.value_or(false) || std::find(split.begin(), split.end(), name) != split.end();
+  const bool is_stream = dataset->second.source()->is_stream();
   auto state = std::make_shared<data::ShardState>(
-      data::CursorOptions{
-          .name = name, .share = workers.share, .full = workers.full, .split = is_split, .seed = workers.seed},
-      dataset->second, workers.device);
+      data::CursorOptions{.name = name,
+                          .share = workers.share,
+                          .full = workers.full,
+                          .split = is_split,
+                          .seed = workers.seed,
+                          .resumable = !is_stream,
+                          .stream = is_stream},
+      dataset->second, workers.device, is_stream && is_split ? std::optional(workers.control) : std::nullopt);
   cursors->add(state);
   return shards.emplace(name, state).first->second;
 }
@@ -42,6 +49,9 @@ void SessionData::preprocess(const Json& saved, const Communicator& control) {
   } else if (control.all_reduce(std::int64_t{!preprocessor->fitted()}) == 0) {
     // As its owner has fitted it, or an attempt before this one.
   } else if (const auto train = datasets.find("train"); train != datasets.end()) {
+    if (train->second.source()->is_stream())
+      throw Error(ExitCode::usage, "fitting the preprocessor", "the dataset \"train\" is a stream",
+                  "Fit it on a dataset of files, tensors or items, and give the trainer the fitted one");
     preprocessor->fit(train->second, control);
   } else {
     throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"",

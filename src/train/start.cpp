@@ -2,6 +2,7 @@
 #include "base/log.hpp"
 #include "checkpoint/tier.hpp"
 #include "comm/on_ranks.hpp"
+#include "data/sources/source.hpp"
 #include "muster/version.hpp"
 #include "train/fit.hpp"
 #include "train/params.hpp"
@@ -17,7 +18,8 @@ Json describe(const Plan& plan, const RunFolder& run) {
   options.run_config.storage_path = run.path().parent_path();
   Json datasets = Json::object();
   if (plan.works())
-    for (const auto& [name, dataset] : options.datasets) datasets[name] = {{"samples", dataset.count()}};
+    for (const auto& [name, dataset] : options.datasets)
+      datasets[name] = {{"samples", dataset.source()->is_stream() ? Json() : Json(dataset.count())}};
   auto params = params_of(options);
   params.update({
       {"muster_version", MUSTER_VERSION},

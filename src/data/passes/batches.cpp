@@ -28,12 +28,7 @@ struct StepReader {
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
     const Batch read = source->read(samples_of(step, pass.order));
-    std::vector<Batch::Item> items;
-    for (const auto& [name, tensor] : read) {
-      const auto dtype = options.dtypes.find(name);
-      items.emplace_back(name, tensor.to(options.device.value_or(tensor.device()),
-                                         dtype == options.dtypes.end() ? tensor.scalar_type() : dtype->second));
-    }
+    auto items = converted(read, options);
     step::BatchWeightPtr weight;
     if (split)
       weight = std::make_shared<step::BatchWeight>(step::BatchWeight{.local = step.mine.count,
@@ -65,13 +60,46 @@ void check(const std::string& doing, const BatchOptions& options) {
                 "Give local_shuffle_buffer_size too");
 }
 
+/// Of a dataset whose samples have indices.
+class IndexedBatches final : public BatchStream {
+ public:
+  IndexedBatches(std::shared_ptr<ShardState> of, const BatchOptions& options)
+      : BatchStream(of, options, of->dataset.count()) {
+    for (const auto& dtype : options.dtypes)
+      column_of(*of->dataset.source(), dtype.first, "converting dataset \"" + of->options().name + "\"");
+  }
+
+  std::int64_t num_batches() const override {
+    const auto counted = pass();
+    return counted.num_steps() * counted.share.count;
+  }
+
+ private:
+  Prefetch::Produce reader(const Pass& pass) override {
+    return StepReader{shard().dataset.source(), pass, shard().options().split, options()};
+  }
+};
+
 }  // namespace
 
-BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options)
-    : shard_(std::move(shard)), options_(options), count_(shard_->dataset.count()) {
+std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options) {
+  if (shard->options().stream) return open_stream_batches(std::move(shard), options);
+  return std::make_unique<IndexedBatches>(std::move(shard), options);
+}
+
+std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options) {
+  std::vector<Batch::Item> items;
+  for (const auto& [name, tensor] : batch) {
+    const auto dtype = options.dtypes.find(name);
+    items.emplace_back(name, tensor.to(options.device.value_or(tensor.device()),
+                                       dtype == options.dtypes.end() ? tensor.scalar_type() : dtype->second));
+  }
+  return items;
+}
+
+BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count)
+    : shard_(std::move(shard)), options_(options), count_(count) {
   check(doing(), options);
-  for (const auto& dtype : options.dtypes)
-    column_of(*shard_->dataset.source(), dtype.first, "converting dataset \"" + shard_->options().name + "\"");
 }
 
 BatchStream::~BatchStream() { end(); }
@@ -81,15 +109,14 @@ void BatchStream::start() {
     throw Error(ExitCode::usage, doing(), "begin() was called twice on one range",
                 "Ask the shard for a new range for each pass");
   pass_ = shard_->begin_pass(options_, count_);
-  batches_.emplace(StepReader{shard_->dataset.source(), *pass_, shard_->options().split, options_},
-                   options_.prefetch_batches);
+  batches_.emplace(reader(*pass_), options_.prefetch_batches);
   advance();
 }
 
 void BatchStream::advance() {
   if (current_.step()) shard_->end_batch(*pass_);
   current_ = {};  // its memory may serve the next
-  auto next = batches_->next();
+  auto next = take(*batches_);
   if (!next) return end();
   current_ = std::move(*next);
   if (current_.step()) shard_->begin_batch(*pass_, current_.step(), current_.global_size());
@@ -100,11 +127,6 @@ void BatchStream::end() {
   batches_.reset();
   current_ = {};
   if (pass_) shard_->end_pass(*pass_);
-}
-
-std::int64_t BatchStream::num_batches() const noexcept {
-  const auto pass = pass_ ? *pass_ : shard_->plan(options_, count_);
-  return pass.num_steps() * pass.share.count;
 }
 
 }  // namespace detail::data
@@ -130,6 +152,6 @@ BatchRange::iterator BatchRange::begin() {
   return first;
 }
 
-std::int64_t BatchRange::num_batches() const noexcept { return stream_->num_batches(); }
+std::int64_t BatchRange::num_batches() const { return stream_->num_batches(); }
 
 }  // namespace muster

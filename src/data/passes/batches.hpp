@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace muster::detail::data {
 
@@ -47,10 +48,8 @@ class Prefetch {
 /// What a BatchRange iterates over. Only reading is on the prefetching thread; the shard belongs to who iterates.
 class BatchStream {
  public:
-  /// `options.device`: none leaves the batches where they are.
-  BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options);
   /// Ends the pass.
-  ~BatchStream();
+  virtual ~BatchStream();
   BatchStream(const BatchStream&) = delete;
   BatchStream& operator=(const BatchStream&) = delete;
 
@@ -61,19 +60,40 @@ class BatchStream {
   bool at_end() const noexcept { return at_end_; }
   Batch& current() noexcept { return current_; }
   /// Of the pass, or of that which would begin now.
-  std::int64_t num_batches() const noexcept;
+  virtual std::int64_t num_batches() const = 0;
+
+ protected:
+  /// `count`: samples of the dataset, 0 if nobody knows.
+  BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count);
+
+  std::string doing() const { return "iterating over dataset \"" + shard_->options().name + "\""; }
+  const ShardState& shard() const noexcept { return *shard_; }
+  const BatchOptions& options() const noexcept { return options_; }
+  /// The one that has begun, or that would begin now.
+  Pass pass() const { return pass_ ? *pass_ : shard_->plan(options_, count_); }
 
  private:
-  std::string doing() const { return "iterating over dataset \"" + shard_->options().name + "\""; }
+  /// What reads the batches of the pass that begins, on the prefetching thread.
+  virtual Prefetch::Produce reader(const Pass& pass) = 0;
+  /// The next batch in hand, of those that were read.
+  virtual std::optional<Batch> take(Prefetch& batches) { return batches.next(); }
   void end();
 
   std::shared_ptr<ShardState> shard_;
   BatchOptions options_;
-  std::int64_t count_;        ///< samples of the dataset
+  std::int64_t count_;
   std::optional<Pass> pass_;  ///< once it has begun
   std::optional<Prefetch> batches_;
   Batch current_;
   bool at_end_ = false;
 };
+
+/// `options.device`: none leaves the batches where they are.
+std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);
+/// Of a dataset that is a stream, in stream_batches.cpp.
+std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);
+
+/// With types and device as the options say.
+std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options);
 
 }  // namespace muster::detail::data

@@ -101,11 +101,13 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
   const auto batch = split && options.global_batch_size ? *options.global_batch_size
                                                         : times(per_worker, split ? options_.batches_in_step() : 1);
   Pass pass{.order = Order(count, {}),
-            .plan = {count, options_.resumable ? batch : 0, options.drop_last},
+            .plan = {count, options_.weighs() ? batch : 0, options.drop_last},
             .share = share,
-            .training = split && options.training && at::GradMode::is_enabled()};
+            .training = split && options.training && at::GradMode::is_enabled(),
+            .epoch = epoch_.number};
   if (pass.training && epoch_.to_skip > 0) {
     pass.position = count;
+    pass.was = true;
     return pass;
   }
   OrderOptions order{.shuffle = options.shuffle,
@@ -165,7 +167,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
                 "it has " + std::to_string(count) + " samples and had " + std::to_string(last_.samples) +
                     " when the checkpoint was saved",
                 "Resume with the same files, or start a new run");
-  if (options_.resumable) say_if_steps_changed(pass, options);
+  if (options_.weighs()) say_if_steps_changed(pass, options);
   const bool goes_on = last_.consumed > 0;
   last_ = {.number = pass.number,
            .under_way = true,

@@ -23,7 +23,9 @@ struct Pass {
   std::int64_t position = 0;  ///< where it begins, not 0 after a resume
   step::Plan plan = {};
   step::Share share = {};
-  bool training = false;    ///< counted: it has a position, and its batches weigh gradients
+  bool training = false;  ///< counted: it has a position, and its batches weigh gradients
+  bool was = false;       ///< it was finished before the run was stopped, and comes back empty
+  std::int64_t epoch = 0;
   std::int64_t number = 0;  ///< which pass of the session it is; 0 until it has begun
 
   std::int64_t num_steps() const noexcept {
@@ -39,9 +41,12 @@ struct CursorOptions {
   bool split = true;  ///< else every rank sees all of it, and it has no position
   std::uint64_t seed = 0;
   bool loader = false;    ///< a data loader, not a dataset
-  bool resumable = true;  ///< false where a sampler of the user's own chooses the samples
+  bool resumable = true;  ///< false for a stream, and where a sampler of the user's own chooses the samples
+  bool stream = false;    ///< of which nobody knows how many samples it has
 
   int batches_in_step() const noexcept { return full > 0 ? full : share.total; }
+  /// Whether gradients are weighted by the samples of its batches.
+  bool weighs() const noexcept { return resumable || stream; }
 };
 
 /// One per dataset or loader and session, shared by all that iterate over it; belongs to the thread that runs the

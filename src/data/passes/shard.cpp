@@ -8,13 +8,13 @@ DatasetShard::DatasetShard(std::shared_ptr<detail::data::ShardState> state) : st
 
 BatchRange DatasetShard::iter_torch_batches(BatchOptions options) const {
   if (!options.device) options.device = state_->device;
-  return BatchRange(std::make_unique<detail::data::BatchStream>(state_, options));
+  return BatchRange(detail::data::open_batches(state_, options));
 }
 
 BatchRange DatasetShard::iter_batches(BatchOptions options) const {
   options.device.reset();
   options.dtypes.clear();
-  return BatchRange(std::make_unique<detail::data::BatchStream>(state_, options));
+  return BatchRange(detail::data::open_batches(state_, options));
 }
 
 void DatasetShard::set_epoch(std::int64_t epoch) const { state_->set_epoch(epoch); }

@@ -3,19 +3,23 @@
 
 #include "data/passes/cursors.hpp"
 
+#include "muster/communicator.hpp"
+
 #include <c10/core/Device.h>
 
+#include <optional>
 #include <utility>
 
 namespace muster::detail::data {
 
 /// One per dataset and session, shared by every DatasetShard and BatchRange over it.
 struct ShardState : Cursor {
-  ShardState(CursorOptions options, Dataset of, at::Device where = at::kCPU)
-      : Cursor(std::move(options)), dataset(std::move(of)), device(where) {}
+  ShardState(CursorOptions options, Dataset of, at::Device where = at::kCPU, std::optional<Communicator> among = {})
+      : Cursor(std::move(options)), dataset(std::move(of)), device(where), workers(std::move(among)) {}
 
   Dataset dataset;
   at::Device device;
+  std::optional<Communicator> workers;  ///< that agree on the steps of a stream; none where there is one worker
 };
 
 }  // namespace muster::detail::data

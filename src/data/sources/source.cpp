@@ -79,13 +79,21 @@ class TransformedSource final : public Source {
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
   Fingerprint fingerprint() override { return source_->fingerprint(); }  // what is made of it follows from it
+  bool is_stream() const noexcept override { return source_->is_stream(); }
+
+  BatchReader open(const StreamShard& shard, std::int64_t rows) override {
+    return [preprocessor = preprocessor_, next = source_->open(shard, rows)] {
+      auto batch = next();
+      if (batch) preprocessor->transform(*batch);
+      return batch;
+    };
+  }
 
   const Schema& schema() override {
     // A preprocessor does not say what it makes of the columns, so one sample shows it.
     std::call_once(once_, [this] {
       constexpr std::array<std::int64_t, 1> first{0};
-      for (const auto& [name, tensor] : read(first))
-        schema_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
+      schema_ = schema_of(read(first));
     });
     return schema_;
   }
@@ -131,6 +139,13 @@ at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {
   else if (const auto other = std::ranges::find_if(storages_, is_free); other != storages_.end())
     *other = tensor.storage();
   return tensor;
+}
+
+Schema schema_of(const Batch& batch) {
+  Schema schema;
+  for (const auto& [name, tensor] : batch)
+    schema.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
+  return schema;
 }
 
 std::string describe(const Column& column) {

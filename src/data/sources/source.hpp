@@ -8,12 +8,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace muster::detail::data {
+
+/// Gives one batch after the other, none at the end.
+using BatchReader = std::function<std::optional<Batch>()>;
 
 /// Columns that can be read by the sample. Thread-safe; errors are muster::Error with ExitCode::data.
 class Source {
@@ -28,12 +32,19 @@ class Source {
   virtual Fingerprint fingerprint() = 0;
   /// What errors call it.
   virtual std::string shown() const = 0;
+
+  /// A stream: samples have no indices, and all there is of it is open(); count(), schema() and read() are Errors.
+  virtual bool is_stream() const noexcept { return false; }
+  /// Of a stream: the worker's share in batches of `rows`, the last of what is left.
+  virtual BatchReader open(const StreamShard&, std::int64_t /*rows*/) { return {}; }
 };
 
 /// The tensors themselves, not copies.
 std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns);
 /// The files one after the other; opened and checked at the first call of a member.
 std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
+/// What `make` gives to each worker.
+std::shared_ptr<Source> stream_source(MakeStream make);
 /// What `preprocessor` makes of each batch of `source`.
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor);
@@ -49,6 +60,8 @@ class TensorPool {
   std::vector<c10::Storage> storages_;
 };
 
+/// The columns of a batch.
+Schema schema_of(const Batch& batch);
 /// "Float[3]", for errors.
 std::string describe(const Column& column);
 /// "x Float[3], y Long[]".

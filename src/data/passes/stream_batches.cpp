@@ -1,0 +1,135 @@
+// The batches of a stream: each worker reads its own rows, and before each step all agree on how many there are.
+#include "data/passes/batches.hpp"
+#include "data/sources/source.hpp"
+#include "muster/error.hpp"
+#include "muster/json.hpp"
+#include "watch/record.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace muster::detail::data {
+namespace {
+
+std::vector<Batch::Item> first_row(const Batch& batch) {
+  std::vector<Batch::Item> row;
+  for (const auto& [name, tensor] : batch) row.emplace_back(name, tensor.narrow(0, 0, 1).clone());
+  return row;
+}
+
+std::string pack_row(const std::vector<Batch::Item>& row) {
+  auto all = Json::array();
+  for (const auto& [name, tensor] : row) {
+    const auto values = tensor.cpu().contiguous();
+    const auto* const first = static_cast<const std::uint8_t*>(values.const_data_ptr());
+    all.push_back({name, static_cast<int>(values.scalar_type()), values.sizes().vec(),
+                   Json::binary({first, first + values.nbytes()})});
+  }
+  const auto bytes = Json::to_cbor(all);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<Batch::Item> unpack_row(const std::string& packed, std::optional<at::Device> device) {
+  std::vector<Batch::Item> row;
+  for (const auto& column : Json::from_cbor(packed)) {
+    const auto tensor =
+        at::empty(column[2].get<std::vector<std::int64_t>>(), static_cast<at::ScalarType>(column[1].get<int>()));
+    const auto& bytes = column[3].get_binary();
+    std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+    row.emplace_back(column[0], tensor.to(device.value_or(at::kCPU)));
+  }
+  return row;
+}
+
+class StreamBatches final : public BatchStream {
+ public:
+  StreamBatches(std::shared_ptr<ShardState> of, const BatchOptions& options) : BatchStream(std::move(of), options, 0) {
+    const auto refuse = [&](const std::string& fact, const std::string& remedy) {
+      throw Error(ExitCode::usage, doing(), fact, remedy);
+    };
+    const auto& share = shard().options().share;
+    if (options.shuffle || options.local_shuffle_buffer_size)
+      refuse((options.shuffle ? "shuffle" : "local_shuffle_buffer_size") +
+                 std::string(" is set, and it is a stream, which gives its rows in its own order"),
+             "Shuffle where the rows are made");
+    if (shard().options().split && share.fixed)
+      refuse("it is a stream, and virtual_workers divide samples that have an index",
+             "Use a dataset of files, tensors or items, or no virtual_workers");
+    if (shard().options().split && options.global_batch_size.value_or(share.total) < share.total)
+      refuse("global_batch_size is less than there are workers, and each has rows of its own",
+             "Give at least " + std::to_string(share.total));
+  }
+
+  std::int64_t num_batches() const override {
+    throw Error(ExitCode::usage, "counting the batches of dataset \"" + shard().options().name + "\"",
+                "it is a stream, and nobody knows how many rows it has", "Iterate until it ends");
+  }
+
+ private:
+  Prefetch::Produce reader(const Pass& pass) override {
+    if (pass.was) return [] { return std::nullopt; };
+    const bool split = shard().options().split;
+    const auto rows = share_of(pass.plan.global_batch, pass.share.total, pass.share.first).count;
+    const StreamShard mine{.worker = pass.share.first, .workers = pass.share.total, .epoch = pass.epoch};
+    return [next = shard().dataset.source()->open(split ? mine : StreamShard{.epoch = pass.epoch}, rows), rows,
+            options = options()]() -> std::optional<Batch> {
+      const at::NoGradGuard no_grad;
+      const auto batch = next();
+      if (!batch || (options.drop_last && batch->size() < rows)) return {};
+      for (const auto& dtype : options.dtypes) (*batch)[dtype.first];  // an Error if there is none
+      return Batch(converted(*batch, options));
+    };
+  }
+
+  std::optional<Batch> take(Prefetch& batches) override {
+    auto mine = batches.next();
+    if (!shard().options().split) return mine;
+    const watch::During agree("agreeing on the next step of a stream");
+    const auto& workers = shard().workers;
+    if (number_ == 0) begin(mine);
+    const auto rows = mine ? mine->size() : 0;
+    const auto all = workers ? workers->all_reduce(rows) : rows;
+    if (all == 0) return {};
+    const auto of = pass();
+    auto weight = std::make_shared<step::BatchWeight>(step::BatchWeight{
+        .local = rows, .global = all, .number = (of.number << 32) + ++number_, .total = of.share.total});
+    auto items = mine ? std::vector<Batch::Item>(mine->begin(), mine->end()) : first_row(Batch(spare_));
+    return Batch(std::move(items), rows, all, std::move(weight));
+  }
+
+  /// All workers compare what they have, and each keeps a row for when it has none: one of its own if it can.
+  void begin(const std::optional<Batch>& mine) {
+    if (mine) spare_ = first_row(*mine);
+    const auto& workers = shard().workers;
+    if (!workers) return;
+    const auto columns = workers->all_gather(described(schema_of(Batch(spare_))));
+    const auto has_rows = [](const std::string& text) { return !text.empty(); };
+    const auto first = std::ranges::find_if(columns, has_rows);
+    if (first == columns.end()) return;
+    for (auto other = first; other != columns.end(); ++other)
+      if (has_rows(*other) && *other != *first)
+        throw Error(ExitCode::data, doing(),
+                    "its columns are " + *first + " on worker " + std::to_string(first - columns.begin()) + " and " +
+                        *other + " on worker " + std::to_string(other - columns.begin()),
+                    "Give the same columns, types and shapes on every worker");
+    if (std::ranges::all_of(columns, has_rows)) return;
+    const auto root = static_cast<int>(first - columns.begin());
+    const auto row = workers->broadcast(workers->rank() == root ? pack_row(spare_) : "", root);
+    if (!mine) spare_ = unpack_row(row, options().device);
+  }
+
+  std::vector<Batch::Item> spare_;
+  std::int64_t number_ = 0;  ///< of the batch in hand
+};
+
+}  // namespace
+
+std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options) {
+  return std::make_unique<StreamBatches>(std::move(shard), options);
+}
+
+}  // namespace muster::detail::data

@@ -1,0 +1,114 @@
+// What has no index: rows as they come.
+#include "data/sources/items.hpp"
+#include "data/sources/source.hpp"
+#include "muster/error.hpp"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+namespace muster::detail::data {
+namespace {
+
+const std::string reading_stream = "reading a stream";
+
+[[noreturn]] void refuse_index(const std::string& doing) {
+  throw Error(ExitCode::usage, doing, "a stream gives its rows one after the other, and nobody knows them before",
+              "Use a dataset of files, tensors or items for what needs that");
+}
+
+/// Takes what a user's function gives, and cuts it into batches of the size that is asked for.
+class Cutter {
+ public:
+  Cutter(StreamReader read, std::int64_t rows) : read_(std::move(read)), rows_(rows) {}
+
+  std::optional<Batch> operator()() {
+    while (more_ && waiting_ < rows_) {
+      if (auto given = read_())
+        add(std::move(*given).take());
+      else
+        more_ = false;
+    }
+    const auto rows = std::min(waiting_, rows_);
+    if (rows == 0) return {};
+    waiting_ -= rows;
+    std::vector<std::vector<at::Tensor>> parts(schema_->size());
+    for (auto left = rows; left > 0;) {
+      const auto& block = blocks_.front();
+      const auto taken = std::min(left, block.size() - used_);
+      for (std::size_t c = 0; c < parts.size(); ++c)
+        parts[c].push_back((block.begin() + static_cast<std::ptrdiff_t>(c))->second.narrow(0, used_, taken));
+      left -= taken;
+      used_ += taken;
+      if (used_ < block.size()) continue;
+      blocks_.pop_front();
+      used_ = 0;
+    }
+    std::vector<Batch::Item> items;
+    for (std::size_t c = 0; c < parts.size(); ++c) items.emplace_back((*schema_)[c].name, at::cat(parts[c]));
+    return Batch(std::move(items));
+  }
+
+ private:
+  void add(std::variant<Json, Batch> given) {
+    auto* const row = std::get_if<Json>(&given);
+    if (row != nullptr && !row->is_object())
+      throw Error(ExitCode::data, reading_stream,
+                  "row " + std::to_string(seen_) + " is " + row->type_name() + " and no JSON object",
+                  "Give objects as in {{\"x\", 0}, {\"y\", 1}}, or a Batch");
+    auto block = row != nullptr ? Batch(columns_of(Json::array({std::move(*row)}), reading_stream, seen_))
+                                : std::move(std::get<Batch>(given));
+    if (block.size() == 0) return;
+    auto schema = schema_of(block);
+    if (!schema_) schema_ = schema;
+    if (schema != *schema_)
+      throw Error(
+          ExitCode::data, reading_stream,
+          "row " + std::to_string(seen_) + " is " + described(schema) + ", those before it are " + described(*schema_),
+          "Give the same columns, types and shapes in all rows");
+    seen_ += block.size();
+    waiting_ += block.size();
+    blocks_.push_back(std::move(block));
+  }
+
+  StreamReader read_;
+  std::int64_t rows_;
+  bool more_ = true;
+  std::optional<Schema> schema_;
+  std::deque<Batch> blocks_;
+  std::int64_t used_ = 0;     ///< rows of the first block
+  std::int64_t waiting_ = 0;  ///< rows that are in the blocks and not used
+  std::int64_t seen_ = 0;     ///< rows
+};
+
+class StreamSource final : public Source {
+ public:
+  explicit StreamSource(MakeStream make) : make_(std::move(make)) {
+    if (!make_) throw Error(ExitCode::usage, "making a dataset of a stream", "there is no function", "Give one");
+  }
+
+  bool is_stream() const noexcept override { return true; }
+  BatchReader open(const StreamShard& shard, std::int64_t rows) override {
+    auto read = make_(shard);
+    if (!read) throw Error(ExitCode::usage, reading_stream, "its function gave no function that reads", "Return one");
+    // Shared, for a std::function must be copyable.
+    return [cutter = std::make_shared<Cutter>(std::move(read), rows)] { return (*cutter)(); };
+  }
+
+  std::int64_t count() override { refuse_index("counting the samples of a stream"); }
+  const Schema& schema() override { refuse_index("asking a stream for its columns"); }
+  Batch read(std::span<const std::int64_t>) override { refuse_index("reading samples of a stream by their numbers"); }
+  std::string shown() const override { return "a stream"; }
+  Fingerprint fingerprint() override { return {.schema = "a stream's"}; }  // each rank has its own rows
+
+ private:
+  MakeStream make_;
+};
+
+}  // namespace
+
+std::shared_ptr<Source> stream_source(MakeStream make) { return std::make_shared<StreamSource>(std::move(make)); }
+
+}  // namespace muster::detail::data
