@@ -18,6 +18,7 @@
 #include <muster/model.hpp>
 #include <muster/operator.hpp>
 #include <muster/optimizer.hpp>
+#include <muster/predictor.hpp>
 #include <muster/preprocessor.hpp>
 #include <muster/process_group.hpp>
 #include <muster/recompute.hpp>

@@ -74,6 +74,8 @@ void start(int rank, Level level) {
 
 Level level() noexcept { return sinks().level; }
 
+void set_level(Level level) { start(sinks().rank, level); }
+
 void write_to(const std::filesystem::path& path) {
   auto& logger = *sinks().logger;
   logger.sinks().resize(1);

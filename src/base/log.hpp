@@ -17,6 +17,8 @@ void start(int rank, Level level);
 
 /// The level that it was started with.
 Level level() noexcept;
+/// Another one, for who is speaking already.
+void set_level(Level level);
 
 /// Also writes everything to `path` from now on (the folder must exist); an empty path ends that.
 void write_to(const std::filesystem::path& path);

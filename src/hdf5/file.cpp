@@ -79,7 +79,9 @@ Handle create_file(const std::shared_ptr<Medium>& medium, std::uint64_t alignmen
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
   if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
   set_medium(access.get(), medium);
-  return {check(H5Fcreate(shown.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), doing, ExitCode::retry),
+  const auto creation = make_properties(H5P_FILE_CREATE, doing, ExitCode::retry);
+  check(H5Pset_obj_track_times(creation.get(), false), doing, ExitCode::retry);  // the same content makes the same file
+  return {check(H5Fcreate(shown.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), doing, ExitCode::retry),
           close_written};
 }
 

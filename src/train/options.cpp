@@ -4,6 +4,7 @@
 #include "muster/callbacks.hpp"
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
+#include "muster/predictor.hpp"
 #include "muster/process_group.hpp"
 #include "muster/trainer.hpp"
 
@@ -242,6 +243,8 @@ MUSTER_OPTIONS(EarlyStoppingOptions, metric, mode, patience, min_delta)
 MUSTER_OPTIONS(PlateauOptions, metric)
 MUSTER_OPTIONS(LearningRateMonitorOptions, name)
 MUSTER_OPTIONS(ReportOptions, reduce, checkpoint_dir_name)
+MUSTER_OPTIONS(PredictorOptions, feature_columns, dtypes, use_gpu, preprocessor)
+MUSTER_OPTIONS(BatchPredictorOptions, batch_size, keep_columns)
 
 #undef MUSTER_OPTIONS
 

@@ -110,7 +110,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   const auto ranks = comm::on_all(world, [&] {
     char file[32];
     std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
-    log::start(world.rank(), log::level_from_name(flags.log_level.value_or(level)));
+    log::set_level(log::level_from_name(flags.log_level.value_or(level)));
     const auto& logging = config.logging_config;
     const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
     log::write_to(keeps ? path_ / "logs" / file : std::filesystem::path());

@@ -3,6 +3,7 @@
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/error.hpp"
+#include "muster/predictor.hpp"
 #include "muster/process_group.hpp"
 #include "muster/trainer.hpp"
 
@@ -228,6 +229,9 @@ TEST(Options, OfASessionAreJson) {
         {{"backend", "nccl"}, {"timeout_ms", 6}, {"chunk", 7}});
   check(ReportOptions{.reduce = false, .checkpoint_dir_name = "best"},
         {{"reduce", false}, {"checkpoint_dir_name", "best"}});
+  check(PredictorOptions{.feature_columns = {"x"}, .dtypes = {{"x", at::kHalf}}, .use_gpu = true},
+        {{"feature_columns", {"x"}}, {"dtypes", {{"x", "float16"}}}, {"use_gpu", true}});
+  check(BatchPredictorOptions{.batch_size = 2, .keep_columns = {"y"}}, {{"batch_size", 2}, {"keep_columns", {"y"}}});
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ std::uint64_t make_dataset(hid_t file, const TensorEntry& tensor, hid_t links) {
   check(H5Pset_layout(creation.get(), H5D_CONTIGUOUS));
   check(H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY));
   check(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER));
+  check(H5Pset_obj_track_times(creation.get(), false));  // the same tensors make the same file
   hdf5::Handle dataset(
       check(H5Dcreate2(file, tensor.name.c_str(), type.get(), space.get(), links, creation.get(), H5P_DEFAULT)),
       H5Dclose);

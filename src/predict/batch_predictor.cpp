@@ -1,0 +1,113 @@
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "data/passes/batches.hpp"
+#include "data/passes/samples.hpp"
+#include "data/sources/source.hpp"
+#include "muster/error.hpp"
+#include "muster/launch.hpp"
+#include "muster/predictor.hpp"
+#include "predict/prediction_file.hpp"
+#include "train/device.hpp"
+#include "train/same_data.hpp"
+#include "watch/record.hpp"
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+namespace muster {
+namespace {
+
+using namespace detail;
+
+/// The rows of a dataset in batches, of which each rank has a stretch.
+struct Blocks {
+  std::int64_t rows, batch_size;
+
+  std::int64_t count() const noexcept { return (rows - 1) / batch_size + 1; }
+  data::Range rows_of(std::int64_t block) const noexcept {
+    return {block * batch_size, std::min(batch_size, rows - block * batch_size)};
+  }
+};
+
+Batch read(data::Source& source, data::Range rows) {
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(rows.count));
+  std::iota(samples.begin(), samples.end(), rows.first);
+  return source.read(samples);
+}
+
+/// An Error, the same on all ranks, where they give different columns. A rank that has no rows gives an empty text.
+void require_same_columns(const Communicator& world, const std::string& mine) {
+  const auto of_rank = world.all_gather(mine);
+  for (std::size_t rank = 1; rank < of_rank.size(); ++rank)
+    if (!of_rank[rank].empty() && of_rank[rank] != of_rank.front())
+      throw Error(
+          ExitCode::data, "predicting",
+          "the columns are " + of_rank.front() + " on rank 0 and " + of_rank[rank] + " on rank " + std::to_string(rank),
+          "Use the same model and options on every rank");
+}
+
+}  // namespace
+
+void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const std::filesystem::path& output,
+                             const BatchPredictorOptions& options) const {
+  const watch::During call("predicting");
+  const auto& world = launch.communicator();
+  const auto limit = comm::time_limit(world);
+  const auto work = [&] {
+    if (options.batch_size < 1)
+      throw Error(ExitCode::usage, "predicting", "batch_size is less than 1", "Give at least 1");
+    at::set_num_threads(launch.threads_per_rank());
+    const c10::DeviceGuard own(train::choose_device(predictor_.uses_gpu(), launch));
+    auto& source = *dataset.source();
+    for (const auto& name : options.keep_columns) data::column_of(source, name, "keeping columns");
+    train::require_same_data(world, world.size(), {{"to predict", source.fingerprint()}});
+
+    const Blocks blocks{source.count(), options.batch_size};
+    const auto mine = data::share_of(blocks.count(), world.size(), world.rank());
+    data::Prefetch batches(
+        [&, next = mine.first]() mutable -> std::optional<Batch> {
+          if (next == mine.first + mine.count) return {};
+          return read(source, blocks.rows_of(next++));
+        },
+        1);
+    const auto next = [&]() -> std::optional<Batch> {
+      const auto batch = batches.next();
+      if (!batch) return {};
+      const auto prediction = predictor_.predict(*batch, options.keep_columns);
+      std::vector<Batch::Item> columns(prediction.columns().begin(), prediction.columns().end());
+      for (const auto& name : options.keep_columns) {
+        if (prediction.columns().contains(name))
+          throw Error(ExitCode::usage, "keeping columns", "the model gives a column \"" + name + "\" too",
+                      "Call it otherwise");
+        columns.emplace_back(name, (*batch)[name]);
+      }
+      return Batch(std::move(columns));
+    };
+
+    auto rows = next();
+    const auto schema = rows ? data::schema_of(*rows) : Schema{};
+    require_same_columns(world, data::described(schema));
+    detail::predict::PredictionFile file(world, output, schema, blocks.rows);
+    // In step, so that an error on one rank is heard by the others after a batch.
+    for (std::int64_t round = 0; round < data::share_of(blocks.count(), world.size(), 0).count; ++round) {
+      if (rows && data::schema_of(*rows) != schema)
+        throw Error(
+            ExitCode::data, "predicting",
+            "the model gives " + data::described(data::schema_of(*rows)) + " and has given " + data::described(schema),
+            "Have it give the same columns for every batch");
+      if (rows) file.write(*rows, blocks.rows_of(mine.first + round).first);
+      rows = next();
+      world.barrier();
+    }
+    file.finish();
+    world.barrier();
+    file.publish();
+  };
+  if (const auto error = comm::attempt_on_all(world, {.done = limit, .failed = limit}, work)) throw *error;
+}
+
+}  // namespace muster

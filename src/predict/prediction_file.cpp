@@ -1,0 +1,81 @@
+#include "predict/prediction_file.hpp"
+
+#include "checkpoint/files/state_file.hpp"
+#include "checkpoint/files/state_writer.hpp"
+#include "comm/on_ranks.hpp"
+#include "muster/error.hpp"
+#include "muster/json.hpp"
+
+#include <ATen/ops/empty.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <span>
+#include <utility>
+
+namespace muster::detail::predict {
+namespace {
+
+/// Stands for a whole column where only its form matters.
+at::Tensor outline(const Column& column, std::int64_t rows) {
+  auto shape = column.shape;
+  shape.insert(shape.begin(), rows);
+  return at::empty({1}, column.dtype).expand(shape);
+}
+
+}  // namespace
+
+PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path output, const Schema& columns,
+                               std::int64_t rows)
+    : ranks_(ranks), output_(std::move(output)) {
+  const auto made = Json::parse(comm::on_root(ranks_, [&] {
+    checkpoint::Tensors outlines;
+    for (const auto& column : columns) outlines[column.name] = outline(column, rows);
+    checkpoint::check_storable(outlines);
+    const auto layout = checkpoint::lay_out(outlines);
+    remove_unfinished(std::filesystem::absolute(output_));  // of a job that was killed
+    auto path = output_;
+    path += ".tmp." + std::to_string(::getpid());
+    temporary_.path = path;
+    checkpoint::create_state_file(path, layout);
+    File file(path, File::Mode::write);
+    for (const auto& part : layout.structure) file.write_at(std::as_bytes(std::span(part.bytes)), part.offset);
+    file.sync();
+    file.close();
+    Json places = Json::object();
+    for (const auto& column : layout.tensors) places[column.name] = column.offset;
+    return Json{{"path", path.string()}, {"places", places}}.dump();
+  }));
+  made.at("places").get_to(offsets_);
+  file_.emplace(std::filesystem::path(made.at("path").get<std::string>()), File::Mode::write);
+}
+
+PredictionFile::Temporary::~Temporary() {
+  if (!path.empty()) ::unlink(path.c_str());
+}
+
+void PredictionFile::write(const Batch& rows, std::int64_t first) {
+  for (const auto& [name, tensor] : rows) {
+    const auto values = tensor.contiguous();
+    const auto row_bytes = values.nbytes() / static_cast<std::uint64_t>(values.size(0));
+    file_->write_at({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()},
+                    offsets_.at(name) + static_cast<std::uint64_t>(first) * row_bytes);
+  }
+}
+
+void PredictionFile::finish() {
+  file_->sync();
+  file_->close();
+}
+
+void PredictionFile::publish() {
+  comm::on_root(ranks_, [&] {
+    if (::rename(temporary_.path.c_str(), output_.c_str()) != 0)
+      throw Error(ExitCode::retry, "writing " + output_.string(), std::strerror(errno), "Check the permissions there");
+    temporary_.path.clear();
+    sync_directory(output_.has_parent_path() ? output_.parent_path() : std::filesystem::path("."));
+  });
+}
+
+}  // namespace muster::detail::predict

@@ -1,0 +1,174 @@
+#include "muster/predictor.hpp"
+
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/state/trainer_state.hpp"
+#include "data/sources/source.hpp"
+#include "muster/error.hpp"
+#include "predict/saved_preprocessor.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+namespace muster {
+namespace {
+
+const std::string predicting = "predicting";
+
+std::string names_of(const Prediction& prediction) {
+  return detail::data::joined(prediction.columns(), [](const auto& column) { return column.first; });
+}
+
+/// The GPU that is current: a rank's own where it has chosen one.
+at::Device current_gpu() {
+  if (at::detail::getCUDAHooks().deviceCount() < 1)
+    throw Error(ExitCode::data, "choosing the device", "use_gpu is set and there is no GPU that this libtorch can use",
+                "Set use_gpu to false, or run where there is a GPU with a CUDA build of libtorch");
+  return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
+}
+
+}  // namespace
+
+Prediction::operator at::Tensor() const {
+  if (columns_.size() != 1)
+    throw Error(ExitCode::usage, "taking a prediction as one tensor", "it has the columns " + names_of(*this),
+                "Take one by its name");
+  return columns_.begin()->second;
+}
+
+const at::Tensor& Prediction::operator[](const std::string& name) const {
+  const auto found = columns_.find(name);
+  if (found == columns_.end())
+    throw Error(ExitCode::usage, "looking into a prediction", "it has no column \"" + name + "\"",
+                "Its columns are " + names_of(*this));
+  return found->second;
+}
+
+struct TorchPredictor::State {
+  Function function;
+  PredictorOptions options;
+  std::shared_ptr<torch::nn::Module> module = {};  ///< null where nothing was loaded
+  Json saved = {};                                 ///< the state of a preprocessor of muster's; null if there is none
+  at::Device device = at::kCPU;                    ///< where the module is
+  /// What was restored of it last, and for which columns.
+  PreprocessorPtr restored = {};
+  std::optional<std::set<std::string>> restored_for = {};
+
+  /// Applies the preprocessor to those of the batch's columns that are features.
+  void preprocess(Batch& batch, const std::vector<std::string>& kept);
+};
+
+void TorchPredictor::State::preprocess(Batch& batch, const std::vector<std::string>& kept) {
+  if (options.preprocessor) return options.preprocessor->transform(batch);
+  if (saved.is_null()) return;
+  const auto& named = options.feature_columns;
+  if (named.empty())
+    for (const auto& column : detail::predict::columns_of(saved))
+      if (!batch.contains(column))
+        throw Error(ExitCode::data, predicting,
+                    "the preprocessor was fitted on the column \"" + column + "\", and the data has " +
+                        detail::data::joined(batch, &Batch::Item::first),
+                    "Name the model's input in feature_columns, and it need not be there");
+  std::set<std::string> features(named.begin(), named.end());
+  if (named.empty())
+    for (const auto& [name, tensor] : batch)
+      if (std::ranges::find(kept, name) == kept.end()) features.insert(name);
+  if (restored_for != features) {
+    restored = detail::predict::restored(saved, [&](const auto& column) { return features.contains(column); });
+    restored_for = features;
+  }
+  if (restored) restored->transform(batch);
+}
+
+TorchPredictor::TorchPredictor(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+TorchPredictor::TorchPredictor(Function predict, PredictorOptions options)
+    : state_(std::make_shared<State>(State{.function = std::move(predict), .options = std::move(options)})) {
+  const std::string doing = "making a predictor";
+  if (!state_->function) throw Error(ExitCode::usage, doing, "there is no function", "Give one");
+  if (state_->options.preprocessor && !state_->options.preprocessor->fitted())
+    throw Error(ExitCode::usage, doing, "the preprocessor is not fitted, and the checkpoint has no state of one",
+                "Give one that is fitted, or none");
+}
+
+TorchPredictor TorchPredictor::load(const Checkpoint& checkpoint, std::shared_ptr<torch::nn::Module> module,
+                                    Function predict, PredictorOptions options) {
+  namespace saved = detail::checkpoint;
+  const auto state = saved::trainer_state_from_json(saved::read_manifest(checkpoint.path()).progress).preprocessor;
+  const auto doing = "restoring the preprocessor of " + checkpoint.path().string();
+  if (!state.is_null() && options.preprocessor) {
+    try {
+      options.preprocessor->load_state(state);
+    } catch (const Json::exception& error) {
+      throw Error(ExitCode::data, doing, error.what(), "Build the same preprocessor as the run that was saved");
+    }
+  } else if (!state.is_null() && !detail::predict::is_ours(state)) {
+    throw Error(ExitCode::usage, doing, "it is of a class of your own",
+                "Give PredictorOptions::preprocessor one that is built as the trainer's was");
+  }
+  checkpoint.load("model", module);
+  TorchPredictor predictor(std::move(predict), std::move(options));
+  predictor.state_->module = std::move(module);
+  if (!predictor.state_->options.preprocessor) predictor.state_->saved = state;
+  return predictor;
+}
+
+const at::Tensor& TorchPredictor::only_column(const Batch& batch) {
+  if (batch.num_columns() != 1)
+    throw Error(ExitCode::usage, predicting,
+                "the batch has the columns " + detail::data::joined(batch, &Batch::Item::first) +
+                    ", and forward() is given one",
+                "Name it in feature_columns, or give from_checkpoint() a function of the batch");
+  return batch.begin()->second;
+}
+
+bool TorchPredictor::uses_gpu() const noexcept { return state_->options.use_gpu; }
+
+Prediction TorchPredictor::predict(const Batch& batch) const { return predict(batch, {}); }
+
+Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::string>& kept) const {
+  auto& state = *state_;
+  const at::NoGradGuard no_grad;
+  const auto device = state.options.use_gpu ? current_gpu() : at::Device(at::kCPU);
+  if (state.module) {
+    if (device != state.device) state.module->to(device);
+    state.device = device;
+    state.module->eval();
+  }
+
+  Batch all = batch;
+  state.preprocess(all, kept);
+  const auto& named = state.options.feature_columns;
+  std::vector<Batch::Item> features;
+  const auto take = [&](const std::string& name, const at::Tensor& tensor) {
+    const auto dtype = state.options.dtypes.find(name);
+    features.emplace_back(
+        name, tensor.to(device, dtype == state.options.dtypes.end() ? tensor.scalar_type() : dtype->second));
+  };
+  for (const auto& name : named) take(name, all[name]);
+  if (named.empty())
+    for (const auto& [name, tensor] : all)
+      if (std::ranges::find(kept, name) == kept.end()) take(name, tensor);
+  Batch input(std::move(features));
+
+  const auto given = state.function(input);
+  std::map<std::string, at::Tensor> columns;
+  for (const auto& [name, tensor] : given.columns()) {
+    const auto rows = tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
+    if (rows != batch.size())
+      throw Error(ExitCode::data, predicting,
+                  "\"" + name + "\" has " + std::to_string(rows) + " rows for " + std::to_string(batch.size()) +
+                      " rows of the batch",
+                  "Have the model give one for each");
+    columns[name] = tensor.detach().cpu();
+  }
+  if (columns.empty()) throw Error(ExitCode::usage, predicting, "the function gave no columns", "Return some");
+  return columns;
+}
+
+}  // namespace muster
