@@ -24,6 +24,7 @@
 #include <muster/recompute.hpp>
 #include <muster/reproducibility.hpp>
 #include <muster/result.hpp>
+#include <muster/schedulers.hpp>
 #include <muster/session.hpp>
 #include <muster/state.hpp>
 #include <muster/sweep.hpp>

@@ -6,6 +6,7 @@
 #include "muster/data_loader.hpp"
 #include "muster/predictor.hpp"
 #include "muster/process_group.hpp"
+#include "muster/schedulers.hpp"
 #include "muster/trainer.hpp"
 
 #include <algorithm>
@@ -38,6 +39,7 @@ constexpr auto names_of(ScoreOrder) { return std::array{"max", "min"}; }
 constexpr auto names_of(BadNumbers) { return std::array{"ignore", "stop", "skip", "roll_back"}; }
 constexpr auto names_of(WhenBusy) { return std::array{"wait", "drop"}; }
 constexpr auto names_of(Parallel) { return std::array{"data", "none"}; }
+constexpr auto names_of(Anneal) { return std::array{"cosine", "linear"}; }
 constexpr auto names_of(Fuse) { return std::array{"automatic", "always", "never"}; }
 
 template <class T>
@@ -245,6 +247,10 @@ MUSTER_OPTIONS(LearningRateMonitorOptions, name)
 MUSTER_OPTIONS(ReportOptions, reduce, checkpoint_dir_name)
 MUSTER_OPTIONS(PredictorOptions, feature_columns, dtypes, use_gpu, preprocessor)
 MUSTER_OPTIONS(BatchPredictorOptions, batch_size, keep_columns)
+MUSTER_OPTIONS(LinearWarmupOptions, warmup_steps, start_factor)
+MUSTER_OPTIONS(CosineWithWarmupOptions, warmup_steps, total_steps, min_lr, start_factor)
+MUSTER_OPTIONS(OneCycleOptions, max_lr, total_steps, pct_start, anneal_strategy, cycle_momentum, base_momentum,
+               max_momentum, div_factor, final_div_factor, three_phase)
 
 #undef MUSTER_OPTIONS
 

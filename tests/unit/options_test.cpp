@@ -5,6 +5,7 @@
 #include "muster/error.hpp"
 #include "muster/predictor.hpp"
 #include "muster/process_group.hpp"
+#include "muster/schedulers.hpp"
 #include "muster/trainer.hpp"
 
 #include <gtest/gtest.h>
@@ -201,6 +202,32 @@ TEST(Options, OfDataAreJson) {
          {"split", Json::array({Json::array({"train", 0.75}), Json::array({"rest", 0.25})})},
          {"shuffle", 3},
          {"per_class", 4}});
+}
+
+TEST(Options, OfSchedulesAreJson) {
+  check(LinearWarmupOptions{.warmup_steps = 3, .start_factor = 0.5}, {{"warmup_steps", 3}, {"start_factor", 0.5}});
+  check(CosineWithWarmupOptions{.warmup_steps = 3, .total_steps = 4, .min_lr = 0.25, .start_factor = 0.5},
+        {{"warmup_steps", 3}, {"total_steps", 4}, {"min_lr", 0.25}, {"start_factor", 0.5}});
+  check(OneCycleOptions{.max_lr = 0.5,
+                        .total_steps = 7,
+                        .pct_start = 0.25,
+                        .anneal_strategy = Anneal::linear,
+                        .cycle_momentum = false,
+                        .base_momentum = 0.5,
+                        .max_momentum = 0.75,
+                        .div_factor = 2,
+                        .final_div_factor = 3,
+                        .three_phase = true},
+        {{"max_lr", 0.5},
+         {"total_steps", 7},
+         {"pct_start", 0.25},
+         {"anneal_strategy", "linear"},
+         {"cycle_momentum", false},
+         {"base_momentum", 0.5},
+         {"max_momentum", 0.75},
+         {"div_factor", 2.0},
+         {"final_div_factor", 3.0},
+         {"three_phase", true}});
 }
 
 TEST(Options, OfASessionAreJson) {
