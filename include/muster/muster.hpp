@@ -10,6 +10,7 @@
 #include <muster/config.hpp>
 #include <muster/convert.hpp>
 #include <muster/dataset.hpp>
+#include <muster/ema.hpp>
 #include <muster/error.hpp>
 #include <muster/json.hpp>
 #include <muster/launch.hpp>

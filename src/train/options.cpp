@@ -5,6 +5,7 @@
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/predictor.hpp"
+#include "muster/ema.hpp"
 #include "muster/process_group.hpp"
 #include "muster/schedulers.hpp"
 #include "muster/trainer.hpp"
@@ -251,6 +252,7 @@ MUSTER_OPTIONS(LinearWarmupOptions, warmup_steps, start_factor)
 MUSTER_OPTIONS(CosineWithWarmupOptions, warmup_steps, total_steps, min_lr, start_factor)
 MUSTER_OPTIONS(OneCycleOptions, max_lr, total_steps, pct_start, anneal_strategy, cycle_momentum, base_momentum,
                max_momentum, div_factor, final_div_factor, three_phase)
+MUSTER_OPTIONS(EMAOptions, decay, warmup)
 
 #undef MUSTER_OPTIONS
 

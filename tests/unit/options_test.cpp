@@ -2,6 +2,7 @@
 #include "muster/callbacks.hpp"
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
+#include "muster/ema.hpp"
 #include "muster/error.hpp"
 #include "muster/predictor.hpp"
 #include "muster/process_group.hpp"
@@ -204,7 +205,7 @@ TEST(Options, OfDataAreJson) {
          {"per_class", 4}});
 }
 
-TEST(Options, OfSchedulesAreJson) {
+TEST(Options, OfSchedulesAndAveragesAreJson) {
   check(LinearWarmupOptions{.warmup_steps = 3, .start_factor = 0.5}, {{"warmup_steps", 3}, {"start_factor", 0.5}});
   check(CosineWithWarmupOptions{.warmup_steps = 3, .total_steps = 4, .min_lr = 0.25, .start_factor = 0.5},
         {{"warmup_steps", 3}, {"total_steps", 4}, {"min_lr", 0.25}, {"start_factor", 0.5}});
@@ -228,6 +229,7 @@ TEST(Options, OfSchedulesAreJson) {
          {"div_factor", 2.0},
          {"final_div_factor", 3.0},
          {"three_phase", true}});
+  check(EMAOptions{.decay = 0.5, .warmup = true}, {{"decay", 0.5}, {"warmup", true}});
 }
 
 TEST(Options, OfASessionAreJson) {

@@ -1,0 +1,48 @@
+// What stands behind an EMA: the averages of a module's parameters, which may take their place.
+#pragma once
+
+#include "muster/ema.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::detail::optim {
+
+class WeightAverages {
+ public:
+  WeightAverages(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options);
+
+  void update();
+  std::int64_t updates() const noexcept { return updates_; }
+
+  /// Whether the module's parameters are the averages now.
+  bool applied() const noexcept { return applied_; }
+  void apply();
+  void take_back() noexcept;
+
+  /// By the names of the parameters. A parameter of two names has one average.
+  std::map<std::string, at::Tensor> averages();
+  std::map<std::string, at::Tensor> buffers() const;
+  /// After the values of averages() have been set.
+  void set_updates(std::int64_t updates) noexcept { updates_ = updates; }
+
+ private:
+  void require_own(const char* doing) const;
+  void copy_first();
+
+  std::shared_ptr<torch::nn::Module> module_;
+  EMAOptions options_;
+  std::vector<at::Tensor> parameters_, averages_;
+  std::map<std::string, std::size_t> names_;  ///< which of them
+  std::int64_t updates_ = 0;
+  bool applied_ = false;
+  std::vector<at::Tensor> own_ = {};  ///< the parameters' values while the averages are applied
+};
+
+}  // namespace muster::detail::optim

@@ -1,0 +1,353 @@
+// Averages of weights: the formula, on every rank alike, under any optimizer; and nothing else is moved.
+#include "muster/ema.hpp"
+#include "checkpoint/state/collect.hpp"
+#include "muster/error.hpp"
+#include "muster/schedulers.hpp"
+#include "optim/optimizer_step.hpp"
+#include "support/job.hpp"
+#include "support/prepared.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+namespace nn = torch::nn;
+using test::expect_same_bits_everywhere;
+using test::values;
+using test::world;
+
+/// One large weight, so that memory of several pages is fused; statistics, and a weight under two names.
+struct NetImpl : nn::Module {
+  nn::Linear in{nullptr}, middle{nullptr}, out{nullptr};
+  nn::BatchNorm1d norm{nullptr};
+  NetImpl() {
+    in = register_module("in", nn::Linear(3, 96));
+    middle = register_module("middle", nn::Linear(96, 96));
+    norm = register_module("norm", nn::BatchNorm1d(96));
+    out = register_module("out", nn::Linear(96, 2));
+    const at::NoGradGuard no_grad;
+    double seed = 0;
+    for (auto& p : parameters()) p.copy_(at::sin(at::arange(p.numel()) * 0.37 + ++seed).view(p.sizes()) * 0.1);
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(norm(at::tanh(middle(at::tanh(in(x)))))); }
+};
+TORCH_MODULE(Net);
+
+using Named = std::map<std::string, at::Tensor>;
+
+Named copies_of(nn::Module& module) {
+  Named named;
+  for (const auto& item : module.named_parameters()) named.emplace(item.key(), item.value().detach().clone());
+  return named;
+}
+
+void expect_equal(const Named& have, const Named& want, const std::string& what) {
+  ASSERT_EQ(have.size(), want.size()) << what;
+  for (const auto& [name, tensor] : want) EXPECT_TRUE(at::equal(have.at(name), tensor)) << what << ", " << name;
+}
+
+/// The averages, as a module in whose place they are has them.
+Named averages_of(const EMA& ema, nn::Module& module) {
+  const auto scope = ema.apply();
+  return copies_of(module);
+}
+
+/// A model, its optimizer, and memory that a save would freeze.
+struct Training {
+  Net net;
+  test::Preparation prepare;
+  std::shared_ptr<detail::gradients::DataParallel> prepared = prepare(net.ptr());
+  std::shared_ptr<detail::optim::Freezables> freezables = std::make_shared<detail::optim::Freezables>();
+  std::unique_ptr<PreparedOptimizer<torch::optim::Adam>> optimizer;
+
+  explicit Training(Fuse fuse) {
+    torch::optim::Adam own(net->parameters(), torch::optim::AdamOptions(1e-2));
+    auto step = detail::optim::make_optimizer_step(own, {prepared}, {.fuse = fuse}, {.freezables = freezables});
+    optimizer = std::make_unique<PreparedOptimizer<torch::optim::Adam>>(std::move(own), std::move(step));
+  }
+  void backward(int step) {
+    optimizer->zero_grad();
+    net->forward(values({5, 3}, step)).sub(values({5, 2}, step + 0.5)).square().mean().backward();
+  }
+  void step(int number) {
+    backward(number);
+    optimizer->step();
+  }
+};
+
+TEST(EMA, IsTheFormulaUnderAnyOptimizer) {
+  for (const auto fuse : {Fuse::always, Fuse::never})
+    for (const bool warmup : {false, true}) {
+      Training training(fuse);
+      EMA ema(training.net, {.decay = 0.9, .warmup = warmup});
+      Named want = copies_of(*training.net);
+      expect_equal(averages_of(ema, *training.net), want, "before the first update");
+      for (int step = 0; step < 20; ++step) {
+        training.step(step);
+        ema.update();
+        const double decay = warmup ? std::min(0.9, (1.0 + step) / (10.0 + step)) : 0.9;
+        for (const auto& [name, weight] : copies_of(*training.net))
+          want[name] = step == 0 ? weight : want.at(name).lerp(weight, 1 - decay);
+      }
+      EXPECT_EQ(ema.updates(), 20);
+      const auto have = averages_of(ema, *training.net);
+      expect_equal(have, want, warmup ? "with warm-up" : "without");
+      for (const auto& [name, tensor] : have) expect_same_bits_everywhere(tensor, name);
+    }
+}
+
+TEST(EMA, AScopeLeavesTrainingAsItIs) {
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    Training looking(fuse), straight(fuse);
+    EMA ema(looking.net, {.decay = 0.5});
+    for (int step = 0; step < 12; ++step) {
+      looking.step(step);
+      straight.step(step);
+      ema.update();
+      const auto own = copies_of(*looking.net);
+      const auto* const memory = looking.net->middle->weight.const_data_ptr();
+      if (step % 3 == 0)  // as a save behind training does
+        for (auto* training : {&looking, &straight})
+          for (auto* one : *training->freezables) one->freeze();
+      try {
+        const auto scope = ema.apply();
+        EXPECT_EQ(at::equal(looking.net->middle->weight, own.at("middle.weight")), step == 0);
+        const at::NoGradGuard no_grad;
+        looking.net->eval();
+        looking.net->forward(values({5, 3}, 1));
+        looking.net->train();
+        if (step % 2 == 0) throw std::runtime_error("in the middle");
+      } catch (const std::runtime_error&) {
+      }
+      expect_equal(copies_of(*looking.net), own, "after the scope");
+      EXPECT_EQ(looking.net->middle->weight.const_data_ptr(), memory) << "nothing was copied";
+    }
+    // Between backward() and step() too.
+    looking.backward(12);
+    straight.backward(12);
+    { const auto scope = ema.apply(); }
+    looking.optimizer->step();
+    straight.optimizer->step();
+    EXPECT_EQ(looking.optimizer->fused(), fuse == Fuse::always && world().size() > 1);
+    expect_equal(copies_of(*looking.net), copies_of(*straight.net), "at the end");
+  }
+}
+
+TEST(EMA, IsThatOfTheWeightsAndNotOfTheStatistics) {
+  Net net;
+  EMA ema(net, {.decay = 0.5});
+  ema.update();
+  net->norm->running_mean.fill_(3);
+  ema.update();
+  const auto scope = ema.apply();
+  EXPECT_EQ(net->norm->running_mean[0].item<float>(), 3);
+}
+
+TEST(EMA, OfSixteenBitsIsKeptInFloat) {
+  nn::Linear net(2, 1);
+  net->to(at::kBFloat16);
+  const at::NoGradGuard no_grad;
+  for (auto& p : net->parameters()) p.fill_(1);
+  EMA ema(net, {.decay = 0.999});
+  ema.update();
+  for (auto& p : net->parameters()) p.fill_(2);
+  for (int i = 0; i < 700; ++i) ema.update();
+  {
+    const auto scope = ema.apply();
+    EXPECT_EQ(net->weight.scalar_type(), at::kBFloat16);
+    EXPECT_NEAR(net->weight[0][0].item<float>(), 1.5, 0.02) << "a step of 0.001 is below bfloat16's";
+  }
+  EXPECT_EQ(net->weight[0][0].item<float>(), 2);
+}
+
+TEST(EMA, OfAWeightUnderTwoNamesIsOne) {
+  auto net = std::make_shared<nn::Module>();
+  auto first = nn::Linear(4, 4);
+  net->register_module("a", first.ptr());
+  net->register_module("b", first.ptr());
+  EMA ema(net, {.decay = 0.5});
+  const at::NoGradGuard no_grad;
+  ema.update();
+  const auto before = first->weight.clone();
+  first->weight.add_(1);
+  ema.update();
+  const auto state = detail::checkpoint::collect({{"ema", ema}});
+  EXPECT_TRUE(at::allclose(state.tensors.at("ema/a.weight"), before + 0.5));
+  EXPECT_EQ(state.tensors.at("ema/a.weight").const_data_ptr(), state.tensors.at("ema/b.weight").const_data_ptr());
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST(EMA, RefusesWhatWouldMixUpWeightsAndAverages) {
+  Net net;
+  for (const double decay : {-0.1, 1.1, std::nan("")})
+    EXPECT_SAYS(refusal([&] { EMA(net, {.decay = decay}); }), "decay");
+  EMA ema(net);
+  ema.update();
+  const auto saved = detail::checkpoint::collect({{"ema", ema}});
+  {
+    const auto scope = ema.apply();
+    EXPECT_SAYS(refusal([&] { ema.update(); }), "apply() end");
+    EXPECT_SAYS(refusal([&] { const auto other = ema.apply(); }), "apply() end");
+    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", ema}}); }), "apply() end");
+    EXPECT_SAYS(refusal([&] { detail::checkpoint::restore({{"ema", ema}}, saved); }), "is alive");
+  }
+  ema.update();
+  auto wrong = saved;
+  wrong.tensors.erase("ema/in.weight");
+  wrong.tensors["ema/more"] = at::zeros({1});
+  wrong.tensors["ema/out.bias"] = at::zeros({3});
+  wrong.values["ema"] = {{"updates", -1}};
+  const auto text = refusal([&] { detail::checkpoint::restore({{"ema", ema}}, wrong); });
+  for (const char* part : {"in.weight: not in", "more: in the checkpoint", "out.bias: shape", "something else"})
+    EXPECT_SAYS(text, part);
+  EXPECT_EQ(ema.updates(), 2);
+}
+
+/// A run of 2 epochs that reports at their ends: "average", a number of the averaged weights.
+std::pair<int, std::optional<Result>> train(const std::filesystem::path& storage, const std::string& name, Fuse fuse,
+                                            bool async, const std::function<void(Session&, const EMA&)>& at_end) {
+  const TorchTrainerOptions options{.run_config = {.name = name, .checkpoint_config = {.async_save = async}},
+                                    .datasets = {{"train", test::line()}}};
+  return test::run({storage, {}, options}, [&](Session& session, const Config&) {
+    struct Small : nn::Module {
+      nn::Linear in = register_module("in", nn::Linear(1, 64)), out = register_module("out", nn::Linear(64, 1));
+      nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(64));
+      at::Tensor forward(const at::Tensor& x) { return out(norm(at::tanh(in(x)))); }
+    };
+    auto net = std::make_shared<Small>();
+    EMA ema(net, {.decay = 0.9});  // of what each rank begins with; prepare_model makes it rank 0's
+    net = session.prepare_model(net);
+    auto optimizer = session.prepare_optimizer(
+        torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9)), {.fuse = fuse});
+    OneCycle scheduler(optimizer, {.max_lr = 0.003, .total_steps = 40});
+    auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"ema", ema}});
+    state.restore();
+    const auto shard = session.get_dataset_shard();
+    for ([[maybe_unused]] auto epoch : session.epochs(3)) {
+      for (auto& batch : shard.iter_torch_batches({.batch_size = 4, .shuffle = true})) {
+        optimizer.zero_grad();
+        torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+        optimizer.step();
+        scheduler.step();
+        ema.update();
+      }
+      double average = 0;
+      {
+        const auto scope = ema.apply();
+        const auto evaluation = session.evaluation(net);
+        average = net->forward(at::ones({1, 1})).item<double>() + net->in->weight.sum().item<double>();
+      }
+      for (const auto& [path, tensor] : averages_of(ema, *net)) expect_same_bits_everywhere(tensor, path);
+      session.report({{"average", average}, {"lr", scheduler.get_last_lr()[0]}}, state);
+      if (at_end) at_end(session, ema);
+    }
+    const auto checkpoint = session.get_checkpoint();
+    ASSERT_TRUE(checkpoint);
+    auto loaded = std::make_shared<Small>();
+    checkpoint->load("ema", loaded);  // under the model's names, its statistics too
+    const auto scope = ema.apply();
+    for (const auto& item : net->named_parameters())
+      EXPECT_TRUE(at::equal(loaded->named_parameters()[item.key()], item.value())) << item.key();
+    for (const auto& item : net->named_buffers())
+      EXPECT_TRUE(at::equal(loaded->named_buffers()[item.key()], item.value())) << item.key();
+  });
+}
+
+TEST(EMA, IsPartOfARun) {
+  const auto storage = test::shared_folder();
+  for (const auto& [fuse, async] : {std::pair(Fuse::never, false), {Fuse::always, false}, {Fuse::always, true}}) {
+    const auto way = std::to_string(static_cast<int>(fuse)) + (async ? "a" : "");
+    const auto [straight_code, straight] = train(storage, "straight" + way, fuse, async, {});
+    ASSERT_EQ(straight_code, 0) << (straight->error ? straight->error->what() : "");
+    const auto stop = [](Session&, const EMA&) { throw std::runtime_error("stopped here"); };
+    for (int epoch = 0; epoch < 2; ++epoch) EXPECT_EQ(train(storage, "resumed" + way, fuse, async, stop).first, 1);
+    const auto [code, resumed] = train(storage, "resumed" + way, fuse, async, {});
+    ASSERT_EQ(code, 0) << (resumed->error ? resumed->error->what() : "");
+    ASSERT_EQ(resumed->metrics_history.size(), 3u);
+    for (std::size_t row = 0; row < 3; ++row)
+      for (const char* key : {"average", "lr"}) {
+        EXPECT_TRUE(straight->metrics_history[row].at(key).is_number()) << "training came to nothing";
+        EXPECT_EQ(resumed->metrics_history[row].at(key), straight->metrics_history[row].at(key)) << key << row;
+      }
+  }
+}
+
+TEST(EMA, AReportInsideItsScopeSavesNothing) {
+  const auto storage = test::shared_folder();
+  const TorchTrainerOptions options{.run_config = {.name = "inside"}};
+  const auto [code, result] = test::run({storage, {}, options}, [&](Session& session, const Config&) {
+    auto net = session.prepare_model(nn::Linear(2, 1));
+    EMA ema(net);
+    auto state = session.state({{"model", net}, {"ema", ema}});
+    const auto scope = ema.apply();
+    session.report({{"a", 1}}, state);
+  });
+  EXPECT_EQ(code, 1);
+  EXPECT_SAYS(std::string(result->error ? result->error->what() : "no error"), "apply() end");
+  EXPECT_FALSE(result->checkpoint);
+}
+
+// torch's own scheduler, on an optimizer that is prepared.
+TEST(Schedulers, APlateauLowersTheRateOfAPreparedOptimizer) {
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    Training training(fuse);
+    torch::optim::ReduceLROnPlateauScheduler plateau(*training.optimizer, torch::optim::ReduceLROnPlateauScheduler::min,
+                                                     0.5F, /*patience=*/1);
+    const auto lr = [&] { return training.optimizer->param_groups()[0].options().get_lr(); };
+    for (int step = 0; step < 3; ++step) {
+      training.step(step);
+      plateau.step(1);
+    }
+    EXPECT_DOUBLE_EQ(lr(), 0.5e-2);
+    const auto saved = detail::checkpoint::collect({{"plateau", plateau}});
+    for (int step = 0; step < 2; ++step) plateau.step(1);
+    EXPECT_DOUBLE_EQ(lr(), 0.25e-2);
+    detail::checkpoint::restore({{"plateau", plateau}}, saved);
+    const auto before = copies_of(*training.net);
+    training.optimizer->param_groups()[0].options().set_lr(0);
+    training.step(3);
+    expect_equal(copies_of(*training.net), before, "the optimizer heeds its rate");
+  }
+}
+
+TEST(Schedulers, ACycleMovesAPreparedOptimizersMomentum) {
+  Training fused(Fuse::always), plain(Fuse::never);
+  OneCycle of_fused(*fused.optimizer, {.max_lr = 1e-2, .total_steps = 20});
+  OneCycle of_plain(*plain.optimizer, {.max_lr = 1e-2, .total_steps = 20});
+  for (int step = 0; step < 25; ++step) {
+    fused.step(step);
+    plain.step(step);
+    of_fused.step();
+    of_plain.step();
+  }
+  EXPECT_EQ(fused.optimizer->fused(), world().size() > 1);
+  const auto want = copies_of(*plain.net);
+  for (const auto& [name, have] : copies_of(*fused.net))
+    EXPECT_TRUE(at::allclose(have, want.at(name), 0, 1e-3)) << name << ": Adam makes rounding as large as that";
+}
+
+}  // namespace
+}  // namespace muster
