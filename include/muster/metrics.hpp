@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <type_traits>
 
 namespace at {
 class Tensor;
@@ -15,6 +16,7 @@ class Tensor;
 
 namespace muster {
 
+class SampleMetric;
 class StateEntry;
 
 /// A mean over samples. The mean over ranks is weighted by the samples too, so uneven shards do not falsify it.
@@ -53,7 +55,8 @@ class Mean {
   std::int64_t samples_ = 0;
 };
 
-/// One reported value: a number, a Mean, a tensor of one element, or any JSON (rank 0's is kept).
+/// One reported value: a number, a Mean, a metric of classification.hpp, a tensor of one element, or any JSON (rank 0's
+/// is kept).
 class Metric {
  public:
   template <std::integral T>
@@ -61,6 +64,8 @@ class Metric {
   template <std::floating_point T>
   Metric(T value) : value_(static_cast<double>(value)) {}
   Metric(const Mean& mean) : value_(mean.value()), weight_(mean.samples()) {}
+  template <class M>
+  requires std::is_base_of_v<SampleMetric, M> Metric(const M& metric) : Metric(of_samples(metric)) {}
   Metric(const at::Tensor& value);
   Metric(const char* text) : value_(text) {}
   Metric(Json value) : value_(std::move(value)) {}
@@ -70,10 +75,15 @@ class Metric {
   const Json& value() const noexcept { return value_; }
   /// Samples behind the value; -1 where the user gave none.
   std::int64_t weight() const noexcept { return weight_; }
+  /// What the value is made of, if it is to be made of all ranks' together; null otherwise.
+  const Json& tally() const noexcept { return tally_; }
 
  private:
+  static Metric of_samples(const SampleMetric& metric);
+
   Json value_;
   std::int64_t weight_ = -1;
+  Json tally_ = {};
 };
 
 using Metrics = std::map<std::string, Metric>;

@@ -5,6 +5,7 @@
 #include <muster/callback.hpp>
 #include <muster/callbacks.hpp>
 #include <muster/checkpoint.hpp>
+#include <muster/classification.hpp>
 #include <muster/comm_hooks.hpp>
 #include <muster/communicator.hpp>
 #include <muster/config.hpp>

@@ -1,6 +1,7 @@
 #include "observe/metrics.hpp"
 
 #include "muster/error.hpp"
+#include "observe/tally.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/item.h>
@@ -29,11 +30,25 @@ constexpr std::array<std::string_view, 10> reserved{
     "num_samples",        "samples_per_s", "world_size", "checkpoint_dir_name", "checkpoint_name"};
 
 Json finite(Json value) {
+  if (value.is_array())
+    for (auto& element : value) element = finite(std::move(element));
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
-/// `values`: [value, weight] of each rank that gave the key.
+/// The value that is made of what the ranks have counted together.
+Json value_of_tallies(const std::vector<Json>& values) {
+  std::vector<Tally> tallies;
+  for (const auto& value : values)
+    if (value.size() < 3 || !from_json(value[2], tallies.emplace_back()))
+      throw Error(ExitCode::user_error, "reporting metrics",
+                  "what is a metric of samples on some ranks is a plain value on others",
+                  "Give the same metric under that name on every rank");
+  return finite(value_of(merged(tallies)));
+}
+
+/// `values`: [value, weight] of each rank that gave the key, with a tally where there is one.
 Json mean_of(const std::vector<Json>& values) {
+  if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; })) return value_of_tallies(values);
   const auto& first = values.front()[0];
   if (!std::ranges::all_of(values, [](const Json& v) { return v[0].is_number(); })) return finite(first);
   const bool equal = std::ranges::all_of(values, [&](const Json& v) { return v[0] == first; });
@@ -50,7 +65,7 @@ Json mean_of(const std::vector<Json>& values) {
   return finite(equal ? first : Json(sum / weights));  // three times 0.2 by 3 is not 0.2
 }
 
-/// `ranks` as to_json() gives them; `combine` makes one value of the [value, weight] of a key.
+/// `ranks` as to_json() gives them; `combine` makes one value of what mean_of() takes.
 Json over_ranks(const std::vector<Json>& ranks, auto&& combine) {
   std::map<std::string, std::vector<Json>> values;
   for (const auto& rank : ranks)
@@ -70,7 +85,8 @@ Json to_json(const Metrics& metrics) {
     if (is_reserved(key))
       throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a name that every report has already",
                   "Choose another name");
-    all[key] = Json::array({metric.value(), metric.weight()});
+    auto& values = all[key] = Json::array({metric.value(), metric.weight()});
+    if (!metric.tally().is_null()) values.push_back(metric.tally());
   }
   return all;
 }

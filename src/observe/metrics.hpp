@@ -11,11 +11,12 @@ namespace muster::detail::observe {
 /// Whether every row has a field of that name, which no metric may have. (A metric may take the place of "epoch".)
 bool is_reserved(std::string_view name);
 
-/// A rank's metrics with their weights. A reserved name is an Error (ExitCode::user_error).
+/// A rank's metrics with their weights, and what they are made of. A reserved name is an Error (ExitCode::user_error).
 Json to_json(const Metrics& metrics);
 
 /// One value per key, over the ranks that gave the key: integers that are equal stay; numbers become the mean weighted
-/// by samples (1 where a rank gave none); anything else is that of the lowest rank. NaN and infinity become null.
+/// by samples (1 where a rank gave none); what is made of tallies is made of all of them; anything else is that of the
+/// lowest rank. NaN and infinity become null.
 Json mean_over_ranks(const std::vector<Json>& ranks);
 /// The list of values per key, over the ranks that gave the key.
 Json list_over_ranks(const std::vector<Json>& ranks);

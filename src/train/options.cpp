@@ -2,10 +2,11 @@
 #include "train/options.hpp"
 
 #include "muster/callbacks.hpp"
+#include "muster/classification.hpp"
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
-#include "muster/predictor.hpp"
 #include "muster/ema.hpp"
+#include "muster/predictor.hpp"
 #include "muster/process_group.hpp"
 #include "muster/schedulers.hpp"
 #include "muster/trainer.hpp"
@@ -41,6 +42,7 @@ constexpr auto names_of(BadNumbers) { return std::array{"ignore", "stop", "skip"
 constexpr auto names_of(WhenBusy) { return std::array{"wait", "drop"}; }
 constexpr auto names_of(Parallel) { return std::array{"data", "none"}; }
 constexpr auto names_of(Anneal) { return std::array{"cosine", "linear"}; }
+constexpr auto names_of(Average) { return std::array{"binary", "macro", "micro", "none"}; }
 constexpr auto names_of(Fuse) { return std::array{"automatic", "always", "never"}; }
 
 template <class T>
@@ -253,6 +255,10 @@ MUSTER_OPTIONS(CosineWithWarmupOptions, warmup_steps, total_steps, min_lr, start
 MUSTER_OPTIONS(OneCycleOptions, max_lr, total_steps, pct_start, anneal_strategy, cycle_momentum, base_momentum,
                max_momentum, div_factor, final_div_factor, three_phase)
 MUSTER_OPTIONS(EMAOptions, decay, warmup)
+MUSTER_OPTIONS(AccuracyOptions, top_k)
+MUSTER_OPTIONS(F1Options, num_classes, average)
+MUSTER_OPTIONS(ConfusionMatrixOptions, num_classes)
+MUSTER_OPTIONS(MeanIoUOptions, num_classes)
 
 #undef MUSTER_OPTIONS
 

@@ -1,5 +1,6 @@
 // Options as JSON: every struct, every field, and whatever else such JSON may hold.
 #include "muster/callbacks.hpp"
+#include "muster/classification.hpp"
 #include "muster/convert.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/ema.hpp"
@@ -205,7 +206,7 @@ TEST(Options, OfDataAreJson) {
          {"per_class", 4}});
 }
 
-TEST(Options, OfSchedulesAndAveragesAreJson) {
+TEST(Options, OfSchedulesAveragesAndMetricsAreJson) {
   check(LinearWarmupOptions{.warmup_steps = 3, .start_factor = 0.5}, {{"warmup_steps", 3}, {"start_factor", 0.5}});
   check(CosineWithWarmupOptions{.warmup_steps = 3, .total_steps = 4, .min_lr = 0.25, .start_factor = 0.5},
         {{"warmup_steps", 3}, {"total_steps", 4}, {"min_lr", 0.25}, {"start_factor", 0.5}});
@@ -230,6 +231,10 @@ TEST(Options, OfSchedulesAndAveragesAreJson) {
          {"final_div_factor", 3.0},
          {"three_phase", true}});
   check(EMAOptions{.decay = 0.5, .warmup = true}, {{"decay", 0.5}, {"warmup", true}});
+  check(AccuracyOptions{.top_k = 5}, {{"top_k", 5}});
+  check(F1Options{.num_classes = 5, .average = Average::micro}, {{"num_classes", 5}, {"average", "micro"}});
+  check(ConfusionMatrixOptions{.num_classes = 5}, {{"num_classes", 5}});
+  check(MeanIoUOptions{.num_classes = 5}, {{"num_classes", 5}});
 }
 
 TEST(Options, OfASessionAreJson) {

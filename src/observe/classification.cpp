@@ -1,0 +1,329 @@
+// From predictions and targets to counts; and the metrics as parts of a report and entries of a state.
+#include "muster/classification.hpp"
+
+#include "checkpoint/state/stateful.hpp"
+#include "muster/error.hpp"
+#include "muster/metrics.hpp"
+#include "observe/tally.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace muster {
+namespace {
+
+using namespace detail::checkpoint;
+using detail::observe::Tally;
+
+/// What counts, one row for each sample or pixel.
+struct Counted {
+  at::Tensor prediction;  ///< logits [M, C], or one value for each [M]
+  at::Tensor target;      ///< [M], whole numbers
+  at::Tensor weight;      ///< [M], in double
+};
+
+class Taking {
+ public:
+  explicit Taking(const Json& kind) : doing_("adding to the metric " + kind.at("metric").get<std::string>()) {}
+
+  void require(bool holds, const std::string& fact, std::string_view remedy) const {
+    if (!holds) throw Error(ExitCode::user_error, doing_, fact, remedy);
+  }
+
+  /// Every row's class is one of `classes`.
+  void require_classes(const char* what, const at::Tensor& of_rows, std::int64_t classes) const {
+    if (of_rows.numel() == 0) return;
+    const auto [least, most] = of_rows.aminmax();
+    const auto low = least.item<std::int64_t>(), high = most.item<std::int64_t>();
+    require(low >= 0 && high < classes,
+            c10::str(what, " has the class ", low < 0 ? low : high, ", and there are ", classes),
+            "Classes count from 0; give what has none the weight 0");
+  }
+
+  Counted counted(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
+                  const at::Tensor& weight) const {
+    require(at::isIntegralType(target.scalar_type(), /*includeBool=*/true),
+            c10::str("the target is of the type ", target.scalar_type()), "Give classes, as whole numbers or bools");
+    const bool logits = prediction.dim() == target.dim() + 1;
+    auto shape = prediction.sizes().vec();
+    if (logits && shape.size() > 1) shape.erase(shape.begin() + 1);
+    require(target.dim() > 0 && shape == target.sizes(),
+            c10::str("the prediction has the shape ", prediction.sizes(), ", the target ", target.sizes()),
+            "Predictions are [N, C, ...] or [N, ...] where the target is [N, ...]");
+    const auto rows = samples.value_or(target.size(0));
+    require(rows >= 0 && rows <= target.size(0),
+            c10::str(rows, " samples are to count, and there are ", target.size(0)), "Give as many as there are");
+
+    const auto flat = [&](const at::Tensor& tensor) {
+      return tensor.detach().narrow(0, 0, rows).to(prediction.device()).reshape({-1});
+    };
+    Counted all{
+        .prediction = logits ? prediction.detach().narrow(0, 0, rows).movedim(1, -1).flatten(0, -2) : flat(prediction),
+        .target = flat(target).to(at::kLong),
+        .weight = {}};
+    if (!weight.defined()) {
+      all.weight = at::ones({all.target.numel()}, all.target.options().dtype(at::kDouble));
+      return all;
+    }
+    const bool of_samples = weight.dim() == 1 && weight.size(0) == target.size(0);
+    require(of_samples || weight.sizes() == target.sizes(),
+            c10::str("the weight has the shape ", weight.sizes(), ", the target ", target.sizes()),
+            "Give one for each sample, or one for each class of the target");
+    auto each = weight;
+    while (of_samples && each.dim() < target.dim()) each = each.unsqueeze(-1);
+    all.weight = flat(each.expand_as(target)).to(at::kDouble);
+    const auto counts = all.weight.ne(0).nonzero().squeeze(1);
+    for (auto* tensor : {&all.prediction, &all.target, &all.weight}) *tensor = tensor->index_select(0, counts);
+    return all;
+  }
+
+  /// The same with a class for each row in place of logits, all below `classes`.
+  Counted classified(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
+                     const at::Tensor& weight, std::int64_t classes) const {
+    auto all = counted(prediction, target, samples, weight);
+    require_classes("a target", all.target, classes);
+    if (all.prediction.dim() == 2) {
+      require(all.prediction.size(1) == classes,
+              c10::str("the logits are of ", all.prediction.size(1), " classes, and num_classes is ", classes),
+              "Give num_classes as the model has it");
+      all.prediction = all.prediction.numel() == 0 ? all.target : all.prediction.argmax(1);
+    } else {
+      require(at::isIntegralType(all.prediction.scalar_type(), /*includeBool=*/true),
+              c10::str("the prediction has the shape of the target and is of the type ", all.prediction.scalar_type()),
+              "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
+      all.prediction = all.prediction.to(at::kLong);
+      require_classes("a prediction", all.prediction, classes);
+    }
+    return all;
+  }
+
+ private:
+  std::string doing_;
+};
+
+/// What the rows of each class weigh together.
+at::Tensor weigh(const at::Tensor& classes, const at::Tensor& weight, std::int64_t count) {
+  return at::bincount(classes, weight, count);
+}
+
+/// Of each class what is predicted rightly, what is predicted, what there is.
+at::Tensor by_class(const Counted& counted, std::int64_t classes) {
+  const auto right = counted.weight * counted.prediction.eq(counted.target);
+  return at::cat({weigh(counted.target, right, classes), weigh(counted.prediction, counted.weight, classes),
+                  weigh(counted.target, counted.weight, classes)});
+}
+
+/// Where the target's logit is among the `k` largest. NaN is larger than any, as torch's argmax has it.
+at::Tensor among_largest(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
+  const auto at = target.unsqueeze(1), its = logits.gather(1, at);
+  const auto number = at::arange(logits.size(1), target.options());
+  const auto behind = logits.lt(its) | (logits.eq(its) & number.ge(at));
+  return behind.logical_not().sum(1).lt(k);
+}
+
+Json of_classes(const char* metric, std::int64_t num_classes, std::int64_t least = 1) {
+  if (num_classes < least)
+    throw Error(ExitCode::usage, std::string("making the metric ") + metric,
+                "num_classes is " + std::to_string(num_classes), "Give the number of classes of the model");
+  return {{"metric", metric}, {"num_classes", num_classes}};
+}
+
+Json f1_kind(const F1Options& options) {
+  constexpr std::array names{"binary", "macro", "micro", "none"};
+  auto kind = of_classes("F1", options.num_classes);
+  if (options.average == Average::binary && options.num_classes != 2)
+    throw Error(ExitCode::usage, "making the metric F1",
+                "Average::binary is of two classes, and num_classes is " + std::to_string(options.num_classes),
+                "Choose Average::macro, micro or none");
+  kind["average"] = names.at(static_cast<std::size_t>(options.average));
+  return kind;
+}
+
+Json accuracy_kind(const AccuracyOptions& options) {
+  if (options.top_k < 1)
+    throw Error(ExitCode::usage, "making the metric accuracy", "top_k is " + std::to_string(options.top_k),
+                "1 is the largest logit alone");
+  return {{"metric", "accuracy"}, {"top_k", options.top_k}};
+}
+
+class StatefulMetric : public Stateful {
+ public:
+  StatefulMetric(const Json& kind, std::vector<double>& sums) : kind_(kind), sums_(&sums) {}
+
+  StateDict save(const ParameterPaths&) const override { return {.values = to_json(Tally{kind_, *sums_})}; }
+
+  void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
+    if (Tally tally; !saved.tensors.empty() || !from_json(saved.values, tally))
+      differences.push_back({"", "the metric " + kind_.dump() + " here, something else in the checkpoint"});
+    else if (tally.kind != kind_ || !fits(tally.sums.size()))
+      differences.push_back({"", "the metric " + kind_.dump() + " here, " + tally.kind.dump() + " in the checkpoint"});
+  }
+
+  void load(const StateDict& saved, const ParameterPaths&) override {
+    Tally tally;
+    from_json(saved.values, tally);
+    *sums_ = std::move(tally.sums);
+  }
+
+  Replication replication() const override { return Replication::per_rank; }
+
+  std::optional<StateDict> regroup(const StateDict& all, Rank here) const override {
+    std::vector<Tally> ranks;
+    for (const auto& rank : all.values) {
+      if (!from_json(rank, ranks.emplace_back()) || ranks.back().kind != kind_ || !fits(ranks.back().sums.size()))
+        return StateDict{.values = rank};  // compare() says so
+    }
+    Tally whole = detail::observe::merged(ranks);
+    if (here.rank != 0) is_list() ? whole.sums.clear() : void(std::ranges::fill(whole.sums, 0.0));
+    return StateDict{.values = to_json(whole)};
+  }
+
+ private:
+  bool is_list() const { return kind_.at("metric") == "AUC"; }
+  bool fits(std::size_t sums) const { return is_list() ? sums % 3 == 0 : sums == sums_->size(); }
+
+  Json kind_;
+  std::vector<double>* sums_;
+};
+
+}  // namespace
+
+SampleMetric::SampleMetric(Json kind, std::int64_t sums)
+    : kind_(std::move(kind)), sums_(static_cast<std::size_t>(sums)) {}
+
+void SampleMetric::reset() noexcept {
+  if (kind_.at("metric") == "AUC") return sums_.clear();
+  std::ranges::fill(sums_, 0.0);
+}
+
+Json SampleMetric::evaluate() const { return detail::observe::value_of({kind_, sums_}); }
+
+void SampleMetric::count(const at::Tensor& sums) {
+  const auto here = sums.to(at::kDouble).cpu().contiguous();
+  const auto* const numbers = here.const_data_ptr<double>();
+  std::transform(numbers, numbers + here.numel(), sums_.begin(), sums_.begin(), std::plus<>());
+}
+
+std::int64_t SampleMetric::num_classes() const { return kind_.at("num_classes"); }
+
+SampleMetric::operator StateEntry() { return StateEntry(std::make_shared<StatefulMetric>(kind_, sums_)); }
+
+Metric Metric::of_samples(const SampleMetric& metric) {
+  Metric made(metric.evaluate());
+  made.tally_ = to_json(detail::observe::merged({Tally{metric.kind_, metric.sums_}}));
+  return made;
+}
+
+Accuracy::Accuracy(const AccuracyOptions& options) : SampleMetric(accuracy_kind(options), 2) {}
+
+void Accuracy::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  const Taking taking(kind_);
+  const auto top_k = kind_.at("top_k").get<std::int64_t>();
+  const auto all = taking.counted(prediction, target, samples, weight);
+  at::Tensor right;
+  if (all.prediction.dim() == 2) {
+    taking.require_classes("a target", all.target, all.prediction.size(1));
+    right = among_largest(all.prediction, all.target, top_k);
+  } else {
+    taking.require(top_k == 1, "classes are predicted, and top_k is " + std::to_string(top_k),
+                   "Give logits [N, C, ...]");
+    taking.require(!at::isFloatingType(all.prediction.scalar_type()), "numbers are predicted for classes",
+                   "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
+    right = all.prediction.eq(all.target);
+  }
+  count(at::stack({(all.weight * right).sum(), all.weight.sum()}));
+}
+
+double Accuracy::value() const { return evaluate(); }
+
+F1::F1(const F1Options& options) : SampleMetric(f1_kind(options), 3 * options.num_classes) {}
+
+void F1::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  const auto classes = num_classes();
+  count(by_class(Taking(kind_).classified(prediction, target, samples, weight, classes), classes));
+}
+
+double F1::value() const {
+  const auto value = evaluate();
+  return value.is_array() ? std::nan("") : value.get<double>();
+}
+std::vector<double> F1::per_class() const { return detail::observe::f1_by_class(sums_); }
+
+ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
+    : SampleMetric(of_classes("confusion matrix", options.num_classes), options.num_classes * options.num_classes) {}
+
+void ConfusionMatrix::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples,
+                          const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  const auto classes = num_classes();
+  const auto all = Taking(kind_).classified(prediction, target, samples, weight, classes);
+  count(weigh(all.target * classes + all.prediction, all.weight, classes * classes));
+}
+
+at::Tensor ConfusionMatrix::value() const {
+  return at::tensor(sums_, at::kDouble).view({num_classes(), num_classes()});
+}
+
+MeanIoU::MeanIoU(const MeanIoUOptions& options)
+    : SampleMetric(of_classes("mean IoU", options.num_classes), 3 * options.num_classes) {}
+
+void MeanIoU::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  const auto classes = num_classes();
+  count(by_class(Taking(kind_).classified(prediction, target, samples, weight, classes), classes));
+}
+
+double MeanIoU::value() const { return evaluate(); }
+std::vector<double> MeanIoU::per_class() const { return detail::observe::iou_by_class(sums_); }
+
+AUC::AUC() : SampleMetric(Json{{"metric", "AUC"}}) {}
+
+void AUC::add(const at::Tensor& score, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  const Taking taking(kind_);
+  const auto all = taking.counted(score, target, samples, weight);
+  taking.require(all.prediction.dim() == 1, "there are scores of several classes for each sample",
+                 "Give one score for each, as probabilities.select(1, 1)");
+  taking.require_classes("a target", all.target, 2);
+  const auto ones = all.weight * all.target;
+  const auto rows = at::stack({all.prediction.to(at::kDouble), all.weight - ones, ones}, 1).cpu().contiguous();
+  const auto* const numbers = rows.const_data_ptr<double>();
+  sums_.insert(sums_.end(), numbers, numbers + rows.numel());
+}
+
+double AUC::value() const { return evaluate(); }
+
+Perplexity::Perplexity() : SampleMetric(Json{{"metric", "perplexity"}}, 2) {}
+
+void Perplexity::add(const at::Tensor& logits, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  const Taking taking(kind_);
+  const auto all = taking.counted(logits, target, samples, weight);
+  taking.require(all.prediction.dim() == 2, "there is one number for each token", "Give logits [N, C, ...]");
+  taking.require_classes("a target", all.target, all.prediction.size(1));
+  const auto wide =
+      at::isReducedFloatingType(all.prediction.scalar_type()) ? all.prediction.to(at::kFloat) : all.prediction;
+  const auto losses = wide.log_softmax(1).gather(1, all.target.unsqueeze(1)).squeeze(1).neg().to(at::kDouble);
+  count(at::stack({(losses * all.weight).sum(), all.weight.sum()}));
+}
+
+void Perplexity::add(const at::Tensor& loss, std::int64_t tokens) {
+  if (tokens <= 0) return;
+  sums_[0] += loss.item().toDouble() * static_cast<double>(tokens);
+  sums_[1] += static_cast<double>(tokens);
+}
+
+double Perplexity::value() const { return evaluate(); }
+
+}  // namespace muster

@@ -1,0 +1,145 @@
+#include "observe/tally.hpp"
+
+#include "checkpoint/state/stateful.hpp"
+#include "muster/error.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <utility>
+
+namespace muster::detail::observe {
+namespace {
+
+constexpr std::size_t per_score = 3;  ///< numbers of a Scored
+
+double ratio(double part, double whole) { return whole > 0 ? part / whole : std::nan(""); }
+
+/// By class: the share of what is predicted rightly in what is predicted and what there is, both or their union.
+std::vector<double> shares(std::span<const double> sums, bool union_only) {
+  const auto classes = sums.size() / 3;
+  std::vector<double> of_class(classes);
+  for (std::size_t c = 0; c < classes; ++c) {
+    const double right = sums[c], both = sums[classes + c] + sums[2 * classes + c];
+    of_class[c] = union_only ? ratio(right, both - right) : ratio(2 * right, both);
+  }
+  return of_class;
+}
+
+/// Over the classes that have a value.
+double mean_of(const std::vector<double>& values) {
+  double sum = 0, count = 0;
+  for (const double value : values)
+    if (!std::isnan(value)) sum += value, ++count;
+  return ratio(sum, count);
+}
+
+Json f1(const Tally& tally) {
+  const auto of_class = f1_by_class(tally.sums);
+  const auto& average = tally.kind.at("average");
+  if (average == "none") return of_class;
+  if (average == "binary") return of_class.at(1);
+  if (average == "macro") return mean_of(of_class);
+  const auto right = tally.sums.begin(), predicted = right + static_cast<std::ptrdiff_t>(of_class.size());
+  const auto present = predicted + static_cast<std::ptrdiff_t>(of_class.size());
+  // Each sample is predicted once: there are as many as are predicted.
+  return ratio(std::accumulate(right, predicted, 0.0), std::accumulate(predicted, present, 0.0));
+}
+
+Json confusion_matrix(const Tally& tally) {
+  const auto classes = tally.kind.at("num_classes").get<std::size_t>();
+  auto rows = Json::array();
+  for (std::size_t r = 0; r < classes; ++r) {
+    auto row = Json::array();
+    for (std::size_t c = 0; c < classes; ++c) {
+      const double count = tally.sums[r * classes + c];
+      const auto whole = static_cast<std::int64_t>(count);
+      row.push_back(static_cast<double>(whole) == count ? Json(whole) : Json(count));
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+/// In the order of scores, each once. A NaN is the last.
+std::vector<Scored> sorted(std::span<const double> sums) {
+  std::vector<Scored> all;
+  for (std::size_t i = 0; i < sums.size(); i += per_score) all.push_back({sums[i], sums[i + 1], sums[i + 2]});
+  std::ranges::sort(
+      all, [](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }, &Scored::score);
+  std::vector<Scored> once;
+  for (const auto& one : all) {
+    if (once.empty() || once.back().score != one.score) {
+      once.push_back(one);
+    } else {
+      once.back().zeros += one.zeros;
+      once.back().ones += one.ones;
+    }
+  }
+  return once;
+}
+
+double area_under_curve(std::span<const double> sums) {
+  double zeros = 0, ones = 0, pairs = 0;
+  const auto all = sorted(sums);
+  for (const auto& [score, its_zeros, its_ones] : all) {
+    pairs += its_ones * (zeros + its_zeros / 2);
+    zeros += its_zeros;
+    ones += its_ones;
+  }
+  return !all.empty() && std::isnan(all.back().score) ? std::nan("") : ratio(pairs, zeros * ones);
+}
+
+}  // namespace
+
+Json to_json(const Tally& tally) {
+  auto sums = Json::array();
+  for (const double sum : tally.sums) sums.push_back(checkpoint::value_to_json(sum));
+  return {{"kind", tally.kind}, {"sums", std::move(sums)}};
+}
+
+bool from_json(const Json& json, Tally& tally) {
+  if (!json.is_object() || !json.contains("kind") || !json.contains("sums") || !json.at("sums").is_array())
+    return false;
+  tally = {.kind = json.at("kind")};
+  return std::ranges::all_of(
+      json.at("sums"), [&](const Json& sum) { return checkpoint::value_from_json(sum, tally.sums.emplace_back()); });
+}
+
+Tally merged(const std::vector<Tally>& tallies) {
+  Tally all = tallies.front();
+  const bool lists = all.kind.at("metric") == "AUC";
+  for (std::size_t r = 1; r < tallies.size(); ++r) {
+    const auto& [kind, sums] = tallies[r];
+    if (kind != all.kind || (!lists && sums.size() != all.sums.size()))
+      throw Error(ExitCode::user_error, "putting together the ranks' parts of a metric",
+                  "it is " + all.kind.dump() + " on one rank and " + kind.dump() + " on another",
+                  "Give the same metric with the same options on every rank");
+    if (lists) {
+      all.sums.insert(all.sums.end(), sums.begin(), sums.end());
+      continue;
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) all.sums[i] += sums[i];
+  }
+  if (!lists) return all;
+  const auto once = sorted(all.sums);
+  all.sums.clear();
+  for (const auto& [score, zeros, ones] : once) all.sums.insert(all.sums.end(), {score, zeros, ones});
+  return all;
+}
+
+Json value_of(const Tally& tally) {
+  const auto& metric = tally.kind.at("metric");
+  if (metric == "AUC") return area_under_curve(tally.sums);
+  if (metric == "confusion matrix") return confusion_matrix(tally);
+  if (metric == "F1") return f1(tally);
+  if (metric == "mean IoU") return mean_of(iou_by_class(tally.sums));
+  const double mean = ratio(tally.sums.at(0), tally.sums.at(1));
+  return metric == "perplexity" ? std::exp(mean) : mean;
+}
+
+std::vector<double> f1_by_class(std::span<const double> sums) { return shares(sums, false); }
+std::vector<double> iou_by_class(std::span<const double> sums) { return shares(sums, true); }
+
+}  // namespace muster::detail::observe
