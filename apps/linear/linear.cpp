@@ -2,36 +2,48 @@
 //
 //   mpirun -n 3 linear
 #include <torch/torch.h>
+
+#include <iostream>
 #include <muster/muster.hpp>
 
 void train(muster::Session& session, const muster::Config& config) {
+  // 1. The model, made parallel: the same weights everywhere, gradients averaged in backward().
   auto net = session.prepare_model(
       torch::nn::Sequential(torch::nn::Linear(1, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1)));
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
 
+  // 2. What is saved, and comes back when the program is started again with the same --name.
   auto state = session.state({{"model", net}, {"optimizer", optimizer}});
   state.restore();
 
   auto shard = session.get_dataset_shard("train");
-  for (auto epoch : session.epochs(config.at("epochs"))) {
+  const auto epochs = config.at("epochs").get<std::int64_t>();
+  for (auto epoch : session.epochs(epochs)) {
+    // 3. One pass over the samples, of which each rank takes its share.
     muster::Mean loss;
-    for (auto& batch : shard.iter_torch_batches({.batch_size = 32, .shuffle = true})) {
+    for (auto& batch : shard.iter_torch_batches(
+             {.batch_size = 32, .shuffle = true, .dtypes = {{"x", torch::kFloat}, {"y", torch::kFloat}}})) {
       optimizer.zero_grad();
-      auto l = torch::mse_loss(net->forward(batch["x"]), batch["y"]);
+      auto output = net->forward(batch["x"].unsqueeze(1));
+      auto l = torch::mse_loss(output.squeeze(1), batch["y"]);
       l.backward();
       optimizer.step();
       loss.add(l, batch.size());
     }
-    if (epoch % 20 == 19) session.report({{"loss", loss}}, state);
+    if (epoch % 20 == 0 && session.world_rank() == 0)
+      std::cout << "epoch: " << epoch << "/" << epochs << ", loss: " << loss.value() << std::endl;
+
+    // 4. The mean over all ranks, and a checkpoint.
+    session.report({{"loss", loss}, {"epoch", epoch}}, state);
   }
 }
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   return launch.run([&] {
-    auto x = torch::arange(200, torch::kFloat).unsqueeze(1) / 200;
+    auto x = torch::arange(200);
     muster::TorchTrainerOptions options{
-        .train_loop_config = {{"lr", 0.01}, {"epochs", 200}},
+        .train_loop_config = {{"lr", 0.1}, {"epochs", 200}},
         .run_config = {.checkpoint_config = {.num_to_keep = 1}},
         .datasets = {{"train", muster::Dataset::from_tensors({{"x", x}, {"y", 2 * x + 1}})}},
     };

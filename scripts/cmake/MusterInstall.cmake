@@ -36,6 +36,11 @@ function(muster_install_programs FOLDER)
 endfunction()
 if(MUSTER_BUILD_APPS)
   muster_install_programs("${PROJECT_SOURCE_DIR}/apps")
-  install(DIRECTORY "${PROJECT_SOURCE_DIR}/apps/fashion_mnist/data/"
-          DESTINATION "${CMAKE_INSTALL_DATADIR}/muster/fashion_mnist")
+  # An example finds its data there: apps/models/data.cpp.
+  file(GLOB folders "${PROJECT_SOURCE_DIR}/apps/*/data")
+  foreach(folder IN LISTS folders)
+    cmake_path(GET folder PARENT_PATH example)
+    cmake_path(GET example FILENAME example)
+    install(DIRECTORY "${folder}/" DESTINATION "${CMAKE_INSTALL_DATADIR}/muster/${example}")
+  endforeach()
 endif()
