@@ -41,11 +41,12 @@ void train(muster::Session& session, const muster::Config& config) {
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   return launch.run([&] {
-    auto x = torch::arange(200);
+    muster::Json samples;
+    for (int x = 0; x < 200; ++x) samples.push_back({{"x", x}, {"y", 2 * x + 1}});
     muster::TorchTrainerOptions options{
         .train_loop_config = {{"lr", 0.1}, {"epochs", 200}},
         .run_config = {.checkpoint_config = {.num_to_keep = 1}},
-        .datasets = {{"train", muster::Dataset::from_tensors({{"x", x}, {"y", 2 * x + 1}})}},
+        .datasets = {{"train", muster::Dataset::from_items(samples)}},
     };
     return muster::TorchTrainer(launch, train, options).fit();
   });
