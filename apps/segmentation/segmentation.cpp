@@ -89,17 +89,6 @@ class UNet : public nn::Module {
 
 torch::Tensor normalize(const torch::Tensor& images) { return images.to(torch::kFloat).div_(255).unsqueeze_(1); }
 
-/// Counts of pixels by what they are (row) and what they were taken for (column).
-torch::Tensor count(const torch::Tensor& labels, const torch::Tensor& predicted) {
-  return torch::bincount((labels * kinds + predicted).flatten(), {}, kinds * kinds).view({kinds, kinds});
-}
-
-/// The mean over the kinds of the pixels that are of a kind and were taken for it, of those that are or were.
-torch::Tensor mean_iou(const torch::Tensor& counts) {
-  const auto both = counts.diagonal();
-  return (both / (counts.sum(0) + counts.sum(1) - both)).mean();
-}
-
 void train(muster::Session& session, const muster::Config& config) {
   // 1. The model.
   auto net = session.prepare_model(std::make_shared<UNet>(config.at("width").get<std::int64_t>()));
@@ -123,15 +112,17 @@ void train(muster::Session& session, const muster::Config& config) {
 
     // 3. Intersections and unions are counted over the test scenes of all ranks, and divided at the end: the mean over
     //    ranks or batches of their quotients would be another number.
-    auto counts = torch::zeros({kinds, kinds}, torch::kDouble);
+    muster::MeanIoU mean_iou({.num_classes = kinds});
+    muster::ConfusionMatrix confusion({.num_classes = kinds});
     {
       const auto evaluation = session.evaluation(net);
       for (auto& batch : test_shard.iter_torch_batches({.batch_size = 50})) {
-        const auto predicted = net->forward(normalize(batch["image"])).argmax(1);
-        if (batch.size() > 0) counts += count(batch["label"].to(torch::kLong), predicted);
+        const auto logits = net->forward(normalize(batch["image"]));
+        mean_iou.add(logits, batch["label"], batch.size());
+        confusion.add(logits, batch["label"], batch.size());
       }
     }
-    session.report({{"loss", loss}, {"mean_iou", mean_iou(session.mean(counts))}}, state);
+    session.report({{"loss", loss}, {"mean_iou", mean_iou}, {"confusion", confusion}}, state);
   }
 }
 
