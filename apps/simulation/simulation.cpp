@@ -1,0 +1,133 @@
+// A simulation that has MPI to itself trains a model on half of its ranks while the other half computes: pendulums, and
+// a network that learns where they will be.
+//
+//   mpirun -n 4 simulation
+//   mpirun -n 8 simulation --set rounds=200 --name long
+#include <torch/torch.h>
+
+#include <array>
+#include <cmath>
+#include <iostream>
+#include <muster/mpi.hpp>
+#include <muster/muster.hpp>
+#include <random>
+#include <vector>
+
+namespace {
+
+/// Angle, velocity and damping of a pendulum, and its angle and velocity two seconds later.
+constexpr int inputs = 3, outputs = 2, numbers = inputs + outputs;
+constexpr int samples_per_round = 2048;
+
+/// What a trainer tells its simulator.
+enum Word : int { stop, go_on };
+
+/// By the method of Runge and Kutta, of fourth order.
+std::array<double, 2> swing(std::array<double, 2> state, double damping, double seconds) {
+  constexpr int steps = 400;
+  const double h = seconds / steps;
+  const auto change = [&](const std::array<double, 2>& s) {
+    return std::array{s[1], -9.81 * std::sin(s[0]) - damping * s[1]};
+  };
+  const auto along = [&](const std::array<double, 2>& slope, double time) {
+    return std::array{state[0] + time * slope[0], state[1] + time * slope[1]};
+  };
+  for (int step = 0; step < steps; ++step) {
+    const auto a = change(state), b = change(along(a, h / 2)), c = change(along(b, h / 2)), d = change(along(c, h));
+    for (int i = 0; i < 2; ++i) state[i] += h / 6 * (a[i] + 2 * b[i] + 2 * c[i] + d[i]);
+  }
+  return state;
+}
+
+/// The half that computes: a round of samples ahead, for as long as the trainer asks for more.
+void simulate(int trainer, unsigned seed) {
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> angle(-2, 2), velocity(-2, 2), damping(0, 0.5);
+  std::vector<float> samples;
+  for (int word = go_on; word != stop;) {
+    samples.clear();
+    for (int i = 0; i < samples_per_round; ++i) {
+      const double a = angle(random), v = velocity(random), d = damping(random);
+      const auto later = swing({a, v}, d, 2);
+      for (const double number : {a, v, d, later[0], later[1]}) samples.push_back(static_cast<float>(number));
+    }
+    MPI_Recv(&word, 1, MPI_INT, trainer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (word == go_on)
+      MPI_Send(samples.data(), static_cast<int>(samples.size()), MPI_FLOAT, trainer, 0, MPI_COMM_WORLD);
+  }
+}
+
+/// The half that trains: each rank on what its simulator has sent, while that one computes the next round.
+void train(muster::Session& session, const muster::Config& config, int simulator) {
+  using namespace torch::nn;
+  auto net =
+      session.prepare_model(Sequential(Linear(inputs, 128), Tanh(), Linear(128, 128), Tanh(), Linear(128, outputs)));
+  torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  state.restore();
+
+  for ([[maybe_unused]] auto round : session.epochs(config.at("rounds"))) {
+    const int word = go_on;
+    auto samples = torch::empty({samples_per_round, numbers});
+    MPI_Send(&word, 1, MPI_INT, simulator, 0, MPI_COMM_WORLD);
+    MPI_Recv(samples.mutable_data_ptr<float>(), samples.numel(), MPI_FLOAT, simulator, 0, MPI_COMM_WORLD,
+             MPI_STATUS_IGNORE);
+
+    // Nobody has seen these yet: the loss before each step is as good as that of a test.
+    muster::Mean loss;
+    for (const auto& part : samples.split(64)) {
+      optimizer.zero_grad();
+      const auto l = torch::mse_loss(net->forward(part.narrow(1, 0, inputs)), part.narrow(1, inputs, outputs));
+      l.backward();
+      optimizer.step();
+      loss.add(l, part.size(0));
+    }
+    session.report({{"loss", loss}}, state);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // 1. MPI is the simulation's, and so are its ranks.
+  int threads = 0, rank = 0, ranks = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (ranks % 2 != 0) {
+    if (rank == 0) std::cerr << "simulation: an even number of ranks is wanted, half of them to train\n";
+    MPI_Finalize();
+    return 64;
+  }
+  const bool trains = rank < ranks / 2;
+  const int partner = trains ? rank + ranks / 2 : rank - ranks / 2;
+  MPI_Comm half = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, trains ? 0 : 1, rank, &half);
+
+  // 2. One half is a launch of muster, in which everything is as ever. The other half knows nothing of it.
+  int code = 0;
+  if (trains) {
+    {
+      muster::Launch launch(argc, argv, muster::from_mpi(half));
+      code = launch.run([&] {
+        return muster::TorchTrainer(
+                   launch,
+                   [&](muster::Session& session, const muster::Config& config) { train(session, config, partner); },
+                   {
+                       .train_loop_config = {{"rounds", 40}, {"lr", 2e-3}},
+                       .run_config = {.checkpoint_config = {.num_to_keep = 1}},
+                   })
+            .fit();
+      });
+    }
+    const int word = stop;
+    MPI_Send(&word, 1, MPI_INT, partner, 0, MPI_COMM_WORLD);
+  } else {
+    simulate(partner, static_cast<unsigned>(rank));
+  }
+
+  // 3. MPI ends when the simulation says so.
+  MPI_Comm_free(&half);
+  MPI_Finalize();
+  return code;
+}
