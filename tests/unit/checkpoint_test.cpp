@@ -227,7 +227,8 @@ TEST(Manifest, TrustsNothing) {
 /// What a report of a run saves.
 Json progress() {
   return Json::parse(R"({"training_iteration": 5, "epoch": 2, "epoch_complete": false, "global_step": 40,
-    "samples_since_report": 3, "time_total_s": 1.5, "seed": 18446744073709551615, "preprocessor": null, "something new": {"a": 1},
+    "samples_since_report": 3, "time_total_s": 1.5, "seed": 18446744073709551615, "preprocessor": null,
+    "callbacks": {"EarlyStopping": [{"waited": 2}]}, "something new": {"a": 1},
     "positions": {"train": {"epoch": 2, "passes": 1, "consumed": 8, "window": 0, "global_batch_size": 4, "samples": 46,
                             "seed": 7, "something new": [1]}, "whole": null}})");
 }
@@ -243,6 +244,7 @@ TEST(TrainerState, IsReadIntoAStruct) {
   EXPECT_EQ(read.time_total_s, 1.5);
   EXPECT_EQ(read.seed, ~std::uint64_t{0});
   EXPECT_EQ(read.positions.at("train").at("consumed"), 8);
+  EXPECT_EQ(read.callbacks.at("EarlyStopping").at(0).at("waited"), 2);
   auto known = progress();
   known.erase("something new");
   EXPECT_EQ(to_json(read), known);
