@@ -48,7 +48,7 @@ Outcome unpack(std::string_view bytes) {
 
 Outcome caught(const Communicator& world) {
   auto& alarm = Channel::of(world)->world->alarm;
-  if (alarm.raised()) return *alarm.raised();
+  if (const auto raised = alarm.raised()) return *raised;
   auto mine = caught();
   if (mine.kind != Outcome::Kind::failed) return mine;
   try {
@@ -59,6 +59,8 @@ Outcome caught(const Communicator& world) {
   }
   return mine;
 }
+
+void hear_alarm(const Communicator& communicator) { Channel::of(communicator)->world->alarm.listen(); }
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   if (mine.kind == Outcome::Kind::failed) Channel::of(communicator)->world->alarm.raise(mine);
@@ -80,7 +82,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   };
   auto memory = std::make_unique<Memory>();
   // Others may have left because of what this rank has raised: it stands.
-  const auto& raised_here = shared.alarm.raised();
+  const auto raised_here = shared.alarm.raised();
   memory->mine =
       static_cast<char>(raised_here.has_value()) + pack(raised_here.value_or(mine), longest - 1 - packed_fields);
   memory->theirs.resize(n);

@@ -54,6 +54,9 @@ Outcome caught(const Communicator& world);
 /// Returns at once; the second call before agree() does nothing.
 void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
+/// Throws another rank's error, if one of the world has told it (RemoteError), as every wait of a communicator does.
+void hear_alarm(const Communicator& communicator);
+
 /// A wait has gone beyond the limit of the launch.
 class Stalled : public Error {
  public:

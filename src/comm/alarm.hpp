@@ -20,8 +20,11 @@ class Alarm {
 
   /// Sends the notice to all other ranks, once per attempt.
   void raise(const Outcome& mine);
-  /// What this rank has raised since the last clear(), if it has.
-  const std::optional<Outcome>& raised() const noexcept { return raised_; }
+  /// What this rank has raised since the last clear(), if it has; any of its threads may have.
+  std::optional<Outcome> raised() const {
+    const std::lock_guard lock(mutex_);
+    return raised_;
+  }
   /// Throws the notice of another rank as RemoteError, again and again until clear().
   void listen();
   /// Takes in what other ranks have raised; what listen() throws stays the first of it.
@@ -41,7 +44,7 @@ class Alarm {
   const MPI_Comm comm_;
   const int rank_;
   const int size_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::optional<Outcome> raised_;
   std::string sent_;                // stays until the sends are through
   std::vector<MPI_Request> sends_;  // of this attempt
