@@ -100,6 +100,16 @@ class Checkpoint {
   int rank_ = 0, ranks_ = 0;  // to whom it was handed out; of no ranks where that is not known
 };
 
+/// How far a checkpoint of a run has come; "checkpoint_status" in the row of a report that asked for a validation has
+/// it by these names.
+enum class CheckpointStatus {
+  committed,  ///< and no validation was asked for
+  pending_validation,
+  validated,
+  validation_timeout,
+  validation_failed,
+};
+
 /// What `muster checkpoint ls` shows of one.
 struct CheckpointInfo {
   std::filesystem::path path;
@@ -108,8 +118,9 @@ struct CheckpointInfo {
   std::int64_t epoch = 0;
   int world_size = 0;
   std::uint64_t bytes = 0;
-  std::string time = {};     ///< UTC, ISO 8601
-  Json metrics = {};         ///< those of its report
+  std::string time = {};  ///< UTC, ISO 8601
+  Json metrics = {};      ///< those of its report and of its validation
+  CheckpointStatus status = CheckpointStatus::committed;
   std::string problem = {};  ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
   /// Of the problem: data if the checkpoint is damaged, retry if it could not be read, which says nothing about it.
   ExitCode code = ExitCode::done;

@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
@@ -25,7 +26,8 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
     info.world_size = manifest.world_size;
     for (const auto& file : manifest.files) info.bytes += file.bytes;
     info.time = manifest.time;
-    info.metrics = manifest.metrics;
+    info.metrics = measured(path, manifest.metrics);
+    info.status = status_in(info.metrics);
     verify_sizes(path, manifest);
     if (checksums) verify(path, manifest);
   } catch (const Error& error) {

@@ -1,6 +1,7 @@
 // Which checkpoints stay.
 #pragma once
 
+#include "checkpoint/tier.hpp"
 #include "muster/config.hpp"
 
 #include <optional>
@@ -12,6 +13,7 @@ struct Scored {
   int index = 0;
   std::optional<double> score;  ///< none, or NaN, is worse than any
   bool rolled_back = false;     ///< by a step back: worse than all others of its score
+  bool pinned = false;          ///< it waits for its validation, and stays beside those that are kept
 };
 
 /// The indices that may go, oldest first: all but the num_to_keep best, or newest where there is no score attribute.
@@ -20,5 +22,8 @@ std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig
 
 /// The score in the metrics of a report.
 std::optional<double> score_of(const Json& metrics, const std::string& attribute);
+
+/// Removes those that may go; a failure is a warning. By one rank.
+void prune(const Tier& tier, const CheckpointConfig& config) noexcept;
 
 }  // namespace muster::detail::checkpoint

@@ -84,7 +84,6 @@ class Store {
   /// not all ranks see the same files.
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   void take_back_what_is_whole() const;
-  void prune() const noexcept;  // not collective
   void go_on_behind(std::function<void(const Communicator&)> work);
   /// The fast tier keeps none older than that one, or none at all after it.
   void clear_fast_tier(int index, bool after) const noexcept;  // not collective

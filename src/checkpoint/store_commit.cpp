@@ -3,7 +3,6 @@
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/retention.hpp"
-#include "checkpoint/rollbacks.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
@@ -85,7 +84,7 @@ Checkpoint Store::commit(Contents contents, When when) {
       copy_to_run(communicator, fast_->tier.published(index), save->manifest(), {save->pieces(), save->files()}, tier_);
       clear_fast_tier(index, /*after=*/true);
     }
-    if (config_.num_to_keep) on_root(communicator, [&] { prune(); });
+    if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_); });
   };
   if (behind)
     go_on_behind([=, this, place = first](const Communicator& communicator) mutable {
@@ -141,23 +140,6 @@ void Store::clear_fast_tier(int index, bool after) const noexcept {
       if (there < index || after) fast_->tier.remove(there);
   } catch (const std::exception& error) {
     log::warn("removing what has been copied from the fast tier: " + std::string(error.what()));
-  }
-}
-
-void Store::prune() const noexcept {
-  if (!config_.num_to_keep) return;
-  try {
-    const auto rollbacks = read_rollbacks(tier_.folder());
-    std::vector<Scored> checkpoints;
-    for (const auto& [index, path] : tier_.list().published) try {
-        checkpoints.push_back({index, score_of(read_manifest(path).metrics, config_.checkpoint_score_attribute),
-                               rolled_back(rollbacks, index)});
-      } catch (const Error&) {
-        // Damaged: it does not count, and whoever resumes next will look at it.
-      }
-    for (const int index : surplus(std::move(checkpoints), config_)) tier_.remove(index);
-  } catch (const std::exception& error) {
-    log::warn(std::string("removing old checkpoints: ") + error.what());
   }
 }
 

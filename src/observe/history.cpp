@@ -86,12 +86,28 @@ void History::lost(const Checkpoint& checkpoint) {
   for (auto& row : rows_)
     if (row.value("checkpoint_dir_name", Json()) == checkpoint.path().filename().string())
       row.erase("checkpoint_dir_name");
+  rewrite("the metrics still name a checkpoint that is not there: ");
+}
+
+void History::validated(std::int64_t training_iteration, const Json& fields) {
+  const auto row = std::ranges::find(rows_, training_iteration, iteration_of);
+  if (row == rows_.end()) return;
+  auto with = *row;
+  with.update(fields);
+  if (with == *row) return;
+  *row = std::move(with);
+  extend(columns_, *row);
+  rewrite("what a validation has found is not in the metrics: ");
+}
+
+void History::rewrite(const char* warning) noexcept {
   try {
     write_rows();
     write_table();
-  } catch (const Error& error) {
+    torn_ = false;
+  } catch (const std::exception& error) {
     torn_ = true;
-    log::warn(std::string("the metrics still name a checkpoint that is not there: ") + error.what());
+    log::warn(std::string(warning) + error.what());
   }
 }
 

@@ -22,6 +22,8 @@ class History final : public Sink {
   void report(const Json& row, std::int64_t epochs) override;
   /// Its row names it no longer.
   void lost(const Checkpoint& checkpoint) override;
+  /// Both files are replaced; what cannot be written is a warning.
+  void validated(std::int64_t training_iteration, const Json& fields) override;
 
   /// Adds a row to both files. An Error (ExitCode::retry) if it cannot be written; the next that can brings it along.
   void append(const Json& row);
@@ -32,6 +34,7 @@ class History final : public Sink {
   static std::vector<Json> read(const std::filesystem::path& folder);
 
  private:
+  void rewrite(const char* warning) noexcept;
   void write_rows() const;
   void write_table() const;
 

@@ -25,9 +25,9 @@ Metric::Metric(const at::Tensor& value) {
 namespace muster::detail::observe {
 namespace {
 
-constexpr std::array<std::string_view, 10> reserved{
-    "training_iteration", "global_step",   "timestamp",  "time_this_iter_s",    "time_total_s",
-    "num_samples",        "samples_per_s", "world_size", "checkpoint_dir_name", "checkpoint_name"};
+constexpr std::array<std::string_view, 11> reserved{
+    "training_iteration", "global_step", "timestamp",           "time_this_iter_s", "time_total_s",     "num_samples",
+    "samples_per_s",      "world_size",  "checkpoint_dir_name", "checkpoint_name",  "checkpoint_status"};
 
 Json finite(Json value) {
   if (value.is_array())

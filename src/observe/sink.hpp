@@ -30,6 +30,8 @@ class Sink {
   virtual void checkpoint(const Checkpoint&) {}
   /// A row has named this one, and it could not be written.
   virtual void lost(const Checkpoint&) {}
+  /// A validation has measured the checkpoint of that report; the fields take the place of those of its row.
+  virtual void validated(std::int64_t /*training_iteration*/, const Json& /*fields*/) {}
   /// This worker leaves training with that error, which may be another worker's, or a stop on request.
   virtual void failure(const Error&) {}
   virtual void end() {}

@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
+#include "checkpoint/files/validation_file.hpp"
 #include "muster/checkpoint.hpp"
 
 #include <ranges>
@@ -11,7 +12,9 @@ namespace muster::detail::checkpoint {
 UserFiles list_user_files(const std::optional<std::filesystem::path>& directory) {
   UserFiles files;
   if (!directory) return files;
-  const auto is_ours = [](const std::string& name) { return name == manifest_name || name == state_name; };
+  const auto is_ours = [](const std::string& name) {
+    return name == manifest_name || name == state_name || name == validation_name;
+  };
   files.names = list_files(*directory);
   if (is_checkpoint(*directory)) std::erase_if(files.names, is_ours);
   if (const auto ours = std::ranges::find_if(files.names, is_ours); ours != files.names.end())
