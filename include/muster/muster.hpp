@@ -31,5 +31,6 @@
 #include <muster/state.hpp>
 #include <muster/sweep.hpp>
 #include <muster/trainer.hpp>
+#include <muster/validation.hpp>
 #include <muster/version.hpp>
 #include <muster/weights.hpp>

@@ -72,6 +72,9 @@ struct ReportOptions {
   /// checkpoint_name, beside checkpoint_dir_name. The same on all workers; no '/', no leading '.' or "checkpoint_",
   /// none of the run's own files.
   std::string checkpoint_dir_name = {};
+  /// Have the checkpoint validated beside training; see muster/validation.hpp. An Error (ExitCode::usage) where the
+  /// trainer has no such function, or the report nothing to save.
+  bool validation = false;
 };
 void to_json(Json& json, const ReportOptions& options);
 void from_json(const Json& json, ReportOptions& options);
@@ -79,7 +82,8 @@ void from_json(const Json& json, ReportOptions& options);
 /// A checkpoint and the metrics of its report.
 struct ReportedCheckpoint {
   Checkpoint checkpoint;
-  Json metrics;
+  Json metrics;  ///< and those of its validation
+  CheckpointStatus status = CheckpointStatus::committed;
 };
 
 /// What a worker knows of the end that somebody else prepares for the run.

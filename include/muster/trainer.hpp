@@ -12,6 +12,7 @@
 #include <muster/preprocessor.hpp>
 #include <muster/result.hpp>
 #include <muster/session.hpp>
+#include <muster/validation.hpp>
 
 #include <chrono>
 #include <concepts>
@@ -94,7 +95,7 @@ class TrainLoop {
 };
 
 /// What a trainer is asked for, the same on all ranks. Kept in params.json, from which a run is restored, but for what
-/// is not data: backend_config, callbacks, datasets, preprocessor, resume_from_checkpoint.
+/// is not data: backend_config, callbacks, datasets, preprocessor, resume_from_checkpoint, the function that validates.
 struct TrainerOptions {
   Config train_loop_config = Config::object();
   /// What sets up a framework around the training function; that of the trainer unless given, which only TorchTrainer
@@ -113,6 +114,8 @@ struct TrainerOptions {
   Json metadata = Json::object();
   /// What a run that has no checkpoint of its own starts from.
   std::optional<Checkpoint> resume_from_checkpoint = {};
+  /// What validates the checkpoints for which a report asks that; see muster/validation.hpp.
+  ValidationConfig validation = {};
 };
 void to_json(Json& json, const TrainerOptions& options);
 void from_json(const Json& json, TrainerOptions& options);

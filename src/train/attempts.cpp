@@ -22,8 +22,9 @@ struct End {
 /// One attempt on one worker. An exception is told to all ranks at once, and leaves when backend and sinks are shut
 /// down. Collective over the workers.
 void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
-             at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps, End& end) {
+             at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps, Validation& validation, End& end) {
   OpenSession session(plan, run, workers, control, device, bad_steps);
+  if (validation.possible()) session.state().validation = &validation;
   try {
     session.open();
     try {
@@ -32,6 +33,7 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
     } catch (const TrainingEnded&) {
     }
     session.close();
+    if (workers.rank() == 0) validation.training_has_ended();
   } catch (...) {
     // Before the session goes, and with it connections on which the others may be waiting.
     const auto cause = comm::caught(plan.world());
@@ -89,7 +91,8 @@ class FailureCount {
 
 }  // namespace
 
-Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop) {
+Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop,
+                         Validation& validation) {
   const auto& world = plan.world();
   const auto supervisor = launch::supervisor();
   const int max_failures = supervisor && supervisor->max_failures ? *supervisor->max_failures
@@ -106,10 +109,14 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
     const auto control = workers.duplicate();
     End end;
     std::map<int, std::string> errors;
+    validation.begin_attempt();
     const auto error = comm::attempt_on_all(
         world, limits,
         [&] {
-          if (plan.works()) attempt(plan, run, workers, control, device, train_loop, bad_steps, end);
+          if (plan.works())
+            attempt(plan, run, workers, control, device, train_loop, bad_steps, validation, end);
+          else
+            validation.serve();
         },
         &errors);
     if (!error) return {.returned = std::move(end.returned)};

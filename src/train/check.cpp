@@ -13,12 +13,14 @@ at::Device check_together(const Plan& plan) {
   const auto& datasets = plan.options.datasets;
   at::Device device = at::kCPU;
   std::map<std::string, data::Fingerprint> prints;
+  const bool all_need_data = static_cast<bool>(plan.options.validation.function);
+  const bool needs_data = plan.works() || all_need_data;
   comm::check_on_all(plan.world(), {.done = plan.wait_limit, .failed = comm::final_grace}, [&] {
-    if (!plan.works()) return;
+    if (!needs_data) return;
     device = choose_device(plan.options.scaling_config.use_gpu, plan.launch);
     for (const auto& [name, dataset] : datasets) prints[name] = dataset.source()->fingerprint();
   });
-  require_same_data(plan.world(), plan.workers, prints);
+  require_same_data(plan.world(), all_need_data ? plan.world().size() : plan.workers, prints);
   for (const auto& name : plan.options.dataset_config.datasets_to_split.names())
     if (name != "train" && !datasets.contains(name))  // the default names "train" whether there is one or not
       log::warn("datasets_to_split names \"" + name + "\", and the trainer was given no such dataset");

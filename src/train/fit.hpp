@@ -5,6 +5,7 @@
 #include "muster/result.hpp"
 #include "train/resolve.hpp"
 #include "train/run_folder.hpp"
+#include "train/validation.hpp"
 
 #include <c10/core/Device.h>
 
@@ -14,7 +15,7 @@
 
 namespace muster::detail::train {
 
-/// Looks whether this worker has the device and the data that it needs, and whether all have the same data; gives its
+/// Looks whether this rank has the device and the data that it needs, and whether all have the same data; gives its
 /// device. A rank that only waits needs neither.
 at::Device check_together(const Plan& plan);
 
@@ -32,8 +33,9 @@ struct Ended {
 };
 
 /// Attempts, one after the other, until one ends well or FailureConfig allows no more; each goes on from the newest
-/// checkpoint. The last one's end.
-Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop);
+/// checkpoint. Ranks that do not train validate meanwhile. The last one's end.
+Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop,
+                         Validation& validation);
 
 /// Notes in the folder that the run is finished, unless training has ended with an error, and reads the result, the
 /// same on every rank. Where it cannot be read, the cause of the error comes first.

@@ -32,6 +32,8 @@ constexpr bool is_data<std::shared_ptr<T>> = false;
 template <class T>
 constexpr bool is_data<std::vector<std::shared_ptr<T>>> = false;
 template <>
+constexpr bool is_data<ValidationFunction> = false;
+template <>
 constexpr bool is_data<std::map<std::string, Dataset>> = false;
 template <>
 constexpr bool is_data<std::optional<Checkpoint>> = false;
@@ -231,7 +233,8 @@ MUSTER_OPTIONS(RunConfig, name, storage_path, checkpoint_config, failure_config,
 MUSTER_OPTIONS(TorchConfig, backend, timeout)
 MUSTER_OPTIONS(DataConfig, datasets_to_split, split_all)
 MUSTER_OPTIONS(TrainerOptions, train_loop_config, backend_config, torch_config, scaling_config, dataset_config,
-               run_config, datasets, preprocessor, metadata, resume_from_checkpoint)
+               run_config, datasets, preprocessor, metadata, resume_from_checkpoint, validation)
+MUSTER_OPTIONS(ValidationConfig, function, timeout)
 MUSTER_OPTIONS(DatasetOptions, columns, cache_bytes)
 MUSTER_OPTIONS(BatchOptions, batch_size, global_batch_size, training, shuffle, drop_last, prefetch_batches,
                local_shuffle_buffer_size, local_shuffle_seed, dtypes, device)
@@ -247,7 +250,7 @@ MUSTER_OPTIONS(ProcessGroupOptions, backend, timeout, chunk)
 MUSTER_OPTIONS(EarlyStoppingOptions, metric, mode, patience, min_delta)
 MUSTER_OPTIONS(PlateauOptions, metric)
 MUSTER_OPTIONS(LearningRateMonitorOptions, name)
-MUSTER_OPTIONS(ReportOptions, reduce, checkpoint_dir_name)
+MUSTER_OPTIONS(ReportOptions, reduce, checkpoint_dir_name, validation)
 MUSTER_OPTIONS(PredictorOptions, feature_columns, dtypes, use_gpu, preprocessor)
 MUSTER_OPTIONS(BatchPredictorOptions, batch_size, keep_columns)
 MUSTER_OPTIONS(LinearWarmupOptions, warmup_steps, start_factor)

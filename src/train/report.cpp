@@ -1,8 +1,10 @@
 // A report: metrics over the workers, a checkpoint if there is something to save, a row for the sinks, a stop if asked.
+#include "checkpoint/files/validation_file.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
 #include "train/session_state.hpp"
+#include "train/validation.hpp"
 
 #include <algorithm>
 #include <ctime>
@@ -19,15 +21,17 @@ struct Contribution {
   bool asked_to_stop = false;
   bool writing = false;        ///< the last checkpoint
   bool has_callbacks = false;  ///< that may want to end training
+  bool validation = false;     ///< of the checkpoint, is asked for
   std::string name = {};       ///< of the checkpoint
 
   std::string pack() const {
-    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, name});
+    const auto bytes =
+        Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = Json::from_cbor(bytes);
-    return {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6]};
+    return {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7]};
   }
 };
 
@@ -65,6 +69,7 @@ Json make_row(const Counters& counters, Json metrics, int world_size) {
 
 void SessionState::report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
                           const std::optional<Checkpoint>& files, const ReportOptions& options) {
+  require_training("reporting");
   stop.reserve.come();
   if (numbers) {
     numbers->require_watched(models);
@@ -91,8 +96,9 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
                              .has_state = entries != nullptr,
                              .has_files = files.has_value(),
                              .asked_to_stop = asked_to_stop(),
-                             .writing = outputs.store.busy(),
+                             .writing = outputs.store->busy(),
                              .has_callbacks = !outputs.callbacks.empty(),
+                             .validation = options.validation,
                              .name = name}
              .pack();
        }))
@@ -107,6 +113,13 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   if (!std::ranges::all_of(all, [&](const auto& one) { return one.name == all.front().name; }))
     throw Error(ExitCode::user_error, "reporting", "the workers give the checkpoint different names",
                 "Give the same checkpoint_dir_name on every worker");
+  const bool validates = any_of(all, &Contribution::validation);
+  if (validates && !(validation != nullptr && (has_state || has_files)))
+    throw Error(
+        ExitCode::usage, "reporting with a validation",
+        validation != nullptr ? "there is no checkpoint to validate" : "the trainer has no function that validates",
+        validation != nullptr ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
+
   const bool busy = any_of(all, &Contribution::writing), wants_to_save = has_state || has_files;
   const bool saves = wants_to_save && !(busy && outputs.config.when_busy == WhenBusy::drop && !stop.request.known());
   if (stop.request.known())
@@ -122,17 +135,23 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   Json row = make_row(counters, std::move(reduced), workers.size());
   row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
-  outputs.check_score(row, saves, data.cursors->epoch_complete());
+  outputs.check_score(row, saves && !validates, data.cursors->epoch_complete());
   outputs.callbacks.tell(&Callback::on_report, row);
   std::optional<Checkpoint> saved;
   if (saves) {
     if (!options.checkpoint_dir_name.empty()) row["checkpoint_name"] = options.checkpoint_dir_name;
+    if (validates) row[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
     saved = save(entries.get(), files, has_files, row);
     row["checkpoint_dir_name"] = saved->path().filename().string();
     if (numbers) numbers->saved();
   }
-  if (const auto cost = outputs.store.cost()) stop.reserve.saved(*cost);
+  if (const auto cost = outputs.store->cost()) stop.reserve.saved(*cost);
   outputs.sinks.tell(&observe::Sink::report, row, counters.epochs);
+  if (validation != nullptr && workers.is_first()) {
+    validation->take(
+        [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); });
+    if (saved && validates) validation->request(*saved, counters.training_iteration);
+  }
   outputs.callbacks.tell(&Callback::after_report, as_given(of_ranks), saved);
   counters.end_report();
   stop.files_reported = stop.files_reported || has_files;

@@ -1,6 +1,7 @@
 // What a session goes on from, and how it gets there: the inverse of save.cpp.
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/stateful.hpp"
@@ -8,6 +9,7 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "train/session_state.hpp"
+#include "train/validation.hpp"
 #include "watch/record.hpp"
 
 #include <utility>
@@ -100,12 +102,12 @@ double bytes_of(const StateEntries& entries) {
 
 void SessionState::resume() {
   const watch::During resume("resuming");
-  start.from = choose_checkpoint(plan, run, workers.control, outputs.store);
+  start.from = choose_checkpoint(plan, run, workers.control, *outputs.store);
   outputs.newest = start.from;
   observe::Start moment;
   Json preprocessor;
   if (start.from) {
-    start.content = outputs.store.read(*start.from);
+    start.content = outputs.store->read(*start.from);
     const auto& progress = start.content->trainer;
     const auto& path = start.from->path();
     counters.training_iteration = progress.training_iteration;
@@ -125,6 +127,13 @@ void SessionState::resume() {
     }
   }
   outputs.sinks.start(workers.control, moment);
+  if (validation != nullptr) {
+    outputs.score_reported = true;  // a validation may have it
+    comm::on_root(workers.control, [&] {
+      validation->resume(
+          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); });
+    });
+  }
   if (start.from && workers.is_first()) {
     const auto& progress = start.content->trainer;
     const auto path = start.from->path().string();
@@ -138,6 +147,7 @@ void SessionState::resume() {
 }
 
 std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
+  require_training("looking for the run's checkpoints");
   static_cast<void>(outputs.newest_of_all());  // waits for what is being written
   const auto all = Json::parse(comm::on_root(workers.control, [&] {
     Json found = Json::array();
@@ -146,17 +156,19 @@ std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
   }));
   std::vector<ReportedCheckpoint> reported;
   for (const auto& one : all)
-    reported.push_back({outputs.store.as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1]});
+    reported.push_back({outputs.store->as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1],
+                        checkpoint::status_in(one[1])});
   return reported;
 }
 
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
+  require_training("restoring a state");
   start.loss_reported = true;
   stop.last_state = entries;
   stop.reserve.expect(bytes_of(*entries));
   if (!start.from) return false;
   // Held no longer than this: its tensors are views of a file that may be pruned.
-  const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store.read(*start.from);
+  const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store->read(*start.from);
   const auto& progress = saved.trainer;
   if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
   checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});

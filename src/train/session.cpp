@@ -174,13 +174,16 @@ DatasetShard Session::get_dataset_shard(const std::string& name) const {
   return DatasetShard(state_->data.shard(name, state_->workers));
 }
 State Session::state(StateEntries entries) const { return State(*state_, std::move(entries)); }
-Epochs Session::epochs(std::int64_t count) const { return Epochs(*state_, count); }
+Epochs Session::epochs(std::int64_t count) const {
+  state_->require_training("counting epochs");
+  return Epochs(*state_, count);
+}
 std::optional<Checkpoint> Session::get_checkpoint() const {
   state_->start.handed_out = true;
   const auto& outputs = state_->outputs;
   const auto newest = outputs.newest_of_all();
-  if (!newest) return {};
-  return outputs.store.as_this_rank(*newest);
+  if (!newest || !outputs.store) return newest;
+  return outputs.store->as_this_rank(*newest);
 }
 
 void Session::add_callback(std::shared_ptr<Callback> callback) { state_->add_callback(std::move(callback)); }

@@ -81,7 +81,7 @@ void give_name(const std::filesystem::path& checkpoint, const std::string& name)
 
 Checkpoint Outputs::commit(checkpoint::Contents contents, checkpoint::Store::When when) {
   name_of_behind = contents.metrics.value("checkpoint_name", "");
-  auto made = store.commit(std::move(contents), when);
+  auto made = store->commit(std::move(contents), when);
   behind = made;
   if (when == checkpoint::Store::When::now && config.fast_tier.empty()) settle();
   return made;
@@ -90,7 +90,7 @@ Checkpoint Outputs::commit(checkpoint::Contents contents, checkpoint::Store::Whe
 void Outputs::settle() {
   if (!behind) return;
   const auto written = *std::exchange(behind, std::nullopt);
-  if (const auto error = store.finish()) {
+  if (const auto error = store->finish()) {
     sinks.tell(&observe::Sink::lost, written);
     throw *error;
   }
@@ -100,7 +100,7 @@ void Outputs::settle() {
   callbacks.tell(&Callback::on_checkpoint, *newest);
 }
 
-std::optional<Checkpoint> Outputs::newest_of_all() const { return behind && store.ends_well() ? behind : newest; }
+std::optional<Checkpoint> Outputs::newest_of_all() const { return behind && store->ends_well() ? behind : newest; }
 
 void Outputs::settle_quietly() noexcept {
   try {

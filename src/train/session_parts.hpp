@@ -106,7 +106,7 @@ void give_name(const std::filesystem::path& checkpoint, const std::string& name)
 
 /// Checkpoints, and for sinks and callbacks what they want to know.
 struct Outputs {
-  checkpoint::Store store;
+  std::optional<checkpoint::Store> store;  ///< none where nothing is saved, as in a validation
   observe::Sinks sinks;
   observe::Callbacks callbacks;
   CheckpointConfig config;

@@ -57,7 +57,8 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
            .config = plan.options.dataset_config,
            .preprocessor = plan.options.preprocessor,
            .cursors = std::make_shared<data::Cursors>(counters.steps)},
-      outputs{.store = checkpoint::Store(control, run.path(), plan.options.run_config.checkpoint_config),
+      outputs{.store = std::optional<checkpoint::Store>(std::in_place, control, run.path(),
+                                                        plan.options.run_config.checkpoint_config),
               .sinks = {workers.is_first(), run.path(), plan.progress},
               .callbacks = observe::Callbacks(plan.options.run_config.callbacks),
               .config = plan.options.run_config.checkpoint_config,
@@ -72,6 +73,31 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
   freezables = std::make_shared<optim::Freezables>();
   if (!comm::threads_may_call_mpi() && workers.is_first())
     log::warn("async_save: MPI was started for one thread, so each report waits until its checkpoint is written");
+}
+
+SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Communicator& validators, at::Device device,
+                           const Checkpoint& checkpoint)
+    : plan(plan_),
+      run(run_),
+      workers{.own = validators,
+              .control = validators,
+              .device = device,
+              .share = {.total = validators.size(), .first = validators.rank(), .count = 1},
+              .seed = plan.launch.flags().seed},
+      data{.datasets = plan.options.datasets,
+           .config = {.split_all = true},
+           .preprocessor = plan.options.preprocessor,
+           .cursors = std::make_shared<data::Cursors>(counters.steps)},
+      outputs{.store = {},
+              .sinks = observe::Sinks({}),
+              .callbacks = observe::Callbacks({}),
+              .config = {},
+              .newest = checkpoint} {}
+
+void SessionState::require_training(const char* doing) const {
+  if (!outputs.store)
+    throw Error(ExitCode::usage, doing, "this session validates a checkpoint, and trains nothing",
+                "Load the model by Checkpoint::load, and return the metrics");
 }
 
 }  // namespace muster::detail::train

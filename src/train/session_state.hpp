@@ -17,10 +17,14 @@
 namespace muster::detail::train {
 
 struct ProcessGroups;
+class Validation;
 
 struct SessionState {
   SessionState(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
                at::Device device, BadSteps& bad_steps);
+  /// Of the ranks that validate that checkpoint; a world of their own. Collective.
+  SessionState(const Plan& plan, const RunFolder& run, const Communicator& validators, at::Device device,
+               const Checkpoint& checkpoint);
 
   const Plan& plan;
   const RunFolder& run;
@@ -39,6 +43,10 @@ struct SessionState {
   std::shared_ptr<Backend> backend;       ///< from its start to its shutdown
   bool failed = false;
   std::shared_ptr<step::Moments> moments;
+  Validation* validation = nullptr;  ///< what reports ask for validations; null where nobody can
+
+  /// An Error (ExitCode::usage) in a session that validates.
+  void require_training(const char* doing) const;
 
   // resume.cpp
 

@@ -127,7 +127,7 @@ bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& model
 bool SessionState::asked_to_stop() {
   if (plan.launch.stop_requested() || stop.file.is_there()) return true;
   const auto left = plan.launch.time_left();
-  return left && *left < stop.reserve.length(outputs.store.under_way());
+  return left && outputs.store && *left < stop.reserve.length(outputs.store->under_way());
 }
 
 void SessionState::stop_if_asked() {
@@ -163,6 +163,7 @@ void SessionState::stop_after_report(bool saved) {
 }
 
 bool SessionState::should_stop() {
+  require_training("asking whether to stop");
   stop.reserve.come();
   if (!stop.request.known())
     stop.request.learn(workers.control.all_reduce(std::int64_t{asked_to_stop()}, ReduceOp::max) != 0);
@@ -171,6 +172,7 @@ bool SessionState::should_stop() {
 }
 
 Preemption SessionState::preemption() {
+  require_training("asking whether the run's place is wanted");
   stop.reserve.come();
   constexpr auto never = std::numeric_limits<std::int64_t>::max();
   const auto left = plan.launch.time_left();
@@ -192,6 +194,7 @@ void SessionState::end_if_callbacks_ask() {
 }
 
 void SessionState::add_callback(std::shared_ptr<Callback> callback) {
+  require_training("adding a callback");
   Session view(*this);
   outputs.callbacks.add(std::move(callback), view);
   end_if_known_done();

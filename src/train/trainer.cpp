@@ -81,15 +81,22 @@ Result DataParallelTrainer::fit() {
   comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace}, [&] { setup(); });
   auto options = options_;
   options.dataset_config = get_dataset_config();
-  const Plan plan = resolve(launch(), options, backend_config());
-  RunFolder run(world, launch(), plan.options.run_config);
+  // Shared with a validation that does not end.
+  const auto plan = std::make_shared<const Plan>(resolve(launch(), options, backend_config()));
+  const auto run = std::make_shared<RunFolder>(world, launch(), plan->options.run_config);
   try {
-    const comm::TimeLimit everywhere(world, plan.wait_limit);
-    const auto device = check_together(plan);
-    if (!start(plan, run)) return read_result(plan, run);
-    return finish(plan, run, train_with_retries(plan, run, device, train_loop_));
+    const comm::TimeLimit everywhere(world, plan->wait_limit);
+    const auto device = check_together(*plan);
+    Validation validation(plan, run, device);
+    if (!start(*plan, *run)) {
+      validation.finish({});
+      return read_result(*plan, *run);
+    }
+    const auto ended = train_with_retries(*plan, *run, device, train_loop_, validation);
+    validation.finish(ended.error);
+    return finish(*plan, *run, ended);
   } catch (const comm::Lost& lost) {
-    run.write_error(world, lost);
+    run->write_error(world, lost);
     throw;
   }
 }

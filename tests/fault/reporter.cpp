@@ -1,7 +1,8 @@
 // A run that reports as often as its settings say, and says what it finds and what is saved; the scripts beside it do
 // to it what they will. Lines of its output: "pid P", "from N" when it has restored report N, whole, "saved N" when a
 // report has returned, or with --behind when the next one has, and from each rank "rank R: failed N: …" when one has
-// thrown, after which it goes on. --fast: checkpoints pass through STORAGE/fast.
+// thrown, after which it goes on. --fast: checkpoints pass through STORAGE/fast. --validate: each is validated, and its
+// row has "twice" its number then.
 //
 // Between reports each rank tries to remove STORAGE/step, which is not there: a step, for who watches system calls.
 #include "muster/checkpoint.hpp"
@@ -68,7 +69,8 @@ class Ballast {
   fs::path path_;
 };
 
-void train(muster::Session& session, const muster::Config& config, const fs::path& storage, bool behind) {
+void train(muster::Session& session, const muster::Config& config, const fs::path& storage, bool behind,
+           const muster::ReportOptions& options) {
   say("pid " + std::to_string(::getpid()));
   const bool first = session.world_rank() == 0;
   std::int64_t number = 0;
@@ -88,7 +90,7 @@ void train(muster::Session& session, const muster::Config& config, const fs::pat
     std::optional<Ballast> full;
     if (!ballast.empty() && first) full.emplace(ballast, report * config.at("room").get<std::int64_t>());
     try {
-      session.report({{"number", static_cast<double>(number)}}, state, files);
+      session.report({{"number", static_cast<double>(number)}}, state, files, options);
     } catch (const muster::Error& error) {
       if (!error.agreed()) throw;
       say("rank " + std::to_string(session.world_rank()) + ": failed " + std::to_string(number) + ": " + error.what());
@@ -98,15 +100,22 @@ void train(muster::Session& session, const muster::Config& config, const fs::pat
   }
 }
 
+muster::Config twice(muster::Session&, const muster::Checkpoint& checkpoint) {
+  std::int64_t number = 0;
+  checkpoint.load("number", number);
+  return {{"twice", static_cast<double>(2 * number)}};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   int keep = 1;
-  bool behind = false, fast = false;
+  bool behind = false, fast = false, validate = false;
   launch.app().add_option("--keep", keep);
   launch.app().add_flag("--behind", behind);
   launch.app().add_flag("--fast", fast);
+  launch.app().add_flag("--validate", validate);
   return launch.run([&] {
     const auto storage = *launch.flags().storage, tier = fast ? storage / "fast" : fs::path();
     if (fast) fs::create_directory(tier);
@@ -114,9 +123,12 @@ int main(int argc, char** argv) {
     const auto result =
         muster::TorchTrainer(
             launch,
-            [&](muster::Session& session, const muster::Config& config) { train(session, config, storage, behind); },
+            [&](muster::Session& session, const muster::Config& config) {
+              train(session, config, storage, behind, {.validation = validate});
+            },
             {.train_loop_config = {{"reports", 2}, {"start", 0}, {"ballast", ""}, {"room", 0}, {"numbers", 20'000}},
-             .run_config = {.checkpoint_config = {.num_to_keep = keep, .async_save = behind, .fast_tier = tier}}})
+             .run_config = {.checkpoint_config = {.num_to_keep = keep, .async_save = behind, .fast_tier = tier}},
+             .validation = {.function = twice}})
             .fit();
     if (behind && !result.error && launch.communicator().rank() == 0) {
       const auto last = result.metrics.at("number").get<double>();

@@ -138,14 +138,20 @@ TEST(Options, OfARunAreJson) {
   const Json data_json{{"datasets_to_split", {"train", "more"}}, {"split_all", true}};
   check(data, data_json);
 
-  const Json all{{"train_loop_config", {{"lr", 0.5}}}, {"torch_config", torch_json}, {"scaling_config", scaling_json},
-                 {"dataset_config", data_json},        {"run_config", run_json},     {"metadata", {{"who", "us"}}}};
+  const Json all{{"train_loop_config", {{"lr", 0.5}}},
+                 {"torch_config", torch_json},
+                 {"scaling_config", scaling_json},
+                 {"dataset_config", data_json},
+                 {"run_config", run_json},
+                 {"metadata", {{"who", "us"}}},
+                 {"validation", {{"timeout_ms", 600'000}}}};
   const TrainerOptions options{.train_loop_config = {{"lr", 0.5}},
                                .torch_config = torch,
                                .scaling_config = scaling,
                                .dataset_config = data,
                                .run_config = run,
-                               .metadata = {{"who", "us"}}};
+                               .metadata = {{"who", "us"}},
+                               .validation = {.timeout = std::chrono::minutes(10)}};
   EXPECT_EQ(Json(options), all);
   EXPECT_EQ(Json(all.get<TrainerOptions>()), all);
 }
@@ -261,8 +267,8 @@ TEST(Options, OfASessionAreJson) {
       {{"init_scale", 2}, {"growth_factor", 3}, {"backoff_factor", 0.25}, {"growth_interval", 4}, {"enabled", false}});
   check(ProcessGroupOptions{.backend = "nccl", .timeout = milliseconds(6), .chunk = 7},
         {{"backend", "nccl"}, {"timeout_ms", 6}, {"chunk", 7}});
-  check(ReportOptions{.reduce = false, .checkpoint_dir_name = "best"},
-        {{"reduce", false}, {"checkpoint_dir_name", "best"}});
+  check(ReportOptions{.reduce = false, .checkpoint_dir_name = "best", .validation = true},
+        {{"reduce", false}, {"checkpoint_dir_name", "best"}, {"validation", true}});
   check(PredictorOptions{.feature_columns = {"x"}, .dtypes = {{"x", at::kHalf}}, .use_gpu = true},
         {{"feature_columns", {"x"}}, {"dtypes", {{"x", "float16"}}}, {"use_gpu", true}});
   check(BatchPredictorOptions{.batch_size = 2, .keep_columns = {"y"}}, {{"batch_size", 2}, {"keep_columns", {"y"}}});

@@ -1,0 +1,141 @@
+#include "train/validation_job.hpp"
+
+#include "base/log.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/state/trainer_state.hpp"
+#include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "muster/trainer.hpp"
+#include "observe/metrics.hpp"
+#include "train/session_state.hpp"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+namespace muster {
+
+Metrics ValidationFunction::to_metrics(const Config& values) {
+  if (!values.is_object())
+    throw Error(ExitCode::user_error, "validating a checkpoint", "what the function gives is no JSON object",
+                "Give names and values, as {{\"val_loss\", 0.1}}");
+  Metrics metrics;
+  for (const auto& [name, value] : values.items()) metrics.emplace(name, value);
+  return metrics;
+}
+
+}  // namespace muster
+
+namespace muster::detail::train {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// How long a thread may take to hear that its validation was given up.
+constexpr auto moment = 1s;
+
+/// What was saved of the preprocessor; null if nothing was.
+Json saved_preprocessor(const std::filesystem::path& checkpoint) {
+  return checkpoint::trainer_state_from_json(checkpoint::read_manifest(checkpoint).progress).preprocessor;
+}
+
+/// Calls the user's function. Collective over the ranks.
+Json measure(const ValidationGround& ground, const std::filesystem::path& path) {
+  const auto& plan = *ground.plan;
+  at::set_num_threads(plan.threads);
+  const c10::DeviceGuard device(ground.device);
+  const at::NoGradGuard no_gradients;
+  const auto checkpoint = Checkpoint::from_directory(path);
+  SessionState state(plan, *ground.run, ground.ranks, ground.device, checkpoint);
+  state.workers.seed_generators();
+  state.data.preprocess(plan.options.preprocessor ? saved_preprocessor(path) : Json(), state.workers.control);
+  Session session(state);
+  const std::shared_ptr<Backend> backend = plan.backend ? plan.backend->make_backend() : std::make_unique<Backend>();
+  backend->on_start(session);
+  std::vector<Json> of_ranks;
+  try {
+    const auto mine = Json::to_cbor(observe::to_json(plan.options.validation.function(session, checkpoint)));
+    for (const auto& bytes : state.workers.control.all_gather({mine.begin(), mine.end()}))
+      of_ranks.push_back(Json::from_cbor(bytes));
+  } catch (...) {
+    // Before the backend goes, and with it connections on which the others may be waiting.
+    comm::raise_alarm(ground.ranks, comm::caught(ground.ranks));
+    state.failed = true;
+    try {
+      backend->on_shutdown(session);
+    } catch (...) {
+      log::warn("shutting down the backend after a validation: " + comm::caught().text);
+    }
+    throw;
+  }
+  backend->on_shutdown(session);
+  return observe::mean_over_ranks(of_ranks);
+}
+
+ValidationJob::Finding validate(const ValidationGround& ground, const std::filesystem::path& checkpoint) {
+  ValidationJob::Finding finding;
+  try {
+    const auto limit = comm::time_limit(ground.ranks);
+    finding.error = comm::attempt_on_all(ground.ranks, {.done = limit, .failed = comm::final_grace},
+                                         [&] { finding.metrics = measure(ground, checkpoint); });
+  } catch (...) {
+    const auto lost = comm::caught();
+    finding.error = Error(lost.code, lost.text);
+    finding.together = false;
+  }
+  return finding;
+}
+
+/// A thread that nobody waits for may be anywhere when main has returned: the process then ends with main's exit code
+/// before what that thread uses is destroyed.
+void leave_without_destructors() noexcept {
+  static const int once = ::on_exit(
+      [](int status, void*) {
+        log::flush();
+        std::fflush(nullptr);
+        ::_exit(status);
+      },
+      nullptr);
+  static_cast<void>(once);
+}
+
+}  // namespace
+
+ValidationJob::ValidationJob(std::shared_ptr<const ValidationGround> ground, const std::filesystem::path& checkpoint)
+    : ground_(std::move(ground)) {
+  std::packaged_task<Finding()> task([ground = ground_, checkpoint] { return validate(*ground, checkpoint); });
+  finding_ = task.get_future().share();
+  if (comm::threads_may_call_mpi())
+    thread_ = std::thread(std::move(task));
+  else
+    task();
+}
+
+ValidationJob::~ValidationJob() {
+  // Of one that is over on another rank it is only the last word that has yet to come.
+  if (finding_.wait_for(moment) != std::future_status::ready) give_up();
+  if (thread_.joinable()) thread_.join();
+}
+
+void ValidationJob::give_up() noexcept {
+  try {
+    comm::raise_alarm(ground_->ranks, {.kind = comm::Outcome::Kind::failed,
+                                       .code = ExitCode::retry,
+                                       .text = "the validation was given up",
+                                       .stalled = true});
+    if (finding_.wait_for(2 * moment) == std::future_status::ready) return;
+  } catch (...) {
+    log::warn("giving up a validation: " + comm::caught().text);
+  }
+  leave_without_destructors();
+  thread_.detach();
+}
+
+}  // namespace muster::detail::train
