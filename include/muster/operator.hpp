@@ -378,8 +378,9 @@ class OperatorTrainerBase {
   /// Everything is compared first, and nothing changed if a name, a shape or a type differs. Returns when all workers
   /// have it. The next train() begins a pass.
   void load_state_dict(const StateDict& state);
-  /// state_dict() as a checkpoint in the folder `path`, in the place of one that is there. One model is its entry
-  /// "model", several are "model_0" and so on. Rank 0 writes.
+  /// state_dict() as a checkpoint in the folder `path`, in the place of a checkpoint that is there, when it is whole;
+  /// anything else that stands there is an Error, and stays. One model is its entry "model", several are "model_0" and
+  /// so on. Rank 0 writes.
   void save(const std::filesystem::path& path);
   /// Rank 0 reads.
   void load(const std::filesystem::path& path);

@@ -82,6 +82,13 @@ std::filesystem::path temporary_beside(std::filesystem::path path) {
   return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+/// Where a folder waits until another has taken its name.
+std::filesystem::path aside(std::filesystem::path path) { return path += ".replaced"; }
+
 bool is_own_group(gid_t id) { return id == ::getegid() || ::group_member(id) != 0; }
 
 std::string user_of(uid_t id) {
@@ -215,7 +222,7 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
     ::unlink(temporary.c_str());
     throw;
   }
-  sync_directory(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
+  sync_directory(folder_of(path));
 }
 
 void remove_unfinished(const std::filesystem::path& path) noexcept {
@@ -284,6 +291,31 @@ void rename_new(const std::filesystem::path& from, const std::filesystem::path& 
     status = ::rename(from.c_str(), to.c_str());
   }
   if (status != 0) fail(ExitCode::retry, "renaming to", to, errno);
+}
+
+void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to) {
+  take_back_directory(to);
+  auto old = from;
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
+    if (errno != ENOENT && errno != EINVAL && errno != ENOSYS) fail(ExitCode::retry, "replacing", to, errno);
+    old.clear();
+    if (std::filesystem::exists(status_of(to))) rename_new(to, old = aside(to));
+    try {
+      rename_new(from, to);
+    } catch (...) {
+      if (!old.empty()) ::rename(old.c_str(), to.c_str());
+      throw;
+    }
+  }
+  sync_directory(folder_of(to));
+  std::error_code error;
+  if (!old.empty()) std::filesystem::remove_all(old, error);
+  if (error) fail(ExitCode::retry, "removing", old, error.value());
+}
+
+void take_back_directory(const std::filesystem::path& to) {
+  const auto old = aside(to);
+  if (!std::filesystem::exists(status_of(to)) && std::filesystem::exists(status_of(old))) rename_new(old, to);
 }
 
 }  // namespace muster::detail

@@ -79,5 +79,11 @@ void make_directories(const std::filesystem::path& path);
 void require_own_directory(const std::filesystem::path& path);
 /// rename(2) that refuses to replace; an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
+/// Gives the folder `from`, which is on the disk, the name of the folder `to`, if there is one, and removes that. A
+/// kill leaves one of them at `to`; on a file system that cannot exchange names it may leave none there, and the old
+/// one where take_back_directory() finds it.
+void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
+/// Brings back what a replace_directory() that was killed has left nothing of at `to`.
+void take_back_directory(const std::filesystem::path& to);
 
 }  // namespace muster::detail

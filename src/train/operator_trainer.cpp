@@ -1,4 +1,6 @@
+#include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/files/manifest.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/merge.hpp"
@@ -64,6 +66,14 @@ Metrics for_row(const Json& result) {
   for (const auto& [name, value] : result.items())
     if (!value.is_object() && name != "epoch" && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
   return metrics;
+}
+
+/// A user's folder is never removed for a checkpoint.
+void require_replaceable(const fs::path& path) {
+  if (!fs::exists(status_of(path)) || checkpoint::is_checkpoint(path) || fs::is_empty(path)) return;
+  throw Error(ExitCode::usage, "saving the operator's state in " + path.string(),
+              "something else stands there than a checkpoint",
+              "Name a folder that is not there yet, or a checkpoint that is to be replaced");
 }
 
 std::string to_bytes(const Json& json) {
@@ -339,12 +349,20 @@ void OperatorRun::load_state_dict(const StateDict& state) {
 void OperatorRun::save(const fs::path& path) {
   call("save", [&] {
     comm::on_root(session_->state().workers.control, [&] {
+      const auto whole = whole_path(path);
+      take_back_directory(whole);
+      require_replaceable(whole);
       // In its place when it is whole.
-      const auto whole = whole_path(path), unfinished = fs::path(whole.string() + ".new");
+      const auto unfinished = whole.parent_path() / ("." + whole.filename().string() + ".saving");
       fs::remove_all(unfinished);
-      Checkpoint::from_dict(entries_).to_directory(unfinished);
-      fs::remove_all(whole);
-      fs::rename(unfinished, whole);
+      try {
+        Checkpoint::from_dict(entries_).to_directory(unfinished);
+      } catch (...) {
+        std::error_code ignored;
+        fs::remove_all(unfinished, ignored);
+        throw;
+      }
+      replace_directory(unfinished, whole);
     });
     return Json();
   });
@@ -354,7 +372,11 @@ void OperatorRun::load(const fs::path& path) {
   call("load", [&] {
     const auto& control = session_->state().workers.control;
     StateDict saved;
-    comm::on_root(control, [&] { saved = Checkpoint::from_directory(path).to_dict(); });
+    comm::on_root(control, [&] {
+      const auto whole = whole_path(path);
+      take_back_directory(whole);
+      saved = Checkpoint::from_directory(whole).to_dict();
+    });
     return restore(checkpoint::broadcast(control, saved)), Json();
   });
 }

@@ -3,15 +3,18 @@
 
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
+#include "support/io_errors.hpp"
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -303,13 +306,48 @@ TEST(OperatorRow, SaveAndLoad) {
     torch::nn::Linear elsewhere(1, 1);
     Checkpoint::from_directory(folder).load("model", elsewhere);
     EXPECT_EQ(weights_of(*elsewhere), second);
-    EXPECT_FALSE(std::filesystem::exists(folder.string() + ".new"));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.parent_path()), {}), 1) << "nothing beside it";
     EXPECT_TRUE(has(error_of([&] { trainer.load(folder / "nowhere"); }), "nowhere"));
   });
   on_all([&](Launch& launch) {
     OperatorTrainer<Line> another(launch, all_ranks(launch));
     another.load(folder);
     EXPECT_EQ(another.train().at("epoch"), 3);
+  });
+}
+
+// 2.8
+TEST(OperatorRow, ASaveThatFailsLeavesWhatIsThere) {
+  const auto folder = test::shared_folder();
+  namespace fs = std::filesystem;
+  if (test::world().rank() == 0) {
+    fs::create_directories(folder / "thesis");
+    std::ofstream(folder / "thesis" / "chapter") << "years";
+    fs::create_directory(folder / "empty");
+    std::ofstream(folder / "file") << "a file";
+  }
+  test::world().barrier();
+  for (const auto* name : {"thesis", "file", "."})
+    on_all([&](Launch& launch) {
+      OperatorTrainer<Line> trainer(launch, all_ranks(launch));
+      const auto text = error_of([&] { trainer.save(folder / name); });
+      EXPECT_TRUE(has(text, "something else stands there than a checkpoint")) << text;
+      EXPECT_TRUE(fs::exists(folder / "thesis" / "chapter"));
+      EXPECT_TRUE(fs::exists(folder / "file"));
+    });
+  on_all([&](Launch& launch) {
+    OperatorTrainer<Line> trainer(launch, all_ranks(launch));
+    trainer.save(folder / "empty");
+    trainer.load(folder / "empty");
+    const auto before = weights_of(*trainer.get_model());
+    {
+      const test::IoError full("open", "/.empty.saving/manifest.json", ENOSPC);
+      EXPECT_TRUE(has(error_of([&] { trainer.save(folder / "empty"); }), "No space left"));
+    }
+    EXPECT_FALSE(fs::exists(folder / ".empty.saving"));
+    torch::nn::Linear elsewhere(1, 1);
+    Checkpoint::from_directory(folder / "empty").load("model", elsewhere);
+    EXPECT_EQ(weights_of(*elsewhere), before);
   });
 }
 

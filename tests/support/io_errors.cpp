@@ -138,6 +138,11 @@ int madvise(void* address, size_t bytes, int advice) noexcept {
   constexpr int populate_read = 22;
   return what != nullptr && advice == populate_read && fails("madvise", what->name) ? -1 : real(address, bytes, advice);
 }
+// By the new name; without flags it is a plain rename.
+int renameat2(int from_at, const char* from, int to_at, const char* to, unsigned flags) noexcept {
+  static auto* const real = original<int(int, const char*, int, const char*, unsigned)>("renameat2");
+  return flags != 0 && fails("renameat2", to) ? -1 : real(from_at, from, to_at, to, flags);
+}
 int rmdir(const char* path) noexcept {
   static auto* const real = original<int(const char*)>("rmdir");
   return fails("rmdir", path) ? -1 : real(path);

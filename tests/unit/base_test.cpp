@@ -3,6 +3,7 @@
 #include "base/number.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
+#include "support/io_errors.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string>
 
 namespace muster {
@@ -87,6 +89,46 @@ TEST_F(FileTest, RenameNeverReplaces) {
   EXPECT_EQ(detail::read_file(folder / "b"), "b");
   detail::rename_new(folder / "a", folder / "c");
   EXPECT_EQ(detail::read_file(folder / "c"), "a");
+}
+
+TEST_F(FileTest, AFolderTakesThePlaceOfAnother) {
+  const auto make = [&](const char* name, const char* content) {
+    std::filesystem::create_directory(folder / name);
+    detail::write_file(folder / name / "file", content);
+  };
+  const auto count = [&] { return std::distance(std::filesystem::directory_iterator(folder), {}); };
+  make("new", "1");
+  detail::replace_directory(folder / "new", folder / "it");
+  EXPECT_EQ(detail::read_file(folder / "it" / "file"), "1") << "where nothing was";
+  make("new", "2");
+  detail::replace_directory(folder / "new", folder / "it");
+  EXPECT_EQ(detail::read_file(folder / "it" / "file"), "2");
+  EXPECT_EQ(count(), 1);
+  // A file system that cannot exchange names.
+  make("new", "3");
+  {
+    const test::IoError no_flags("renameat2", "", EINVAL);
+    detail::replace_directory(folder / "new", folder / "it");
+    EXPECT_GT(no_flags.count(), 0);
+    EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
+    EXPECT_EQ(count(), 1);
+    // What is not there replaces nothing.
+    message([&] { detail::replace_directory(folder / "nothing", folder / "it"); }, ExitCode::retry);
+    EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
+    EXPECT_EQ(count(), 1);
+  }
+  message([&] { detail::replace_directory(folder / "nothing", folder / "it"); }, ExitCode::retry);
+  EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
+  // A kill between the two renames.
+  std::filesystem::rename(folder / "it", folder / "it.replaced");
+  detail::take_back_directory(folder / "it");
+  EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
+  make("new", "4");
+  make("it.replaced", "of a user");
+  detail::take_back_directory(folder / "it");
+  detail::replace_directory(folder / "new", folder / "it");
+  EXPECT_EQ(detail::read_file(folder / "it" / "file"), "4");
+  EXPECT_EQ(detail::read_file(folder / "it.replaced" / "file"), "of a user");
 }
 
 TEST_F(FileTest, WritersDoNotFollowLinks) {
