@@ -15,6 +15,19 @@ namespace {
 
 constexpr const char* stuck_or_lost = "It is stuck or lost; start the job again";
 
+/// What all ranks say that are in one attempt, and in attempts within it.
+std::vector<Outcome> of_outermost(std::vector<Outcome> outcomes, const std::vector<int>& depths) {
+  const auto least = std::ranges::min_element(depths), most = std::ranges::max_element(depths);  // the lowest ranks
+  const bool all_done = std::ranges::all_of(outcomes, [](const Outcome& o) { return o.kind == Outcome::Kind::done; });
+  if (*least == *most || !all_done) return outcomes;
+  const Error apart(ExitCode::user_error, "waiting for all ranks",
+                    "rank " + std::to_string(most - depths.begin()) + " is in a call that rank " +
+                        std::to_string(least - depths.begin()) + " does not make",
+                    "Make collective calls on all ranks alike");
+  for (auto& outcome : outcomes) outcome = {Outcome::Kind::failed, apart.code(), /*agreed=*/true, apart.what()};
+  return outcomes;
+}
+
 }  // namespace
 
 Outcome caught() {
@@ -63,11 +76,20 @@ Outcome caught(const Communicator& world) {
 void hear_alarm(const Communicator& communicator) { Channel::of(communicator)->world->alarm.listen(); }
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
-  if (mine.kind == Outcome::Kind::failed) Channel::of(communicator)->world->alarm.raise(mine);
+  auto& world = *Channel::of(communicator)->world;
+  // Of what ranks have agreed on, all know.
+  if (mine.kind == Outcome::Kind::failed && !world.outer) world.alarm.raise(mine);
 }
+
+Nested::Nested(const Communicator& world) : depth_(Channel::of(world)->world->depth) { ++depth_; }
+Nested::~Nested() { --depth_; }
 
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit) {
   auto& shared = *Channel::of(world)->world;
+  if (shared.outer) {
+    if (shared.depth > shared.outer->depth) throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
+    return std::exchange(shared.outer, std::nullopt)->outcomes;
+  }
   const MPI_Comm comm = shared.agreement;
   const auto n = static_cast<std::size_t>(world.size());
   const auto rank = static_cast<std::size_t>(world.rank());
@@ -83,8 +105,8 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   auto memory = std::make_unique<Memory>();
   // Others may have left because of what this rank has raised: it stands.
   const auto raised_here = shared.alarm.raised();
-  memory->mine =
-      static_cast<char>(raised_here.has_value()) + pack(raised_here.value_or(mine), longest - 1 - packed_fields);
+  memory->mine = {static_cast<char>(raised_here.has_value()), static_cast<char>(shared.depth)};
+  memory->mine += pack(raised_here.value_or(mine), longest - memory->mine.size() - packed_fields);
   memory->theirs.resize(n);
   memory->receives.assign(n, MPI_REQUEST_NULL);
   memory->sends.assign(n, MPI_REQUEST_NULL);
@@ -161,17 +183,24 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
 
   std::vector<Outcome> outcomes(n);
   std::vector<bool> raised(n);
+  std::vector<int> depths(n);
   for (std::size_t r = 0; r < n; ++r) {
     const auto bytes =
         r == rank ? std::string_view(memory->mine)
                   : std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r]));
     raised[r] = bytes.front() != 0;
-    outcomes[r] = unpack(bytes.substr(1));
+    depths[r] = bytes[1];
+    outcomes[r] = unpack(bytes.substr(2));
   }
+  outcomes = of_outermost(std::move(outcomes), depths);
   shared.alarm.clear(raised);
   ++shared.agreements;
   if (std::ranges::any_of(outcomes, [](const Outcome& o) { return o.kind != Outcome::Kind::done; }))
     Channel::of(world)->renew();
+  if (const int outermost = std::ranges::min(depths); outermost < shared.depth) {
+    shared.outer = {outermost, std::move(outcomes)};
+    throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
+  }
   return outcomes;
 }
 

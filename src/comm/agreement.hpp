@@ -78,8 +78,23 @@ class Lost : public Error {
 /// How long the others may take to hear that a rank has given up waiting: who is not stuck hears it at once.
 constexpr std::chrono::milliseconds stall_grace{1000};
 
-/// The outcome of every rank. Past the limit, and what ranks have announced beyond it, Lost (ExitCode::retry) names the
-/// ranks that did not come; past stall_grace where some rank is heard to have given up waiting.
+/// While it lives, this rank's agreements on the world are those of an attempt within what was attempted before.
+class Nested {
+ public:
+  explicit Nested(const Communicator& world);
+  Nested(const Nested&) = delete;
+  Nested& operator=(const Nested&) = delete;
+  ~Nested();
+
+ private:
+  int& depth_;
+};
+
+/// The outcome of every rank. Where some are in attempts around that of others, as one that has thrown between two
+/// calls, it is the agreement of the outermost: from within another the root cause is thrown, and the next agreement is
+/// this one. Where none has failed, that they are in different calls is the cause. Past the limit, and what ranks have
+/// announced beyond it, Lost (ExitCode::retry) names the ranks that did not come; past stall_grace where some rank is
+/// heard to have given up waiting.
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
 
 /// What all ranks say of it: the root cause, none if all are done. An error that not all ranks have is put with its

@@ -1,6 +1,7 @@
 // What a Communicator stands on: one MPI communicator, and the world that all channels of a launch share.
 #pragma once
 
+#include "comm/agreement.hpp"
 #include "comm/alarm.hpp"
 #include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
@@ -34,6 +35,13 @@ struct World {
   Alarm alarm;
   const MPI_Comm agreement;     // used by agree() alone
   std::int64_t agreements = 0;  // that there have been
+  int depth = 0;                // of attempts within attempts, on this rank
+  /// A rank has left for an attempt around the one in which it met this rank: what was agreed on for that one.
+  struct Outer {
+    int depth = 0;
+    std::vector<Outcome> outcomes;
+  };
+  std::optional<Outer> outer;
   Watch watch;
   const Placement placement;
   std::atomic<std::chrono::milliseconds> limit{default_limit};  // of every wait

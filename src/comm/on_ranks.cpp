@@ -53,6 +53,7 @@ std::string on_root(const Communicator& communicator, const std::function<std::s
 
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
                                     const std::function<void()>& work, std::map<int, std::string>* errors) {
+  const Nested nested(world);
   // No rank is still in an earlier collective, where an alarm from this work would reach it.
   agree(world, {}, limits.done);
   Outcome mine;
@@ -68,6 +69,7 @@ std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits&
 }
 
 void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work) {
+  const Nested nested(world);
   Outcome mine;
   try {
     work();

@@ -38,7 +38,8 @@ inline constexpr std::chrono::milliseconds final_grace{30'000};
 
 /// Runs `work`, in which the ranks talk to each other, on every rank and returns the root cause if it failed on any:
 /// the same Error everywhere. A rank that fails is heard at once by those that wait for it. `errors` becomes what each
-/// rank that did not end well says, by rank. Past the limit Lost is thrown. Collective over the world.
+/// rank that did not end well says, by rank. Past the limit Lost is thrown. An attempt within another throws what has
+/// ended that one on a rank that is not in this one. Collective over the world.
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
                                     const std::function<void()>& work, std::map<int, std::string>* errors = nullptr);
 

@@ -231,6 +231,53 @@ TEST(Agreement, AllRanksMayFailAtOnce) {
   EXPECT_NO_THROW(world().duplicate().barrier());
 }
 
+const WaitLimits half_a_minute{.done = 30s, .failed = 30s};
+
+// A rank that throws between two calls is heard by those that are in the second, whatever they are doing there.
+TEST(Agreement, OneMayFailWhileOthersAreFurtherIn) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const std::vector<std::function<void()>> works{
+      [] {},
+      [] { world().barrier(); },
+      [] { check_on_all(world(), half_a_minute, [] {}); },
+      [] { attempt_on_all(world(), half_a_minute, [] { world().duplicate().barrier(); }); },
+  };
+  for (std::size_t which = 0; which < works.size(); ++which) {
+    const int bad = static_cast<int>(which) % world().size();
+    bool came_back = false;
+    const auto error = attempt_on_all(world(), half_a_minute, [&] {
+      attempt_on_all(world(), half_a_minute, [] { world().barrier(); });  // in which all are
+      if (world().rank() == bad) throw Error(ExitCode::data, "working", "between two calls", "");
+      // Who does not care is told again.
+      for (int time = 0; time < 2; ++time)
+        EXPECT_THROW(static_cast<void>(attempt_on_all(world(), half_a_minute, works[which])), Error);
+      attempt_on_all(world(), half_a_minute, works[which]);
+      came_back = true;
+    });
+    EXPECT_FALSE(came_back);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ExitCode::data);
+    EXPECT_EQ(std::string(error->what()), "rank " + std::to_string(bad) + " (" +
+                                              world().topology().hosts[static_cast<std::size_t>(bad)] +
+                                              "): working: between two calls");
+    EXPECT_EQ(world().all_reduce(std::int64_t{1}), world().size()) << "all are together again";
+  }
+}
+
+TEST(Agreement, OneThatDoesNotMakeTheCallsOfTheOthersIsNamed) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const int odd = world().size() - 1;
+  const auto error = attempt_on_all(world(), half_a_minute, [&] {
+    if (world().rank() != odd) attempt_on_all(world(), half_a_minute, [] {});
+  });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ExitCode::user_error);
+  EXPECT_NE(std::string(error->what()).find("rank 0 is in a call that rank " + std::to_string(odd) + " does not make"),
+            std::string::npos)
+      << error->what();
+  EXPECT_FALSE(attempt_on_all(world(), half_a_minute, [] { world().barrier(); }));
+}
+
 /// Until it is done, whatever the others raise.
 void finish(Request request) {
   for (bool done = false; !done;) try {

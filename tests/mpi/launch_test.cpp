@@ -1,5 +1,6 @@
 // What the ranks of a launch were given, by flag and by environment, which need not be the same on every host.
 #include "muster/launch.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "support/world.hpp"
 
@@ -7,8 +8,10 @@
 #include <stdlib.h>
 #include <CLI/CLI.hpp>
 
+#include <chrono>
 #include <functional>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,6 +106,33 @@ TEST(Flags, AnotherValueThanRankZerosIsAnErrorThatNamesBoth) {
         "--seed is 4 on " + place(odd) + " and " + (first_was_given ? "3" : "not given") + " on " + place(0);
     EXPECT_EQ(count(ended.said, both), 1) << ended.said;
   }
+}
+
+// The others are in a call of muster's, or at the end of main, already.
+TEST(Run, OneRankThrowsBetweenTwoCalls) {
+  namespace comm = detail::comm;
+  const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
+  for (const bool another_call : {true, false}) {
+    const int bad = world().size() - 1;
+    const auto ended = start({}, [&](Launch& launch) {
+      comm::check_on_all(launch.communicator(), limits, [] {});
+      if (launch.rank() == bad) throw std::runtime_error("between two calls");
+      if (another_call) comm::check_on_all(launch.communicator(), limits, [] {});
+    });
+    EXPECT_EQ(ended.code, 1);
+    EXPECT_EQ(count(ended.said, "between two calls"), 1) << ended.said;
+  }
+}
+
+TEST(Run, OneRankMakesACallLess) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  namespace comm = detail::comm;
+  const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
+  const auto ended = start({}, [&](Launch& launch) {
+    if (launch.rank() > 0) comm::check_on_all(launch.communicator(), limits, [] {});
+  });
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(count(ended.said, "rank 1 is in a call that rank 0 does not make"), 1) << ended.said;
 }
 
 TEST(Flags, TheCommandLineWinsOnAllRanks) {
