@@ -35,6 +35,7 @@
 #include <muster/launch.hpp>
 #include <muster/metrics.hpp>
 #include <muster/session.hpp>
+#include <muster/trainer.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -401,6 +402,10 @@ class OperatorTrainerBase {
  protected:
   OperatorTrainerBase(Launch& launch, std::function<std::unique_ptr<TrainingOperator>()> make,
                       OperatorTrainerOptions options);
+  /// What one trial of a sweep is: steps, the default ones where `step` is empty.
+  Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
+  /// `options` for a trial with these settings on the ranks of that launch.
+  static OperatorTrainerOptions of_trial(OperatorTrainerOptions options, const Launch& launch, const Config& settings);
   TrainingOperator& local_operator();
   Json apply_operators(const std::function<Json(TrainingOperator&)>& function);
 
@@ -413,13 +418,41 @@ class OperatorTrainerBase {
 template <class Operator = TrainingOperator>
 class OperatorTrainer : public OperatorTrainerBase {
  public:
+  using Make = std::function<std::unique_ptr<Operator>()>;
+  /// What a trial does at that iteration, from 0 on, and what is to be reported of it.
+  using TuneStep = std::function<Json(OperatorTrainer& trainer, std::int64_t iteration)>;
+
   /// Sets all up, and calls Operator::setup() on every worker. What is thrown there leaves on every rank.
   explicit OperatorTrainer(Launch& launch, OperatorTrainerOptions options = {}) requires(!std::is_abstract_v<Operator>)
       : OperatorTrainerBase(
             launch, [] { return std::make_unique<Operator>(); }, std::move(options)) {}
   /// With operators that `make` makes.
-  OperatorTrainer(Launch& launch, std::function<std::unique_ptr<Operator>()> make, OperatorTrainerOptions options = {})
+  OperatorTrainer(Launch& launch, Make make, OperatorTrainerOptions options = {})
       : OperatorTrainerBase(launch, std::move(make), std::move(options)) {}
+
+  /// For a sweep (muster/sweep.hpp): each trial has a trainer of its own on all ranks of its group unless num_workers
+  /// says fewer, with the trial's settings laid over options.config, where an unknown one is an Error
+  /// (ExitCode::usage). It makes `num_iterations` steps, or fewer where the sweep's scheduler ends it. A step is a
+  /// train() and, where there is a validation_loader, a validate(), or what `override_tune_step` does, on every rank
+  /// alike. What it gives, an object, is one report of the trial: with the sweep's metric in it, and the state saved.
+  ///
+  ///   muster::Sweep(launch, muster::OperatorTrainer<Fit>::as_trainable({.config = {{"lr", 0.1}}}, 10),
+  ///                 {.space = {{"lr", muster::log_uniform(1e-4, 1e-1)}}, .num_samples = 8, .metric = "val_loss",
+  ///                  .mode = muster::ScoreOrder::min}).fit();
+  static Trainable as_trainable(OperatorTrainerOptions options, std::int64_t num_iterations,
+                                TuneStep override_tune_step = {}) requires(!std::is_abstract_v<Operator>) {
+    return as_trainable([] { return std::make_unique<Operator>(); }, std::move(options), num_iterations,
+                        std::move(override_tune_step));
+  }
+  static Trainable as_trainable(Make make, OperatorTrainerOptions options, std::int64_t num_iterations,
+                                TuneStep override_tune_step = {}) {
+    return [=](Launch& launch, const Config& settings) {
+      OperatorTrainer trainer(launch, make, of_trial(options, launch, settings));
+      if (!override_tune_step) return trainer.run_trial(num_iterations, {});
+      return trainer.run_trial(num_iterations,
+                               [&](std::int64_t iteration) { return override_tune_step(trainer, iteration); });
+    };
+  }
 
   /// This worker's; an Error on a rank that does not train. Not collective.
   Operator& get_local_operator() { return static_cast<Operator&>(local_operator()); }

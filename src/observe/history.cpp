@@ -96,7 +96,7 @@ void History::validated(std::int64_t training_iteration, const Json& fields) {
   with.update(fields);
   if (with == *row) return;
   *row = std::move(with);
-  extend(columns_, *row);
+  add_columns(columns_, *row);
   rewrite("what a validation has found is not in the metrics: ");
 }
 

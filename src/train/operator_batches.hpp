@@ -55,6 +55,7 @@ class TrainFeed final : public Feed {
 class ValidationFeed final : public Feed {
  public:
   void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
+  bool has_passes() const noexcept { return passes_ != nullptr; }
   void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
   void end_call();
   Batch* next() override;

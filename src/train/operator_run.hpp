@@ -33,6 +33,10 @@ class OperatorRun {
   void load(const std::filesystem::path& path);
   void shutdown(bool force);
 
+  /// What a trial of a sweep comes to, and the end of the trainer.
+  Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
+  bool has_validation_loader() const noexcept { return parts_ != nullptr && parts_->validation.has_passes(); }
+
   /// An Error on a rank that does not train.
   TrainingOperator& local_operator();
 
@@ -48,6 +52,10 @@ class OperatorRun {
   Json call(const char* name, const std::function<Json()>& work);
   /// What the workers give, as one; noted as what the call of that name has given. Collective over the workers.
   Json conclude(const char* name, const Metrics& own, bool reduce, bool saves);
+  /// Whether a callback has ended a run before, which is taken up again here.
+  bool is_over();
+  /// One report of what `step` gives, whose calls report nothing; whether the trial is to go on.
+  bool report_step(const std::function<Json()>& step);
   Json each_one(const Json& own) const;
   /// What a saved state has, loaded by every worker. Collective over the workers.
   void restore(const StateDict& saved);
@@ -69,6 +77,7 @@ class OperatorRun {
   Json done_ = Json::array();                  ///< [name, result] of each call
   std::size_t calls_ = 0;                      ///< made by main so far
   bool changed_ = false;                       ///< by another call than train(), since the state was saved
+  bool of_trial_ = false;                      ///< steps are reported, and not each call
   bool open_ = false;
   int exceptions_ = 0;  ///< under way when it began
 };

@@ -5,6 +5,7 @@
 #include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/merge.hpp"
 #include "comm/on_ranks.hpp"
+#include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
@@ -32,6 +33,9 @@ constexpr std::chrono::hours until_the_others_come{24 * 365};
 
 /// In a state that was asked for while calls are given back: it is a later one than it was when main was here first.
 constexpr const char* gone = "gone";
+
+/// The call that a step of a trial is.
+constexpr const char* step_call = "step";
 
 bool choose_gpu(const Json& option, const Communicator& world) {
   if (option.is_boolean()) return option.get<bool>();
@@ -220,7 +224,7 @@ Json OperatorRun::call(const char* name, const std::function<Json()>& work) {
   if (done_.size() == calls_) done_.push_back({name, result});
   ++calls_;
   const std::string_view made = name;
-  changed_ = changed_ || (made != "train" && made != "validate" && made != "save");
+  changed_ = changed_ || (made != "train" && made != "validate" && made != "save" && made != step_call);
   return result;
 }
 
@@ -232,6 +236,7 @@ Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bo
   const auto mean = reduced(of_workers);
   auto result = reduce ? mean : listed(of_workers);
   done_.push_back({name, Json::parse(to_line(result))});
+  if (of_trial_) return result;
   if (saves)
     session_->state().report(for_row(mean), saved_, {}, {});
   else
@@ -289,6 +294,51 @@ Json OperatorRun::validate(const ValidateOptions& options) {
     timers.enable(false);
     return conclude("validate", own, options.reduce_results, false);
   });
+}
+
+bool OperatorRun::is_over() {
+  return !meet([&] {
+            try {
+              session_->state().end_if_known_done();
+            } catch (const TrainingEnded&) {
+              return std::string("over");
+            }
+            return std::string();
+          }).empty();
+}
+
+bool OperatorRun::report_step(const std::function<Json()>& step) {
+  const auto result = step();
+  if (!result.is_object())
+    throw Error(ExitCode::user_error, "reporting a step of a trial", "what it gives is no JSON object",
+                "Give names and values, as {{\"val_loss\", 0.1}}");
+  const auto over = call(step_call, [&] {
+    done_.push_back({step_call, false});
+    try {
+      session_->state().report(for_row(result), saved_, {}, {});
+    } catch (const TrainingEnded&) {
+      done_.back()[1] = true;
+    }
+    return done_.back()[1];
+  });
+  return !over.get<bool>();
+}
+
+Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step) {
+  of_trial_ = true;
+  bool goes_on = true;
+  for (std::int64_t iteration = 0; iteration < num_iterations && goes_on; ++iteration) {
+    if (calls_ == done_.size() && is_over()) break;
+    goes_on = report_step([&] {
+      if (step) return step(iteration);
+      auto result = train({});
+      const bool validates = !meet([&] { return std::string(has_validation_loader() ? "yes" : ""); }).empty();
+      if (validates) result.update(validate({}));
+      return result;
+    });
+  }
+  shutdown(false);
+  return read_result(plan_, run_);
 }
 
 Json OperatorRun::each_one(const Json& own) const {
@@ -427,6 +477,17 @@ Json OperatorTrainerBase::apply_all_workers(const std::function<Json()>& functio
 Json OperatorTrainerBase::apply_operators(const std::function<Json(TrainingOperator&)>& function) {
   return run_->apply(function);
 }
+Result OperatorTrainerBase::run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step) {
+  return run_->run_trial(num_iterations, step);
+}
+
+OperatorTrainerOptions OperatorTrainerBase::of_trial(OperatorTrainerOptions options, const Launch& launch,
+                                                     const Config& settings) {
+  options.config = detail::launch::overlaid(options.config, settings, "choosing the settings of a trial");
+  if (!options.num_workers) options.num_workers = launch.size();
+  return options;
+}
+
 void OperatorTrainerBase::update_scheduler(double metric) { run_->update_scheduler(metric); }
 StateDict OperatorTrainerBase::state_dict() { return run_->state_dict(); }
 void OperatorTrainerBase::load_state_dict(const StateDict& state) { run_->load_state_dict(state); }

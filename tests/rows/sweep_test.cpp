@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -90,6 +94,94 @@ TEST(TrainRow, AsTrainable) {
         .fit();
   });
   EXPECT_EQ(alone.second->metrics.at("loss"), best->metrics.at("loss"));
+}
+
+/// An operator that fits a line, and counts the batches that it trains on in this process.
+struct Line : TrainingOperator {
+  void setup(const Config& config) override {
+    torch::nn::Linear net(1, 1);
+    const auto lr = config.at("lr").get<double>();
+    if (lr < 0) throw std::runtime_error("no such rate");
+    register_training(Components{
+        .models = net, .optimizers = torch::optim::SGD(net->parameters(), lr), .criterion = torch::nn::MSELoss()});
+    register_data({line(), {.batch_size = 4}}, OperatorLoader(line(), {.batch_size = 10}));
+  }
+  Metrics train_batch(Batch& batch, const BatchInfo& info) override {
+    ++batches;
+    return TrainingOperator::train_batch(batch, info);
+  }
+  static inline int batches = 0;
+};
+
+std::optional<SweepResult> sweep_over(const std::filesystem::path& storage, const Trainable& trainable,
+                                      SweepOptions options) {
+  std::vector<std::string> words{"job",        "--storage", storage.string(), "--name", "operators",
+                                 "--progress", "none",      "--log-level",    "error"};
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  options.ranks_per_trial = world().size() == 1 ? 1 : 2;
+  std::optional<SweepResult> sweep;
+  Launch launch(static_cast<int>(argv.size()), argv.data());
+  launch.run([&] { sweep = Sweep(launch, trainable, options).fit(); });
+  return sweep;
+}
+
+TEST(OperatorRow, AsTrainable) {
+  if (std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) GTEST_SKIP() << "sweeps need MPI_THREAD_MULTIPLE";
+  const auto trainable = OperatorTrainer<Line>::as_trainable({.config = {{"lr", 0.5}}}, 3);
+  const auto sweep =
+      sweep_over(shared_folder(), trainable,
+                 {.space = {{"lr", grid({0.001, 0.1, -1, 0.01})}}, .metric = "val_loss", .mode = ScoreOrder::min});
+  ASSERT_TRUE(sweep);
+  EXPECT_EQ(sweep->trials.at(2).status, TrialStatus::failed);
+  EXPECT_NE(std::string(sweep->trials.at(2).error->what()).find("no such rate"), std::string::npos);
+  const auto best = sweep->best();
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->config, Json({{"lr", 0.1}}));
+  const auto rows = Result::from_path(best->path).metrics_history;
+  ASSERT_EQ(rows.size(), 3u) << "a report for each step";
+  for (const auto& row : rows)
+    EXPECT_TRUE(row.contains("train_loss") && row.contains("val_loss") && row.contains("val_accuracy")) << row;
+  EXPECT_LT(rows.back().at("val_loss").get<double>(), rows.front().at("val_loss").get<double>());
+  torch::nn::Linear elsewhere(1, 1);
+  best->checkpoint->load("model", elsewhere);
+  const auto unknown = sweep_over(shared_folder(), trainable, {.space = {{"rate", grid({1})}}, .metric = "val_loss"});
+  EXPECT_NE(std::string(unknown->error->what()).find("rate"), std::string::npos);
+}
+
+TEST(OperatorRow, AsTrainableWithAStepOfOnesOwn) {
+  if (std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) GTEST_SKIP() << "sweeps need MPI_THREAD_MULTIPLE";
+  const auto storage = shared_folder();
+  bool fails = true;
+  const auto trainable = OperatorTrainer<Line>::as_trainable(
+      [] { return std::make_unique<Line>(); }, {.config = {{"lr", 0.1}}}, 100,
+      [&](OperatorTrainer<Line>& trainer, std::int64_t iteration) -> Json {
+        const auto lr = trainer.get_local_operator().config().at("lr").get<double>();
+        const auto loss = trainer.train({.num_steps = 2}).at("train_loss");
+        if (fails && lr == 0.02 && iteration == 2 && trainer.get_local_operator().world_rank() == 0)
+          throw std::runtime_error("over");
+        return {{"loss", loss}, {"minus_lr", -lr}, {"iteration", iteration}};
+      });
+  const SweepOptions options{
+      .space = {{"lr", grid({0.01, 0.02})}}, .metric = "minus_lr", .scheduler = asha({.grace_period = 4, .max_t = 4})};
+  auto sweep = sweep_over(storage, trainable, options);
+  ASSERT_TRUE(sweep);
+  EXPECT_EQ(sweep->trials[0].status, TrialStatus::done);
+  EXPECT_EQ(sweep->trials[0].metrics.at("training_iteration"), 4) << "max_t is in steps";
+  EXPECT_EQ(sweep->trials[1].status, TrialStatus::failed);
+  EXPECT_EQ(Result::from_path(sweep->trials[1].path).metrics_history.size(), 2u);
+
+  // It goes on at the step that has failed; those before it give what they gave.
+  fails = false;
+  Line::batches = 0;
+  sweep = sweep_over(storage, trainable, options);
+  ASSERT_TRUE(sweep);
+  const auto& trial = sweep->trials[1];
+  EXPECT_TRUE(trial.status == TrialStatus::done || trial.status == TrialStatus::stopped);
+  const auto rows = Result::from_path(trial.path).metrics_history;
+  ASSERT_EQ(rows.size(), 4u);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(rows[static_cast<std::size_t>(i)].at("iteration"), i);
+  EXPECT_EQ(world().all_reduce(std::int64_t{Line::batches}, ReduceOp::max), 2 * 2) << "two steps of two batches";
 }
 
 }  // namespace
