@@ -328,7 +328,8 @@ struct TrainOptions {
   bool profile = false;
   /// Without it the list of what each worker has.
   bool reduce_results = true;
-  /// How often `muster run` starts the job again for a rank that was lost in this call; --max-failures wins.
+  /// How often `muster run` starts the job again for a rank that is lost in this call or, until the next one, after it.
+  /// An exception is not tried again. --max-failures wins, and counts exceptions too.
   int max_retries = 3;
   /// For the operator, as EpochInfo::info.
   Json info = Json::object();
@@ -358,6 +359,11 @@ struct ValidateOptions {
 /// was still being written. What main does besides is done again, and so is apply_all_workers(). A state_dict() of
 /// before is gone; save() and load() keep one. A run that is stopped on request saves in the middle of a call, which
 /// then goes on with the batches that are left, and gives the means over those.
+///
+/// shutdown() marks the run as finished. Started again under its name, its calls up to the last train() give what they
+/// gave, also where the configuration is another one now, of which a warning tells; those after it are made anew, and a
+/// main that has become longer trains on. So a name is one trainer's: a second one in the same main takes up the run of
+/// the first.
 class OperatorTrainerBase {
  public:
   OperatorTrainerBase(const OperatorTrainerBase&) = delete;

@@ -113,13 +113,24 @@ std::string error_in_file(const fs::path& run, fs::file_time_type started) {
   }
 }
 
-/// That of FailureConfig, which the run has written down.
-int configured(const fs::path& run, const char* limit) {
+/// What the run has written down of that; none if it did not come so far.
+std::optional<int> written_down(const fs::path& run, const char* limit) {
   try {
     return read_json(run / "params.json").at("run_config").at(limit).get<int>();
-  } catch (const std::exception&) {  // it did not come so far
-    return Json(FailureConfig{}).at(limit);
+  } catch (const std::exception&) {
+    return {};
   }
+}
+
+/// That of FailureConfig.
+int configured(const fs::path& run, const char* limit) {
+  return written_down(run, limit).value_or(Json(FailureConfig{}).at(limit).get<int>());
+}
+
+/// After an end with that code: an operator's train() has a limit of its own for lost ranks.
+int max_failures(const fs::path& run, int code) {
+  const auto retries = code == static_cast<int>(ExitCode::retry) ? written_down(run, "max_retries") : std::nullopt;
+  return retries ? *retries : configured(run, "max_failures");
 }
 
 /// Waits before the next start; false where a signal has ended that.
@@ -163,7 +174,7 @@ class Supervision {
       const int code = code_of(end);
       if (code == 0) return say_if_broken_off(end);
       const auto cause = cause_of(end, error_in_file(run_, started_));
-      if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count();
+      if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count(code);
       auto next = what_next(end, counted(end), demand_, ranks, signals_.stop_wished());
       leave_out_lost_host(end, next);
       // A rank that was killed cannot leave a cause itself.
@@ -205,8 +216,8 @@ class Supervision {
   }
 
   /// One failure more; the job may have counted some by itself.
-  void count() {
-    demand_.max_failures = options_.max_failures.value_or(configured(run_, "max_failures"));
+  void count(int code) {
+    demand_.max_failures = options_.max_failures ? *options_.max_failures : max_failures(run_, code);
     if (run_.empty()) {
       failures_ = failures_.after(-1);
       return;

@@ -59,7 +59,9 @@ class OperatorRun {
   Json each_one(const Json& own) const;
   /// What a saved state has, loaded by every worker. Collective over the workers.
   void restore(const StateDict& saved);
-  void tell_retries(int max_retries);
+  /// In the run's folder, as rank 0: for `muster run` how many lost ranks are allowed for, and that a finished run goes
+  /// on.
+  void note(int max_retries, bool trains = false);
 
   Launch& launch_;
   const OperatorTrainerOptions options_;

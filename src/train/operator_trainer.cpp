@@ -102,8 +102,7 @@ Plan OperatorRun::make_plan() {
                                           .use_gpu = choose_gpu(options_.use_gpu, world),
                                           .threads_per_worker = options_.num_cpus_per_worker},
                        .dataset_config = {.datasets_to_split = split},
-                       .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = keeps_},
-                                      .failure_config = {.max_failures = TrainOptions{}.max_retries}}},
+                       .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = keeps_}}},
                       torch_backend({.backend = options_.backend, .timeout = options_.timeout}));
   if (!options_.use_tqdm) plan.progress = Progress::none;
   const int waiting = launch_.size() - plan.workers;
@@ -122,7 +121,9 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
       device_(check_together(plan_)),
       exceptions_(std::uncaught_exceptions()) {
   const auto& world = plan_.world();
+  const auto config_before = run_.params().is_object() ? run_.params().value("train_loop_config", Json()) : Json();
   start(plan_, run_);
+  note(TrainOptions{}.max_retries);
   const auto workers = world.split(plan_.works() ? 0 : 1);
   open_ = true;
   if (options_.initialization_hook)
@@ -132,6 +133,11 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
     open(make);
     return to_line(done_);
   }));
+  if (!done_.empty() && !config_before.is_null() && config_before != plan_.options.train_loop_config &&
+      world.rank() == 0)
+    log::warn("the run " + run_.path().string() + " goes on with another configuration: the first " +
+              std::to_string(done_.size()) +
+              " calls of the trainer give what they gave. Choose another --name to begin anew");
 }
 
 OperatorRun::~OperatorRun() {
@@ -179,6 +185,11 @@ std::string OperatorRun::meet(const std::function<std::string()>& work) {
                                 .failed = comm::final_grace};
   std::string result;
   try {
+    {
+      // Here a rank is heard that has left main by an exception and comes no more.
+      const comm::TimeLimit here(world, limits.done);
+      world.barrier();
+    }
     const auto error = comm::attempt_on_all(world, limits, [&] {
       if (plan_.works()) try {
           result = work();
@@ -193,8 +204,6 @@ std::string OperatorRun::meet(const std::function<std::string()>& work) {
     if (error) {
       open_ = false;
       if (world.rank() == 0 && error->code() != ExitCode::stopped) run_.write_error(error->what());
-      // Only for a lost rank is the job started again.
-      if (error->code() != ExitCode::stopped && error->code() != ExitCode::retry) tell_retries(0);
       throw *error;
     }
     return plan_.workers < world.size() ? world.broadcast(result) : result;
@@ -245,7 +254,10 @@ Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bo
 }
 
 Json OperatorRun::train(const TrainOptions& options) {
-  tell_retries(options.max_retries);
+  if (options.max_retries < 0)
+    throw Error(ExitCode::usage, "training", "max_retries is " + std::to_string(options.max_retries), "Give 0 or more");
+  require_open();
+  if (calls_ >= done_.size()) note(options.max_retries, /*trains=*/true);
   return call("train", [&] {
     const watch::During training("train");
     auto& feed = parts_->train;
@@ -431,14 +443,12 @@ void OperatorRun::load(const fs::path& path) {
   });
 }
 
-void OperatorRun::tell_retries(int max_retries) {
-  if (max_retries < 0)
-    throw Error(ExitCode::usage, "training", "max_retries is " + std::to_string(max_retries), "Give 0 or more");
-  if (plan_.world().rank() != 0 || !launch::supervisor()) return;
+void OperatorRun::note(int max_retries, bool trains) {
+  if (plan_.world().rank() != 0) return;
   auto params = run_.params();
-  auto& known = params["run_config"]["max_failures"];
-  if (known == max_retries) return;
-  known = max_retries;
+  if (trains) params.erase("finished"), params.erase("return_value");
+  if (launch::supervisor()) params["run_config"]["max_retries"] = max_retries;
+  if (params == run_.params()) return;
   try {
     run_.write_params(std::move(params));
   } catch (const std::exception& error) {
@@ -453,6 +463,7 @@ void OperatorRun::shutdown(bool force) {
   } else if (session_) {
     session_->fail({.kind = comm::Outcome::Kind::failed, .code = ExitCode::user_error, .text = "shut down by force"});
   }
+  if (!force && plan_.world().rank() == 0) run_.mark_finished({});
   open_ = false;
 }
 

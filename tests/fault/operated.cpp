@@ -1,5 +1,6 @@
-// Four calls of an operator's train(), in the third of which the last rank is killed, once. The script beside it has it
-// started again. Lines of its output: "trained STEP" from rank 0 for each batch, "call N: RESULTS", "weight W".
+// Four calls of an operator's train(), in the third of which the last rank is killed, once, or throws; or one rank
+// throws in main, after the second. The script beside it has it started again. Lines of its output: "trained STEP" from
+// rank 0 for each batch, "call N: RESULTS", "weight W".
 #include "muster/launch.hpp"
 #include "muster/operator.hpp"
 
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 
 namespace {
 
@@ -30,6 +32,8 @@ struct Line : muster::TrainingOperator {
   muster::Metrics train_batch(muster::Batch& batch, const muster::BatchInfo& info) override {
     if (info.global_step == config().at("dies_at") && world_rank() == session().world_size() - 1 && dies_once())
       ::kill(::getpid(), SIGKILL);
+    if (info.global_step == config().at("throws_at") && world_rank() == session().world_size() - 1)
+      throw std::runtime_error("the loss is a teapot");
     if (world_rank() == 0) std::printf("trained %lld\n", static_cast<long long>(info.global_step)), std::fflush(stdout);
     return TrainingOperator::train_batch(batch, info);
   }
@@ -47,12 +51,17 @@ int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   return launch.run([&] {
     const auto died = *launch.flags().storage / "died";
-    muster::OperatorTrainer<Line> trainer(
-        launch,
-        {.config = {{muster::BATCH_SIZE, 6}, {"dies_at", -1}, {"died", died.string()}}, .num_workers = launch.size()});
+    muster::OperatorTrainer<Line> trainer(launch, {.config = {{muster::BATCH_SIZE, 6},
+                                                              {"dies_at", -1},
+                                                              {"died", died.string()},
+                                                              {"throws_at", -1},
+                                                              {"main_throws", -1}},
+                                                   .num_workers = launch.size()});
     for (int call = 1; call <= 4; ++call) {
       const auto results = trainer.train();
       if (launch.rank() == 0) std::printf("call %d: %s\n", call, results.dump().c_str()), std::fflush(stdout);
+      if (call == 2 && trainer.get_local_operator().config().at("main_throws") == launch.rank())
+        throw std::runtime_error("main is a teapot");
     }
     const auto weight = trainer.state_dict().tensors.at("model/weight").item<float>();
     if (launch.rank() == 0) std::printf("weight %.4f\n", weight);

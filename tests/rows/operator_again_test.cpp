@@ -1,0 +1,189 @@
+// Operators whose calls are cut off, ended or taken up again, and what ranks may not disagree in.
+#include "muster/operator.hpp"
+
+#include "muster/data_loader.hpp"
+#include "muster/muster.hpp"
+#include "support/job.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+using test::line;
+using test::world;
+
+const fs::path& storage() {
+  static const auto folder = test::shared_folder();
+  return folder;
+}
+
+/// What a main with these flags ends with.
+int program(const std::vector<std::string>& flags, const std::function<void(Launch&)>& body) {
+  std::vector<std::string> words{"job", "--storage", storage().string(), "--log-level", "warn"};
+  words.insert(words.end(), flags.begin(), flags.end());
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  Launch launch(static_cast<int>(argv.size()), argv.data());
+  return launch.run([&] { body(launch); });
+}
+
+void on_all(const std::function<void(Launch&)>& body) { EXPECT_EQ(program({}, body), 0); }
+
+/// The Error that leaves `call`, which is the same on all ranks.
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    for (const auto& theirs : world().all_gather(error.what())) EXPECT_EQ(theirs, error.what());
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+testing::AssertionResult has(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "\"" << text << "\" has no \"" << part << "\"";
+}
+
+Json params_of(const std::string& name) {
+  std::ifstream file(storage() / name / "params.json");
+  return Json::parse(file);
+}
+
+OperatorTrainerOptions all_ranks(const Launch& launch, Config config = Config::object()) {
+  return {.config = std::move(config), .num_workers = launch.size()};
+}
+
+int even(const Launch& launch, int samples) { return (samples + launch.size() - 1) / launch.size(); }
+
+/// y = 3x − 1, with noise from torch's generator.
+struct Noisy : TrainingOperator {
+  torch::nn::Linear net{nullptr};
+  std::vector<double> seen = {};  ///< the first sample of each batch, here
+  std::int64_t fails_at = -1;
+  void setup(const Config& config) override {
+    net = torch::nn::Linear(1, 1);
+    register_training(Components{.models = net,
+                                 .optimizers = torch::optim::SGD(net->parameters(), config.value("lr", 0.05)),
+                                 .criterion = [](const at::Tensor& output, const at::Tensor& target) {
+                                   return (output + 0.1 * at::randn_like(output) - target).square().mean();
+                                 }});
+    register_data({line(), {.batch_size = config.value("batch_size", 4), .shuffle = true}},
+                  OperatorLoader(line(), {.batch_size = 8}));
+  }
+  Metrics train_batch(Batch& batch, const BatchInfo& info) override {
+    if (info.global_step == fails_at) throw std::runtime_error("no luck with this one");
+    seen.push_back(batch["x"][0].item<double>());
+    return TrainingOperator::train_batch(batch, info);
+  }
+};
+
+double weight_of(OperatorTrainerBase& trainer) {
+  return trainer.state_dict().tensors.at("model/weight").item<double>();
+}
+
+// --- Taken up again ---
+
+struct Calls {
+  int code = 0;
+  std::vector<Json> results = {};
+  std::vector<double> seen = {};
+  double weight = 0;
+  std::vector<Json> rows = {};  ///< [epoch, training_iteration] of the history
+};
+
+struct Wanted {
+  std::int64_t fails_at = -1;
+  std::vector<std::string> flags = {};
+  int calls = 4;
+  std::optional<std::int64_t> num_steps = 6;
+  bool split = true;
+  int samples = 12;  ///< of a step
+  bool draws = false;
+  Config config = Config::object();
+};
+
+Calls run_calls(const std::string& name, const Wanted& wanted) {
+  Calls calls;
+  auto flags = wanted.flags;
+  flags.insert(flags.end(), {"--name", name});
+  calls.code = program(flags, [&](Launch& launch) {
+    auto config = wanted.config;
+    config["batch_size"] = even(launch, wanted.samples);
+    auto options = all_ranks(launch, config);
+    options.add_dist_sampler = wanted.split;
+    OperatorTrainer<Noisy> trainer(launch, options);
+    auto& its = trainer.get_local_operator();
+    its.fails_at = wanted.fails_at;
+    struct Keep {
+      Noisy& its;
+      Calls& calls;
+      ~Keep() { calls.seen = its.seen; }
+    } keep{its, calls};
+    for (int i = 0; i < wanted.calls; ++i) {
+      if (wanted.draws) at::rand({3});
+      calls.results.push_back(trainer.train({.num_steps = wanted.num_steps}));
+      static_cast<void>(calls.results.back().at("train_loss"));
+      if (wanted.draws) at::rand({2});
+      calls.results.push_back(trainer.validate());
+    }
+    calls.weight = weight_of(trainer);
+    trainer.shutdown();
+  });
+  for (const auto& row : Result::from_path(storage() / name).metrics_history)
+    calls.rows.push_back({row.at("epoch"), row.at("training_iteration")});
+  world().barrier();
+  return calls;
+}
+
+TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
+  EXPECT_EQ(run_calls("done", {.fails_at = 7}).code, 1);
+  EXPECT_TRUE(fs::exists(storage() / "done" / "error.txt"));
+  EXPECT_FALSE(params_of("done").value("finished", false));
+  world().barrier();
+  const auto whole = run_calls("done", {});
+  EXPECT_EQ(whole.code, 0);
+  EXPECT_TRUE(params_of("done").value("finished", false));
+  EXPECT_FALSE(fs::exists(storage() / "done" / "error.txt")) << "the cause of an end that was gone on from";
+  world().barrier();
+
+  const auto again = run_calls("done", {});
+  EXPECT_EQ(again.results, whole.results);
+  EXPECT_EQ(again.rows, whole.rows);
+  EXPECT_TRUE(again.seen.empty());
+  EXPECT_TRUE(params_of("done").value("finished", false));
+  world().barrier();
+
+  EXPECT_EQ(run_calls("done", {.fails_at = 30, .calls = 6}).code, 1);
+  EXPECT_FALSE(params_of("done").value("finished", false)) << "it has trained on";
+  world().barrier();
+  const auto longer = run_calls("done", {.calls = 6});
+  EXPECT_EQ(longer.code, 0);
+  EXPECT_EQ(longer.results.size(), 12u);
+  EXPECT_TRUE(params_of("done").value("finished", false));
+  world().barrier();
+
+  testing::internal::CaptureStderr();
+  const auto other = run_calls("done", {.calls = 6, .config = {{"lr", 0.5}}});
+  const auto said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(other.results, longer.results);
+  EXPECT_EQ(said.find("another configuration") != std::string::npos, world().rank() == 0) << said;
+}
+
+}  // namespace
+}  // namespace muster
