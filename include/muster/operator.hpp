@@ -254,7 +254,7 @@ class TrainingOperator {
                                                                           LossCreator loss_creator = {},
                                                                           SchedulerCreator scheduler_creator = {});
 
-  /// Everything else of the run: barrier(), mean(), process_group(), …
+  /// Everything else of the run: barrier(), mean(), process_group(), and add_callback() for setup(), …
   Session& session() const;
   at::Device device() const;
   const Config& config() const;
@@ -364,6 +364,10 @@ struct ValidateOptions {
 /// gave, also where the configuration is another one now, of which a warning tells; those after it are made anew, and a
 /// main that has become longer trains on. So a name is one trainer's: a second one in the same main takes up the run of
 /// the first.
+///
+/// Where a Callback wants training to end, the call after whose report it was asked still gives its results. Each
+/// train() from then on throws an Error with ExitCode::done, on all ranks, and Launch::run() ends as done with it; who
+/// catches it may go on with all other calls.
 class OperatorTrainerBase {
  public:
   OperatorTrainerBase(const OperatorTrainerBase&) = delete;

@@ -166,7 +166,7 @@ bool Launch::stop_requested() const noexcept {
 }
 
 void Launch::print(const std::optional<Error>& error) {
-  if (error) detail::log::error(error->what());
+  if (error && error->code() != ExitCode::done) detail::log::error(error->what());
 }
 
 void Launch::give_up(const Error& error) {

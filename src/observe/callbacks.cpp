@@ -52,6 +52,7 @@ void Callbacks::start(Session& session, Json saved) {
 }
 
 void Callbacks::add(std::shared_ptr<Callback> callback, Session& session) {
+  if (!callback) return;
   callbacks_.push_back(std::move(callback));
   begin(callbacks_.back(), session);
 }

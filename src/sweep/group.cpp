@@ -125,7 +125,7 @@ class Group {
     const auto comparison = std::make_shared<Comparison>(task_, board_, number, leads());
     std::optional<Result> result;
     std::optional<Error> error;
-    bool stopped = false;
+    bool stopped = false, ended = false;
     try {
       const log::Scope log;
       log::start(1, log::level());  // a trial writes to its log alone
@@ -137,7 +137,9 @@ class Group {
       const auto limit = comm::time_limit(ranks_);
       error = comm::attempt_on_all(ranks_, {.done = limit, .failed = comm::final_grace},
                                    [&] { result = task_.trainable(launch, trial.config); });
-      if (!error) error = result->error;
+      ended = error && error->code() == ExitCode::done;  // an operator's training, by the word of the comparison
+      if (ended) error.reset();
+      if (!error && !ended) error = result->error;
       stopped = unsupervised.stopped_without_state();
     } catch (const comm::Lost& lost) {
       throw comm::Lost(Error(lost.code(), trial.name + ": " + lost.what()), lost.turn());
@@ -151,6 +153,7 @@ class Group {
                      : comparison->stopped() ? TrialStatus::stopped
                                              : TrialStatus::done;
       if (trial.status == TrialStatus::failed) trial.error = error;
+      if (ended) result = Result::from_path(trial.path);
       if (result) {
         trial.metrics = result->metrics;
         trial.checkpoint = result->checkpoint;

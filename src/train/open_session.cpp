@@ -34,16 +34,15 @@ void OpenSession::close() {
   state_.outputs.callbacks.finish({});
 }
 
-void OpenSession::fail(const comm::Outcome& cause) noexcept {
+void OpenSession::leave(const std::optional<Error>& error) noexcept {
   state_.failed = true;
   state_.outputs.callbacks.forget_added();
   if (const auto backend = std::exchange(state_.backend, nullptr)) try {
       backend->on_shutdown(view_);
     } catch (...) {
-      log::warn("shutting down the backend after a failure: " + comm::caught().text);
+      log::warn("shutting down the backend: " + comm::caught().text);
     }
   state_.outputs.settle_quietly();
-  const Error error(cause.code, cause.text);
   state_.outputs.sinks.finish(error);
   state_.outputs.callbacks.finish(error);
 }

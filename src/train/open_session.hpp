@@ -3,9 +3,12 @@
 #pragma once
 
 #include "comm/agreement.hpp"
+#include "muster/error.hpp"
 #include "train/session_state.hpp"
 
 #include <c10/core/DeviceGuard.h>
+
+#include <optional>
 
 namespace muster::detail::train {
 
@@ -20,7 +23,9 @@ class OpenSession {
   /// Training has ended well. Collective.
   void close();
   /// Training has ended with an exception, of which the other ranks have been told: waits for nobody.
-  void fail(const comm::Outcome& cause) noexcept;
+  void fail(const comm::Outcome& cause) noexcept { leave(Error(cause.code, cause.text)); }
+  /// Training is over on this worker, with an error or without: waits for nobody.
+  void leave(const std::optional<Error>& error) noexcept;
 
   SessionState& state() noexcept { return state_; }
   /// What the user sees.

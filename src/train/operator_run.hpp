@@ -80,6 +80,7 @@ class OperatorRun {
   std::size_t calls_ = 0;                      ///< made by main so far
   bool changed_ = false;                       ///< by another call than train(), since the state was saved
   bool of_trial_ = false;                      ///< steps are reported, and not each call
+  bool ended_ = false;                         ///< by a callback
   bool open_ = false;
   int exceptions_ = 0;  ///< under way when it began
 };

@@ -149,7 +149,9 @@ OperatorRun::~OperatorRun() {
 }
 
 void OperatorRun::open(const Make& make) {
+  session_->state().stop.in_calls = true;
   session_->open();
+  session_->state().end_if_known_done();
   operator_ = make();
   auto parts = std::make_unique<OperatorParts>(session_->state(), session_->view(), options_,
                                                divided(plan_.options.train_loop_config, plan_));
@@ -225,11 +227,20 @@ Json OperatorRun::call(const char* name, const std::function<Json()>& work) {
                 "Make the same calls, or choose another --name");
   }
   // A worker notes what it gives before its state is saved; the others afterwards.
-  const auto result = Json::parse(meet([&] {
-    auto given = work();
-    if (done_.size() == calls_) done_.push_back({name, given});
-    return to_line(given);
-  }));
+  const auto text = meet([&]() -> std::string {
+    try {
+      auto given = work();
+      if (done_.size() == calls_) done_.push_back({name, given});
+      return to_line(given);
+    } catch (const TrainingEnded&) {
+      return {};
+    }
+  });
+  if (text.empty()) {
+    ended_ = true;
+    throw TrainingEnded();
+  }
+  const auto result = Json::parse(text);
   if (done_.size() == calls_) done_.push_back({name, result});
   ++calls_;
   const std::string_view made = name;
@@ -260,10 +271,11 @@ Json OperatorRun::train(const TrainOptions& options) {
   if (calls_ >= done_.size()) note(options.max_retries, /*trains=*/true);
   return call("train", [&] {
     const watch::During training("train");
+    auto& state = session_->state();
     auto& feed = parts_->train;
     auto& timers = operator_->timers;
+    if (state.stop.ended) throw TrainingEnded();
     if (std::exchange(changed_, false) && keeps_) {
-      auto& state = session_->state();
       state.outputs.settle();
       state.save(saved_.get(), {}, /*any_files=*/false, Json::object());
     }
@@ -461,9 +473,9 @@ void OperatorRun::shutdown(bool force) {
   if (!force) {
     meet([&] { return session_->close(), std::string(); });
   } else if (session_) {
-    session_->fail({.kind = comm::Outcome::Kind::failed, .code = ExitCode::user_error, .text = "shut down by force"});
+    session_->leave(ended_ ? std::nullopt : std::optional(Error(ExitCode::user_error, "shut down by force")));
   }
-  if (!force && plan_.world().rank() == 0) run_.mark_finished({});
+  if ((!force || ended_) && plan_.world().rank() == 0) run_.mark_finished({});
   open_ = false;
 }
 

@@ -83,7 +83,8 @@ struct SessionState {
   Preemption preemption();
   /// Session::get_all_reported_checkpoints(). Collective.
   std::vector<ReportedCheckpoint> reported_checkpoints();
-  /// Throws TrainingEnded where a worker's callback wants training to end. Collective.
+  /// Notes where a worker's callback wants training to end, and throws TrainingEnded unless it goes by calls.
+  /// Collective.
   void end_if_callbacks_ask();
   /// Session::add_callback(). Collective.
   void add_callback(std::shared_ptr<Callback> callback);

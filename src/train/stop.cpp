@@ -185,12 +185,14 @@ Preemption SessionState::preemption() {
 }
 
 void SessionState::end_if_callbacks_ask() {
-  stop.ended = stop.ended || workers.control.all_reduce(std::int64_t{outputs.callbacks.should_stop()}, ReduceOp::max);
-  if (!stop.ended) return;
-  if (workers.is_first())
-    log::info("training ends after report " + std::to_string(counters.training_iteration) +
-              ", as a callback has asked");
-  throw TrainingEnded();
+  if (!stop.ended) {
+    stop.ended = workers.control.all_reduce(std::int64_t{outputs.callbacks.should_stop()}, ReduceOp::max) != 0;
+    if (!stop.ended) return;
+    if (workers.is_first())
+      log::info("training ends after report " + std::to_string(counters.training_iteration) +
+                ", as a callback has asked");
+  }
+  if (!stop.in_calls) throw TrainingEnded();
 }
 
 void SessionState::add_callback(std::shared_ptr<Callback> callback) {

@@ -115,6 +115,7 @@ struct Stopping {
   bool told = false;                                  ///< should_stop() has said so
   bool stopped = false;                               ///< training has ended so
   bool ended = false;                                 ///< by the word of a callback
+  bool in_calls = false;  ///< an operator's, each of which comes to its end: it looks at `ended` by itself
 };
 
 /// Leads out of the training function where training is done by the word of a callback.

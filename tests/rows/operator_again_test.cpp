@@ -97,6 +97,124 @@ double weight_of(OperatorTrainerBase& trainer) {
   return trainer.state_dict().tensors.at("model/weight").item<double>();
 }
 
+// --- Ended by a callback ---
+
+struct EndAfter : Callback {
+  explicit EndAfter(int reports) : most(reports) {}
+  int most, reports = 0;
+  void on_start(Session&) override { reports = 0; }
+  void on_report(const Json&) override { ++reports; }
+  bool should_stop() const override { return reports >= most; }
+  Json state() const override { return reports; }
+  void load_state(const Json& state) override { state.get_to(reports); }
+};
+
+struct Followed : Noisy {
+  explicit Followed(int reports) : reports_(reports) {}
+  void setup(const Config& config) override {
+    Noisy::setup(config);
+    session().add_callback(std::make_shared<EndAfter>(reports_));
+    session().add_callback(nullptr);  // as the options of a run may have one
+  }
+  int reports_;
+};
+
+TEST(Operators, ACallbackEndsTrainingAsDone) {
+  for (const bool all : {true, false}) {
+    const std::string name = all ? "ended" : "ended_on_one";
+    std::vector<Json> first;
+    for (const bool again : {false, true}) {
+      std::vector<Json> results;
+      bool after = false;
+      std::size_t trained = 0;
+      testing::internal::CaptureStderr();
+      const int code = program({"--name", name}, [&](Launch& launch) {
+        OperatorTrainerOptions options{.num_workers = all ? launch.size() : 1};
+        OperatorTrainer<Followed> trainer(
+            launch, [] { return std::make_unique<Followed>(2); }, options);
+        struct Keep {
+          OperatorTrainer<Followed>& trainer;
+          std::size_t& trained;
+          bool here;
+          ~Keep() {
+            if (here) trained = trainer.get_local_operator().seen.size();
+          }
+        } keep{trainer, trained, all || launch.rank() == 0};
+        for (int i = 0; i < 5; ++i) results.push_back(trainer.train());
+        after = true;
+      });
+      EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << name;
+      EXPECT_EQ(code, 0);
+      EXPECT_FALSE(after) << "the next train() leads out of main";
+      EXPECT_EQ(results.size(), 2u) << "the call that it was asked after has its results";
+      if (again) {
+        EXPECT_EQ(results, first);
+        EXPECT_EQ(trained, 0u);
+      }
+      first = results;
+      world().barrier();
+      EXPECT_TRUE(params_of(name).value("finished", false));
+      EXPECT_FALSE(fs::exists(storage() / name / "error.txt"));
+      world().barrier();
+    }
+  }
+  const int code = program({"--name", "ended"}, [&](Launch& launch) {  // with more patience it goes on
+    OperatorTrainer<Followed> trainer(
+        launch, [] { return std::make_unique<Followed>(4); }, all_ranks(launch));
+    for (int i = 0; i < 3; ++i) trainer.train();
+    EXPECT_FALSE(trainer.get_local_operator().seen.empty());
+  });
+  EXPECT_EQ(code, 0);
+}
+
+TEST(Operators, WhereACallbackHasEndedTrainingTheRestGoesOn) {
+  const auto folder = test::shared_folder() / "ended";
+  bool whole = false;
+  on_all([&](Launch& launch) {
+    OperatorTrainer<Followed> trainer(
+        launch, [] { return std::make_unique<Followed>(1); }, all_ranks(launch));
+    int ended = 0;
+    trainer.train();
+    for (int i = 0; i < 2; ++i) try {
+        trainer.train();
+      } catch (const Error& error) {
+        ended += error.code() == ExitCode::done;
+      }
+    EXPECT_EQ(ended, 2);
+    EXPECT_EQ(trainer.validate().at("num_samples"), 46);
+    trainer.save(folder);
+    trainer.shutdown();
+    whole = fs::exists(folder);
+  });
+  EXPECT_TRUE(whole);
+}
+
+TEST(Operators, ASweepEndsTheTrialsOfOperators) {
+  if (world().size() > 2) return;
+  on_all([](Launch& launch) {
+    const auto swept = Sweep(launch,
+                             [](Launch& part, const Config& config) -> Result {
+                               OperatorTrainer<Noisy> trainer(part, all_ranks(part, config));
+                               for (int i = 0; i < 9; ++i) trainer.train();
+                               ADD_FAILURE() << "max_t is 3";
+                               return {};
+                             },
+                             {.space = {{"lr", grid({0.05, 0.01, 0.001})}},
+                              .metric = "train_loss",
+                              .mode = ScoreOrder::min,
+                              .scheduler = asha({.grace_period = 1, .reduction_factor = 3, .max_t = 3}),
+                              .name = "swept",
+                              .storage_path = storage()})
+                           .fit();
+    EXPECT_FALSE(swept.error) << swept.error->what();
+    for (const auto& trial : swept.trials) {
+      EXPECT_TRUE(trial.status == TrialStatus::done || trial.status == TrialStatus::stopped) << trial.name;
+      EXPECT_TRUE(trial.metrics.contains("train_loss")) << trial.metrics;
+    }
+    EXPECT_TRUE(swept.best());
+  });
+}
+
 // --- Taken up again ---
 
 struct Calls {
