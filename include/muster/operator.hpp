@@ -138,7 +138,7 @@ class OperatorLoader {
   requires requires { typename TorchDataset::BatchType; }
   OperatorLoader(TorchDataset dataset, const DataLoaderOptions& options)
       : make_(detail::train::make_passes_of(std::move(dataset), options)) {}
-  /// What prepare_data_loader(session(), …) has given.
+  /// What prepare_data_loader(session(), …) has given; for one of train() and validate().
   template <class Loader>
   requires requires(Loader& loader) { loader.batch_samples(); }
   OperatorLoader(std::unique_ptr<Loader> loader) : make_(detail::train::make_passes_of(std::move(loader))) {}
@@ -322,7 +322,8 @@ struct OperatorTrainerOptions {
 
 struct TrainOptions {
   /// Batches, which go on where the last call has stopped and begin the data again at its end; unless given, those that
-  /// are left of a pass.
+  /// are left of a pass. In a run that is kept (see OperatorTrainerBase) an Error over a stream, or a loader with a
+  /// sampler of one's own: where it stands cannot be saved.
   std::optional<std::int64_t> num_steps = {};
   /// Adds what one worker's timers have taken, as `profile`.
   bool profile = false;
@@ -381,13 +382,13 @@ class OperatorTrainerBase {
 
   /// Calls `function` on every worker; the list of what it gives.
   Json apply_all_workers(const std::function<Json()>& function);
-  /// Steps the schedulers that wait for a metric.
+  /// Steps the schedulers that wait for a metric, with the one that rank 0 gives.
   void update_scheduler(double metric);
 
   /// Models, optimizers, schedulers, scaler, counters and what the operator adds: copies, on the CPU.
   StateDict state_dict();
-  /// Everything is compared first, and nothing changed if a name, a shape or a type differs. Returns when all workers
-  /// have it. The next train() begins a pass.
+  /// Everything is compared first, and nothing changed if a name, a shape or a type differs. RaySGD's `blocking` is not
+  /// there: it always returns when all workers have it. The next train() begins a pass.
   void load_state_dict(const StateDict& state);
   /// state_dict() as a checkpoint in the folder `path`, in the place of a checkpoint that is there, when it is whole;
   /// anything else that stands there is an Error, and stays. One model is its entry "model", several are "model_0" and
@@ -396,7 +397,8 @@ class OperatorTrainerBase {
   /// Rank 0 reads.
   void load(const std::filesystem::path& path);
 
-  /// The model of that number, which goes on being trained, or a copy on the CPU. On a worker; an Error elsewhere. Not
+  /// The model of that number, which goes on being trained, or a copy on the CPU, for which its class derives from
+  /// torch::nn::Cloneable as torch's own do. On a worker; an Error elsewhere. Not
   /// collective.
   template <class Model = torch::nn::Module>
   std::shared_ptr<Model> get_model(bool to_cpu = false, std::size_t number = 0) {

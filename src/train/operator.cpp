@@ -93,6 +93,11 @@ StateEntries OperatorParts::entries(TrainingOperator& its) {
 
 const Session& session_of(const OperatorParts& parts) { return parts.session; }
 
+void refuse_loader() {
+  throw Error(ExitCode::usage, "registering data", "a loader of prepare_data_loader() was given twice, or is null",
+              "Give the training and the validation one of its own each");
+}
+
 void refuse_features(std::size_t number) {
   throw Error(ExitCode::user_error, "calling the model's forward()",
               "it takes no " + std::to_string(number) + " features and gives a tensor",
@@ -106,13 +111,21 @@ using detail::train::OperatorParts;
 OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options)
     : make_([dataset, options](OperatorParts& parts, const detail::train::PassesOptions& of) {
         const std::string name = of.training ? "train" : "validation";
-        const auto& workers = parts.state.workers;
+        auto workers = parts.state.workers;
         auto& data = parts.state.data;
         detail::train::require_same_data(workers.control, workers.size(), {{name, dataset.source()->fingerprint()}});
         data.datasets.insert_or_assign(name, dataset);
         data.shards.erase(name);
         auto given = options;
         given.training = of.training;
+        // Whole on each worker it is a share of one among one, which has a position; but a stream has none.
+        data.config.split_all = of.split || !dataset.source()->is_stream();
+        if (!of.split && *data.config.split_all) {
+          if (const auto global = std::exchange(given.global_batch_size, std::nullopt))
+            given.batch_size = (*global - 1) / workers.size() + 1;
+          workers.share = {};
+          workers.full = 0;
+        }
         return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given);
       }) {}
 

@@ -60,13 +60,19 @@ void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
   check_steps("training", limit);
   require_loader("training", passes_, "train_loader");
   limit_ = limit;
+  session_.stop.at_end_of_pass = limit.has_value();
   first_ = take();
+}
+
+void TrainFeed::end_call() {
+  session_.stop.at_end_of_pass = true;
+  taken_ = 0;
 }
 
 Batch* TrainFeed::next() { return first_ ? *std::exchange(first_, std::nullopt) : take(); }
 
 Batch* TrainFeed::take() {
-  if (limit_ && taken_ >= *limit_) return nullptr;
+  if (limit_ ? taken_ >= *limit_ : taken_ > 0 && !open_ && !resumes_) return nullptr;
   for (bool fresh = false;;) {
     if (open_) {
       passes_->advance();
@@ -93,7 +99,9 @@ void TrainFeed::go_to(std::int64_t epochs) {
   if (passes_) passes_->end();
   open_ = resumes_ = false;
   epochs_ = epochs;
-  session_.data.cursors->begin_epoch(std::max<std::int64_t>(0, epochs - 1));  // so that the next one begins anew
+  const auto before = std::max<std::int64_t>(0, epochs - 1);
+  session_.data.cursors->begin_epoch(before + 1);  // so that it begins anew, were it the one that is under way
+  session_.data.cursors->begin_epoch(before);
 }
 
 void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch) {

@@ -21,7 +21,7 @@ class TrainFeed final : public Feed {
   void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
   /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one.
   void begin_call(std::optional<std::int64_t> limit);
-  void end_call() { taken_ = 0; }
+  void end_call();
   Batch* next() override;
 
   /// Passes begun so far.
@@ -37,6 +37,7 @@ class TrainFeed final : public Feed {
     resumes_ = open;
     taken_ = taken;
   }
+  bool resumes() const noexcept { return resumes_; }
 
  private:
   Batch* take();

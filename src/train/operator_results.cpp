@@ -67,7 +67,8 @@ Json with_weights(const Metrics& metrics) {
   Json all = Json::object();
   for (const auto& [name, metric] : metrics) {
     const auto weight = name == batch_count ? 1 : metric.weight() < 0 ? samples : metric.weight();
-    all[name] = Json::array({metric.value(), weight});
+    auto& values = all[name] = Json::array({metric.value(), weight});
+    if (!metric.tally().is_null()) values.push_back(metric.tally());
   }
   return all;
 }

@@ -7,7 +7,8 @@
 
 namespace muster::detail::train {
 
-/// A worker's metrics with their weights, in units of samples: what has none weighs the worker's num_samples, or 1.
+/// A worker's metrics with their weights, in units of samples, and what they are made of: what has no weight has the
+/// worker's num_samples, or 1.
 Json with_weights(const Metrics& metrics);
 /// One value per key: num_samples is summed, batch_count the plain mean, other numbers the mean by weight, what is no
 /// number that of the first worker.

@@ -62,6 +62,8 @@ class OperatorRun {
   /// In the run's folder, as rank 0: for `muster run` how many lost ranks are allowed for, and that a finished run goes
   /// on.
   void note(int max_retries, bool trains = false);
+  /// Goes back to the random state that was saved, if it has not yet.
+  void take_up_random_state();
 
   Launch& launch_;
   const OperatorTrainerOptions options_;
@@ -80,7 +82,9 @@ class OperatorRun {
   std::size_t calls_ = 0;                      ///< made by main so far
   bool changed_ = false;                       ///< by another call than train(), since the state was saved
   bool of_trial_ = false;                      ///< steps are reported, and not each call
+  bool training_ = false;                      ///< a call of train() is under way
   bool ended_ = false;                         ///< by a callback
+  std::string random_state_;                   ///< of the state that was gone on from, until it is due
   bool open_ = false;
   int exceptions_ = 0;  ///< under way when it began
 };

@@ -12,6 +12,7 @@
 #include "train/fit.hpp"
 #include "train/operator_results.hpp"
 #include "train/operator_run.hpp"
+#include "train/random.hpp"
 #include "watch/record.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -91,17 +92,18 @@ std::string to_line(const Json& json) { return json.dump(-1, ' ', false, Json::e
 
 Plan OperatorRun::make_plan() {
   const auto& world = launch_.communicator();
+  if (options_.initialization_hook)
+    comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace},
+                       options_.initialization_hook);
   const bool named = launch_.flags().name.has_value();
   keeps_ = named || launch::supervisor();
-  std::vector<std::string> split;
-  if (options_.add_dist_sampler) split = {"train", "validation"};
   auto plan = resolve(launch_,
                       {.train_loop_config = options_.config,
                        .torch_config = {.backend = options_.backend, .timeout = options_.timeout},
                        .scaling_config = {.num_workers = options_.num_workers.value_or(1),
                                           .use_gpu = choose_gpu(options_.use_gpu, world),
                                           .threads_per_worker = options_.num_cpus_per_worker},
-                       .dataset_config = {.datasets_to_split = split},
+                       .dataset_config = {.datasets_to_split = std::vector<std::string>()},  // see OperatorLoader
                        .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = keeps_}}},
                       torch_backend({.backend = options_.backend, .timeout = options_.timeout}));
   if (!options_.use_tqdm) plan.progress = Progress::none;
@@ -126,8 +128,6 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
   note(TrainOptions{}.max_retries);
   const auto workers = world.split(plan_.works() ? 0 : 1);
   open_ = true;
-  if (options_.initialization_hook)
-    comm::check_on_all(world, {.done = plan_.wait_limit, .failed = comm::final_grace}, options_.initialization_hook);
   done_ = Json::parse(meet([&] {
     session_ = std::make_unique<OpenSession>(plan_, run_, workers, workers.duplicate(), device_, bad_steps_);
     open(make);
@@ -160,18 +160,28 @@ void OperatorRun::open(const Make& make) {
   operator_->setup(parts_->config);
   entries_ = parts_->entries(*operator_);
   auto all = entries_;
-  all.emplace_back("calls",
-                   StateEntry(
-                       [this] {
-                         const auto& feed = parts_->train;
-                         return StateDict{.values = {{"done", done_}, {"open", feed.open()}, {"taken", feed.taken()}}};
-                       },
-                       [this](const StateDict& saved) {
-                         done_ = saved.values.at("done");
-                         parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
-                       }));
+  all.emplace_back(
+      "calls",
+      StateEntry(
+          [this] {
+            const auto& feed = parts_->train;
+            return StateDict{
+                .values = {{"done", done_}, {"open", feed.open()}, {"taken", feed.taken()}, {"training", training_}}};
+          },
+          [this](const StateDict& saved) {
+            done_ = saved.values.at("done");
+            parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
+            training_ = saved.values.value("training", false);
+          }));
   saved_ = std::make_shared<const StateEntries>(std::move(all));
-  session_->state().restore(saved_);
+  if (!session_->state().restore(saved_)) return;
+  // The epoch of the pass that was the last one, as when the calls were made.
+  if (auto& feed = parts_->train; !feed.resumes()) feed.go_to(feed.epochs());
+  random_state_ = generator_state(device_);
+}
+
+void OperatorRun::take_up_random_state() {
+  if (session_ && !random_state_.empty()) set_generator_state(std::exchange(random_state_, {}), device_);
 }
 
 void OperatorRun::require_open() const {
@@ -220,6 +230,8 @@ Json OperatorRun::call(const char* name, const std::function<Json()>& work) {
   require_open();
   if (calls_ < done_.size()) {
     const auto& before = done_[calls_++];
+    // What main draws before the next call it has drawn after this one.
+    if (calls_ == done_.size() && !training_) take_up_random_state();
     if (before[0] == name) return before[1];
     throw Error(ExitCode::usage, "going on with the run " + run_.path().string(),
                 "call " + std::to_string(calls_) + " of the trainer is " + name + "() and was " +
@@ -255,6 +267,7 @@ Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bo
     of_workers.push_back(Json::from_cbor(bytes));
   const auto mean = reduced(of_workers);
   auto result = reduce ? mean : listed(of_workers);
+  training_ = false;
   done_.push_back({name, Json::parse(to_line(result))});
   if (of_trial_) return result;
   if (saves)
@@ -275,7 +288,9 @@ Json OperatorRun::train(const TrainOptions& options) {
     auto& feed = parts_->train;
     auto& timers = operator_->timers;
     if (state.stop.ended) throw TrainingEnded();
+    if (std::exchange(training_, true)) take_up_random_state();
     if (std::exchange(changed_, false) && keeps_) {
+      for (const auto& prepared : state.models) prepared->synchronise_buffers();
       state.outputs.settle();
       state.save(saved_.get(), {}, /*any_files=*/false, Json::object());
     }
@@ -384,7 +399,8 @@ void OperatorRun::update_scheduler(double metric) {
     if (parts_->plateaus.empty())
       throw Error(ExitCode::user_error, "updating the scheduler with a metric", "no registered scheduler waits for one",
                   "Register a torch::optim::ReduceLROnPlateauScheduler");
-    for (const auto& scheduler : parts_->plateaus) scheduler->step(static_cast<float>(metric));
+    const auto bytes = session_->state().workers.control.broadcast(to_bytes(metric));
+    for (const auto& scheduler : parts_->plateaus) scheduler->step(Json::from_cbor(bytes).get<float>());
     return Json();
   });
 }
@@ -392,13 +408,14 @@ void OperatorRun::update_scheduler(double metric) {
 StateDict OperatorRun::state_dict() {
   StateDict state;
   meet([&] {
+    for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
     state = checkpoint::collect(entries_);
     for (auto& [path, tensor] : state.tensors)
       tensor = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+    if (calls_ < done_.size() || parts_->train.taken() > 0) state.values["progress"][gone] = true;
     return std::string();
   });
   if (plan_.workers < plan_.world().size()) state = checkpoint::broadcast(plan_.world(), state);
-  if (calls_ < done_.size()) state.values["progress"][gone] = true;
   return state;
 }
 

@@ -26,6 +26,8 @@ class SessionMoments final : public step::Moments {
     const bool is_counted = pass.batch->completes_step();
     comm::note_step(session_.workers.own, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
     if (!is_counted) return;
+    const auto left = pass.plan.samples - pass.position;
+    last_of_pass_ = pass.plan.samples > 0 && left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
     session_.outputs.sinks.batch({.epoch = session_.counters.steps->epoch,
                                   .epochs = session_.counters.epochs,
                                   .consumed = pass.position,
@@ -33,12 +35,14 @@ class SessionMoments final : public step::Moments {
     session_.outputs.callbacks.tell(&Callback::on_batch, session_.counters.steps->global_step);
   }
   void between_batches() override {
+    if (last_of_pass_ && !session_.stop.at_end_of_pass) return;
     const watch::During ask("asking whether to stop");
     session_.stop_if_asked();
   }
 
  private:
   SessionState& session_;
+  bool last_of_pass_ = false;  ///< the batch in hand
 };
 
 }  // namespace

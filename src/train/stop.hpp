@@ -115,7 +115,8 @@ struct Stopping {
   bool told = false;                                  ///< should_stop() has said so
   bool stopped = false;                               ///< training has ended so
   bool ended = false;                                 ///< by the word of a callback
-  bool in_calls = false;  ///< an operator's, each of which comes to its end: it looks at `ended` by itself
+  bool in_calls = false;       ///< an operator's, each of which comes to its end: it looks at `ended` by itself
+  bool at_end_of_pass = true;  ///< is a boundary; not where a call ends there, with a report of all its batches
 };
 
 /// Leads out of the training function where training is done by the word of a callback.

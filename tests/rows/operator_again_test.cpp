@@ -269,6 +269,77 @@ Calls run_calls(const std::string& name, const Wanted& wanted) {
   return calls;
 }
 
+TEST(Operators, AStopAfterTheLastBatchOfAPassLeavesNoCallWithoutBatches) {
+  const auto straight = run_calls("one_batch", {.num_steps = {}, .samples = 46});
+  EXPECT_EQ(straight.code, 0);
+  const auto stopped = run_calls("one_batch_stopped", {.flags = {"--time-limit", "0"}, .num_steps = {}, .samples = 46});
+  EXPECT_EQ(stopped.code, 85);
+  const auto again = run_calls("one_batch_stopped", {.num_steps = {}, .samples = 46});
+  EXPECT_EQ(again.code, 0);
+  EXPECT_EQ(again.results, straight.results);
+  EXPECT_EQ(again.weight, straight.weight);
+}
+
+TEST(Operators, ACallOfManyPassesIsStoppedBetweenThem) {
+  const auto straight = run_calls("passes", {.calls = 1, .samples = 46});
+  const auto stopped = run_calls("passes_stopped", {.flags = {"--time-limit", "0"}, .calls = 1, .samples = 46});
+  EXPECT_EQ(stopped.code, 85);
+  EXPECT_EQ(stopped.seen.size(), 1u);
+  EXPECT_EQ(run_calls("passes_stopped", {.calls = 1, .samples = 46}).weight, straight.weight);
+}
+
+TEST(Operators, WorkersThatEachTakeAllGoOnWhereTheyStood) {
+  const auto straight = run_calls("each_all", {.split = false});
+  EXPECT_EQ(straight.code, 0);
+  EXPECT_EQ(run_calls("each_all_cut", {.fails_at = 8, .split = false}).code, 1);
+  const auto again = run_calls("each_all_cut", {.split = false});
+  EXPECT_EQ(again.code, 0);
+  ASSERT_LT(again.seen.size(), straight.seen.size());
+  EXPECT_EQ(again.seen, std::vector<double>(straight.seen.end() - static_cast<std::ptrdiff_t>(again.seen.size()),
+                                            straight.seen.end()));
+  EXPECT_EQ(again.results, straight.results);
+}
+
+TEST(Operators, WhatMainDrawsBetweenCallsLeavesTheRandomStateOfTheRun) {
+  const auto straight = run_calls("drawing", {.num_steps = {}, .draws = true});
+  EXPECT_EQ(straight.code, 0);
+  EXPECT_EQ(run_calls("drawing_cut", {.fails_at = 9, .num_steps = {}, .draws = true}).code, 1);
+  const auto again = run_calls("drawing_cut", {.num_steps = {}, .draws = true});
+  EXPECT_EQ(again.results, straight.results);
+  EXPECT_EQ(again.weight, straight.weight);
+  EXPECT_EQ(again.rows, straight.rows) << "and the history is that of an undisturbed run";
+
+  EXPECT_EQ(run_calls("drawing_stopped", {.flags = {"--time-limit", "0"}, .num_steps = {}, .draws = true}).code, 85);
+  EXPECT_EQ(run_calls("drawing_stopped", {.num_steps = {}, .draws = true}).weight, straight.weight);
+}
+
+TEST(Operators, AStateOfBeforeACallThatWasCutOffIsGone) {
+  const auto main = [](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--name", "gone"});
+    return program(flags, [](Launch& launch) {
+      OperatorTrainer<Noisy> trainer(launch, all_ranks(launch, {{"batch_size", 1}}));
+      const auto first = trainer.state_dict();
+      trainer.train();
+      trainer.load_state_dict(first);
+    });
+  };
+  EXPECT_EQ(main({"--time-limit", "0"}), 85) << "in the middle of train()";
+  EXPECT_EQ(main({}), 64) << "what state_dict() gives is later than it was";
+}
+
+TEST(Operators, TheStateOfTheBeginningBringsItsOrderBack) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Noisy> trainer(launch, all_ranks(launch));
+    auto& seen = trainer.get_local_operator().seen;
+    const auto first = trainer.state_dict();
+    trainer.train();
+    const auto order = std::exchange(seen, {});
+    trainer.load_state_dict(first);
+    trainer.train();
+    EXPECT_EQ(seen, order);
+  });
+}
+
 TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
   EXPECT_EQ(run_calls("done", {.fails_at = 7}).code, 1);
   EXPECT_TRUE(fs::exists(storage() / "done" / "error.txt"));
@@ -301,6 +372,158 @@ TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
   const auto said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(other.results, longer.results);
   EXPECT_EQ(said.find("another configuration") != std::string::npos, world().rank() == 0) << said;
+}
+
+// --- What ranks may not disagree in ---
+
+struct Counted : Noisy {
+  Metrics validate(OperatorBatches& batches, const EpochInfo&) override {
+    F1 f1({.num_classes = 2});
+    std::int64_t samples = 0;
+    for (auto& batch : batches) {
+      f1.add((batch["x"] > 0.3).flatten().to(at::kLong), (batch["y"] > 0.8).flatten().to(at::kLong), batch.size());
+      samples += batch.size();
+    }
+    return {{"f1", f1}, {"num_samples", samples}};
+  }
+};
+
+TEST(Operators, AMetricOfSamplesIsMadeOfAllWorkers) {
+  on_all([](Launch& launch) {
+    F1 expected({.num_classes = 2});
+    const auto x = at::arange(46, at::kFloat) / 46;
+    expected.add((x > 0.3).to(at::kLong), (3 * x - 1 > 0.8).to(at::kLong));
+    OperatorTrainer<Counted> trainer(launch, all_ranks(launch));
+    EXPECT_NEAR(trainer.validate().at("f1").get<double>(), expected.value(), 1e-9);
+  });
+}
+
+struct Plateau : TrainingOperator {
+  std::shared_ptr<torch::optim::Optimizer> optimizer;
+  double lr() { return optimizer->param_groups().front().options().get_lr(); }
+  void setup(const Config&) override {
+    torch::nn::Linear net(1, 1);
+    std::tie(std::ignore, optimizer, std::ignore) =
+        register_training(Components{.models = net,
+                                     .optimizers = torch::optim::SGD(net->parameters(), 0.5),
+                                     .criterion = torch::nn::MSELoss(),
+                                     .schedulers = [](auto& of) {
+                                       using Scheduler = torch::optim::ReduceLROnPlateauScheduler;
+                                       return Scheduler(of, Scheduler::min, 0.5, /*patience=*/0);
+                                     }});
+  }
+};
+
+TEST(Operators, TheMetricOfASchedulerIsTheFirstRanks) {
+  on_all([](Launch& launch) {
+    auto options = all_ranks(launch);
+    options.scheduler_step_freq = SchedulerStepFreq::manual;
+    OperatorTrainer<Plateau> trainer(launch, options);
+    for (int i = 0; i < 3; ++i) trainer.update_scheduler(launch.rank() == 0 ? i : -i);  // what a driver has measured
+    EXPECT_EQ(trainer.get_local_operator().lr(), 0.125);
+  });
+}
+
+struct Normed : TrainingOperator {
+  torch::nn::BatchNorm1d net{nullptr};
+  void setup(const Config&) override {
+    net = torch::nn::BatchNorm1d(1);
+    register_training(Components{.models = net, .optimizers = torch::optim::SGD(net->parameters(), 0.1)});
+  }
+};
+
+TEST(Operators, TheStateIsTheSameOnAllRanks) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Normed> trainer(launch, all_ranks(launch));
+    trainer.apply_all_operators([](Normed& its) {
+      its.net->forward(at::arange(4, at::kFloat).unsqueeze(1) + its.world_rank());
+      return Json();
+    });
+    const auto mean = std::to_string(trainer.state_dict().tensors.at("model/running_mean").item<double>());
+    for (const auto& theirs : world().all_gather(mean)) EXPECT_EQ(theirs, mean);
+  });
+}
+
+// --- What is registered and called first ---
+
+struct Streamed : Noisy {
+  void setup(const Config& config) override {
+    Noisy::setup(config);
+    register_data({Dataset::from_stream([](const StreamShard& shard) {
+                     return [row = shard.worker, workers = shard.workers]() mutable -> std::optional<Json> {
+                       const double x = std::exchange(row, row + workers) / 24.0;
+                       if (x >= 1) return {};
+                       return Json{{"x", {x}}, {"y", {3 * x - 1}}};
+                     };
+                   }),
+                   {.batch_size = 4, .dtypes = {{"x", at::kFloat}, {"y", at::kFloat}}}});
+  }
+};
+
+TEST(Operators, AKeptRunTakesWholePassesOfAStream) {
+  const int code = program({"--name", "streamed"}, [](Launch& launch) {
+    OperatorTrainer<Streamed> trainer(launch, all_ranks(launch));
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(trainer.train().at("num_samples"), 24);
+    EXPECT_TRUE(has(error_of([&] { trainer.train({.num_steps = 1}); }), "the stream \"train\""));
+  });
+  EXPECT_EQ(code, 0);
+  on_all([](Launch& launch) {
+    OperatorTrainer<Streamed> trainer(launch, all_ranks(launch));
+    EXPECT_EQ(trainer.train({.num_steps = 1}).at("batch_count"), 1);
+  });
+}
+
+struct Twofold : Noisy {
+  std::vector<int> loops = {};
+  Metrics train_epoch(OperatorBatches& batches, const EpochInfo&) override {
+    for (int loop = 0; loop < 2; ++loop) {
+      loops.push_back(0);
+      for ([[maybe_unused]] auto& batch : batches) ++loops.back();
+    }
+    return {};
+  }
+};
+
+TEST(Operators, ACallHasItsBatchesOnce) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Twofold> trainer(launch, all_ranks(launch, {{"batch_size", even(launch, 12)}}));
+    EXPECT_EQ(trainer.train().at("epoch"), 1);
+    EXPECT_EQ(trainer.train({.num_steps = 3}).at("epoch"), 2);
+    EXPECT_EQ(trainer.get_local_operator().loops, (std::vector{4, 0, 3, 0}));
+  });
+}
+
+struct Pairs : torch::data::datasets::Dataset<Pairs> {
+  torch::data::Example<> get(std::size_t i) override {
+    return {at::full({1}, static_cast<double>(i)), at::full({1}, 2.0 * static_cast<double>(i))};
+  }
+  torch::optional<std::size_t> size() const override { return 46; }
+};
+
+struct Twice : TrainingOperator {
+  void setup(const Config&) override {
+    const OperatorLoader loader(
+        prepare_data_loader(session(), Pairs().map(torch::data::transforms::Stack<>()), {.batch_size = 4}));
+    register_data(loader, loader);
+  }
+};
+
+TEST(Operators, APreparedLoaderServesOnce) {
+  on_all([](Launch& launch) {
+    EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Twice>(launch, all_ranks(launch)).validate(); }), "one of its own"));
+  });
+}
+
+TEST(Operators, TheHookIsCalledBeforeAnythingElse) {
+  const int code = program({"--name", "hooked"}, [](Launch& launch) {
+    auto options = all_ranks(launch);
+    options.initialization_hook = [] {
+      EXPECT_FALSE(fs::exists(storage() / "hooked"));
+      world().barrier();
+    };
+    OperatorTrainer<Noisy>(launch, options).train();
+  });
+  EXPECT_EQ(code, 0);
 }
 
 }  // namespace

@@ -125,11 +125,14 @@ class LoaderPasses final : public Passes {
   std::optional<Batch> batch_;
 };
 
+[[noreturn]] void refuse_loader();
+
 template <class Loader>
 MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
   // A function is copied, a loader is not; it is asked for once.
   const auto owner = std::make_shared<std::unique_ptr<Loader>>(std::move(loader));
   return [owner](OperatorParts&, const PassesOptions&) -> std::unique_ptr<Passes> {
+    if (!*owner) refuse_loader();
     return std::make_unique<LoaderPasses<Loader>>(std::move(*owner));
   };
 }
