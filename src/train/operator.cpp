@@ -121,8 +121,10 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options)
         // Whole on each worker it is a share of one among one, which has a position; but a stream has none.
         data.config.split_all = of.split || !dataset.source()->is_stream();
         if (!of.split && *data.config.split_all) {
-          if (const auto global = std::exchange(given.global_batch_size, std::nullopt))
-            given.batch_size = (*global - 1) / workers.size() + 1;
+          if (const auto global = given.global_batch_size.value_or(0); global > 0) {
+            given.batch_size = (global - 1) / workers.size() + 1;
+            given.global_batch_size.reset();
+          }
           workers.share = {};
           workers.full = 0;
         }

@@ -61,7 +61,11 @@ void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
   require_loader("training", passes_, "train_loader");
   limit_ = limit;
   session_.stop.at_end_of_pass = limit.has_value();
-  first_ = take();
+  // One that nobody has asked for is the first of this call.
+  if (first_ && *first_ != nullptr)
+    ++taken_;
+  else
+    first_ = take();
 }
 
 void TrainFeed::end_call() {
@@ -97,6 +101,7 @@ Batch* TrainFeed::take() {
 
 void TrainFeed::go_to(std::int64_t epochs) {
   if (passes_) passes_->end();
+  first_.reset();
   open_ = resumes_ = false;
   epochs_ = epochs;
   const auto before = std::max<std::int64_t>(0, epochs - 1);

@@ -500,6 +500,45 @@ struct Pairs : torch::data::datasets::Dataset<Pairs> {
   torch::optional<std::size_t> size() const override { return 46; }
 };
 
+struct EachAll : TrainingOperator {
+  void setup(const Config& config) override {
+    if (config.at("torch"))
+      register_data({Pairs(), DataLoaderOptions{.global_batch_size = 7}});
+    else
+      register_data({line(), {.global_batch_size = 7}});
+  }
+  Metrics train_batch(Batch& batch, const BatchInfo&) override { return {{"num_samples", batch.size()}}; }
+};
+
+TEST(Operators, AGlobalBatchIsThatOfAllWorkersThoughEachTakesAllData) {
+  for (const bool torch : {false, true})
+    on_all([&](Launch& launch) {
+      auto options = all_ranks(launch, {{"torch", torch}});
+      options.add_dist_sampler = false;
+      const auto results = OperatorTrainer<EachAll>(launch, options).train();
+      const int each = even(launch, 7);
+      EXPECT_EQ(results.at("batch_count"), (46 + each - 1) / each) << torch;
+      EXPECT_EQ(results.at("num_samples"), 46 * launch.size()) << torch;
+    });
+}
+
+struct Idle : Noisy {
+  bool works = false;
+  Metrics train_epoch(OperatorBatches& batches, const EpochInfo& info) override {
+    return works ? Noisy::train_epoch(batches, info) : Metrics();
+  }
+};
+
+TEST(Operators, ABatchThatNobodyHasAskedForIsNotLost) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Idle> trainer(launch, all_ranks(launch));
+    trainer.train({.num_steps = 1});
+    trainer.train();
+    trainer.get_local_operator().works = true;
+    EXPECT_EQ(trainer.train().at("num_samples"), 46);
+  });
+}
+
 struct Twice : TrainingOperator {
   void setup(const Config&) override {
     const OperatorLoader loader(

@@ -145,7 +145,12 @@ MakePasses make_passes_of(Dataset dataset, const Options& given) {
     of_loader.training = options.training;
     if (!options.training && of_loader.name == Options{}.name) of_loader.name = "validation_loader";
     auto worker = data::worker_of(session_of(parts));
-    if (!options.split) worker.rank = 0, worker.world = 1, worker.full = 0;
+    if (!options.split) {
+      if (const auto global = std::exchange(of_loader.global_batch_size, std::nullopt))
+        of_loader.batch_size = *global / static_cast<std::size_t>(worker.world) +
+                               (*global % static_cast<std::size_t>(worker.world) != 0 ? 1 : 0);
+      worker.rank = 0, worker.world = 1, worker.full = 0;
+    }
     return std::make_unique<LoaderPasses<DataLoader<Dataset>>>(
         make_loader<DataLoader<Dataset>>(worker, dataset, of_loader));
   };
