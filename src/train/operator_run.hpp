@@ -52,10 +52,10 @@ class OperatorRun {
   Json call(const char* name, const std::function<Json()>& work);
   /// What the workers give, as one; noted as what the call of that name has given. Collective over the workers.
   Json conclude(const char* name, const Metrics& own, bool reduce, bool saves);
-  /// Whether a callback has ended a run before, which is taken up again here.
-  bool is_over();
-  /// One report of what `step` gives, whose calls report nothing; whether the trial is to go on.
-  bool report_step(const std::function<Json()>& step);
+  /// Whether a callback wants no more training.
+  bool has_ended();
+  /// One report of what `step` gives, whose calls report nothing.
+  void report_step(const std::function<Json()>& step);
   Json each_one(const Json& own) const;
   /// What a saved state has, loaded by every worker. Collective over the workers.
   void restore(const StateDict& saved);

@@ -197,11 +197,6 @@ std::string OperatorRun::meet(const std::function<std::string()>& work) {
                                 .failed = comm::final_grace};
   std::string result;
   try {
-    {
-      // Here a rank is heard that has left main by an exception and comes no more.
-      const comm::TimeLimit here(world, limits.done);
-      world.barrier();
-    }
     const auto error = comm::attempt_on_all(world, limits, [&] {
       if (plan_.works()) try {
           result = work();
@@ -335,40 +330,28 @@ Json OperatorRun::validate(const ValidateOptions& options) {
   });
 }
 
-bool OperatorRun::is_over() {
-  return !meet([&] {
-            try {
-              session_->state().end_if_known_done();
-            } catch (const TrainingEnded&) {
-              return std::string("over");
-            }
-            return std::string();
-          }).empty();
+bool OperatorRun::has_ended() {
+  return !meet([&] { return std::string(session_->state().stop.ended ? "ended" : ""); }).empty();
 }
 
-bool OperatorRun::report_step(const std::function<Json()>& step) {
+void OperatorRun::report_step(const std::function<Json()>& step) {
   const auto result = step();
   if (!result.is_object())
     throw Error(ExitCode::user_error, "reporting a step of a trial", "what it gives is no JSON object",
                 "Give names and values, as {{\"val_loss\", 0.1}}");
-  const auto over = call(step_call, [&] {
-    done_.push_back({step_call, false});
-    try {
-      session_->state().report(for_row(result), saved_, {}, {});
-    } catch (const TrainingEnded&) {
-      done_.back()[1] = true;
-    }
-    return done_.back()[1];
+  call(step_call, [&] {
+    done_.push_back({step_call, nullptr});
+    session_->state().report(for_row(result), saved_, {}, {});
+    return Json();
   });
-  return !over.get<bool>();
 }
 
 Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step) {
   of_trial_ = true;
-  bool goes_on = true;
-  for (std::int64_t iteration = 0; iteration < num_iterations && goes_on; ++iteration) {
-    if (calls_ == done_.size() && is_over()) break;
-    goes_on = report_step([&] {
+  for (std::int64_t iteration = 0; iteration < num_iterations; ++iteration) {
+    const bool was_done_before = calls_ < done_.size();
+    if (!was_done_before && has_ended()) break;
+    report_step([&] {
       if (step) return step(iteration);
       auto result = train({});
       const bool validates = !meet([&] { return std::string(has_validation_loader() ? "yes" : ""); }).empty();
@@ -439,6 +422,7 @@ void OperatorRun::load_state_dict(const StateDict& state) {
 
 void OperatorRun::save(const fs::path& path) {
   call("save", [&] {
+    for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
     comm::on_root(session_->state().workers.control, [&] {
       const auto whole = whole_path(path);
       take_back_directory(whole);
