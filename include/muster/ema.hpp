@@ -9,7 +9,8 @@
 //   { auto scope = ema.apply(); val_loss = validate(net); }          // with the averaged weights, and back
 //   session.report({{"val_loss", val_loss}}, state);
 //
-// Every rank keeps the averages, and they are the same everywhere without communication, since the weights are.
+// Every rank keeps the averages, and they are the same everywhere without communication, since the weights are. (Not
+// after join(), where ranks have made different numbers of updates: a save warns then, and keeps rank 0's.)
 //
 // In a checkpoint they stand under the names of the model's: Checkpoint::load("ema", net) puts them into a model, and
 // `muster checkpoint export --entry ema` gives them to Python.
@@ -51,9 +52,9 @@ class EMAScope {
   std::shared_ptr<detail::optim::WeightAverages> averages_;
 };
 
-/// Parameters are averaged; those of 16 bits in float, where a small change is not lost. Buffers, such as batch-norm's
-/// statistics, are not: they are the model's own, as torch's AveragedModel has it in Python. The first update takes the
-/// weights as they are. Copies are one average.
+/// Parameters are averaged; those of 16 bits in float, where a small change is not lost, and whole numbers are taken as
+/// they are. Buffers, such as batch-norm's statistics, are not: they are the model's own, as torch's AveragedModel has
+/// it in Python. The first update takes the weights as they are. Copies are one average.
 class EMA {
  public:
   /// An Error (ExitCode::usage) for a decay that is not from 0 to 1.
@@ -72,7 +73,10 @@ class EMA {
 
   /// Moves nothing: the parameters look at the averages, and at the end of the scope, with an exception too, at their
   /// own values again. Before the first update those are the same. In the scope the weights are not to be changed; an
-  /// update, another scope or a save of the average is an Error (ExitCode::user_error).
+  /// update or another scope, of another EMA of these weights too, is an Error (ExitCode::user_error). So is a report
+  /// of a State that has the model or the average in it: report after the scope. Both are refused to be loaded then
+  /// (ExitCode::data). What Checkpoint::from_dict takes of the model in the scope, and what is exported, are the
+  /// averages, which is how to hand out a model of them under the name "model".
   [[nodiscard]] EMAScope apply() const;
 
   /// Refers to the average, and keeps it alive.

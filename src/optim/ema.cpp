@@ -10,6 +10,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace muster {
@@ -21,6 +22,12 @@ at::ScalarType type_of_average(const at::Tensor& parameter) {
   return at::isReducedFloatingType(parameter.scalar_type()) ? at::kFloat : parameter.scalar_type();
 }
 
+/// The parameters that have averages in place of their own values.
+std::set<const c10::TensorImpl*>& with_averages() {
+  static std::set<const c10::TensorImpl*> all;
+  return all;
+}
+
 /// The parameter looks at other values, of its type and on its device.
 void set_values(at::Tensor& parameter, const at::Tensor& values) {
   parameter.set_data(values);
@@ -28,6 +35,8 @@ void set_values(at::Tensor& parameter, const at::Tensor& values) {
 }
 
 }  // namespace
+
+bool is_average(const at::Tensor& parameter) { return with_averages().contains(parameter.unsafeGetTensorImpl()); }
 
 WeightAverages::WeightAverages(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options)
     : module_(std::move(module)), options_(options) {
@@ -45,15 +54,17 @@ WeightAverages::WeightAverages(std::shared_ptr<torch::nn::Module> module, const 
   }
 }
 
+bool WeightAverages::applied() const { return std::ranges::any_of(parameters_, is_average); }
+
 void WeightAverages::require_own(const char* doing) const {
-  if (applied_)
-    throw Error(ExitCode::user_error, doing, "its averages are in the model, in place of the model's own weights",
+  if (applied())
+    throw Error(ExitCode::user_error, doing, "averages are in the model, in place of the model's own weights",
                 "Let the scope of EMA::apply() end before");
 }
 
 /// Before the first update they are what the weights are, which may have been loaded or broadcast since.
 void WeightAverages::copy_first() {
-  if (updates_ > 0 || applied_) return;
+  if (updates_ > 0 || applied()) return;
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) averages_[i].copy_(parameters_[i]);
 }
@@ -66,10 +77,16 @@ void WeightAverages::update() {
   } else {
     const auto n = static_cast<double>(updates_);
     const double decay = options_.warmup ? std::min(options_.decay, (1 + n) / (10 + n)) : options_.decay;
-    std::vector<at::Tensor> weights;
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
+    std::vector<at::Tensor> averages, weights;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (at::isIntegralType(averages_[i].scalar_type(), /*includeBool=*/true)) {
+        averages_[i].copy_(parameters_[i]);
+        continue;
+      }
+      averages.push_back(averages_[i]);
       weights.push_back(parameters_[i].detach().to(averages_[i].device(), averages_[i].scalar_type()));
-    if (!weights.empty()) at::_foreach_lerp_(averages_, weights, 1 - decay);
+    }
+    if (!weights.empty()) at::_foreach_lerp_(averages, weights, 1 - decay);
   }
   ++updates_;
 }
@@ -84,7 +101,7 @@ void WeightAverages::apply() {
     averaged.push_back(averages_[i].to(parameters_[i].device(), parameters_[i].scalar_type()));
   }
   own_ = std::move(own);
-  applied_ = true;
+  for (const auto& parameter : parameters_) with_averages().insert(parameter.unsafeGetTensorImpl());
   for (std::size_t i = 0; i < parameters_.size(); ++i) set_values(parameters_[i], averaged[i]);
   at::autocast::clear_cache();
 }
@@ -92,8 +109,8 @@ void WeightAverages::apply() {
 void WeightAverages::take_back() noexcept {
   for (std::size_t i = 0; i < parameters_.size(); ++i) set_values(parameters_[i], own_[i]);
   at::autocast::clear_cache();
+  for (const auto& parameter : parameters_) with_averages().erase(parameter.unsafeGetTensorImpl());
   own_.clear();
-  applied_ = false;
 }
 
 std::map<std::string, at::Tensor> WeightAverages::averages() {

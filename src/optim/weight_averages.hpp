@@ -14,6 +14,9 @@
 
 namespace muster::detail::optim {
 
+/// Whether the tensor's values are averages now, in place of its own: a scope of EMA::apply() is alive.
+bool is_average(const at::Tensor& parameter);
+
 class WeightAverages {
  public:
   WeightAverages(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options);
@@ -21,8 +24,8 @@ class WeightAverages {
   void update();
   std::int64_t updates() const noexcept { return updates_; }
 
-  /// Whether the module's parameters are the averages now.
-  bool applied() const noexcept { return applied_; }
+  /// Whether the module's parameters are averages now, these or another EMA's.
+  bool applied() const;
   void apply();
   void take_back() noexcept;
 
@@ -41,8 +44,7 @@ class WeightAverages {
   std::vector<at::Tensor> parameters_, averages_;
   std::map<std::string, std::size_t> names_;  ///< which of them
   std::int64_t updates_ = 0;
-  bool applied_ = false;
-  std::vector<at::Tensor> own_ = {};  ///< the parameters' values while the averages are applied
+  std::vector<at::Tensor> own_ = {};  ///< the parameters' values while these averages are applied
 };
 
 }  // namespace muster::detail::optim

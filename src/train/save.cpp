@@ -2,9 +2,25 @@
 #include "base/log.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/merge.hpp"
+#include "checkpoint/state/stateful.hpp"
+#include "muster/error.hpp"
+#include "optim/weight_averages.hpp"
 #include "train/session_state.hpp"
 
 namespace muster::detail::train {
+namespace {
+
+/// A run goes on from what its State has saved, which averages in the place of weights would falsify.
+void require_own_weights(const StateEntries& entries) {
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, parameter] : entry.object()->parameters())
+      if (optim::is_average(parameter))
+        throw Error(ExitCode::user_error, "saving " + name + (path.empty() ? "" : "/" + path),
+                    "it has the average of an EMA, in place of its own value",
+                    "Let the scope of EMA::apply() end before the report");
+}
+
+}  // namespace
 
 Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
                               const Json& row) {
@@ -28,6 +44,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
                                 .metrics = row,
                                 .metadata = plan.options.metadata};
   if (entries != nullptr) {
+    require_own_weights(*entries);
     contents.state = checkpoint::collect(*entries);
     contents.replication = checkpoint::replication_of(*entries);
   }

@@ -173,6 +173,23 @@ TEST(EMA, OfSixteenBitsIsKeptInFloat) {
   EXPECT_EQ(net->weight[0][0].item<float>(), 2);
 }
 
+TEST(EMA, OfWholeNumbersIsTheirLastValue) {
+  auto net = std::make_shared<nn::Module>();
+  const auto count = net->register_parameter("count", at::zeros({2}, at::kLong), /*requires_grad=*/false);
+  const auto weight = net->register_parameter("weight", at::zeros({2}, at::kComplexDouble));
+  EMA ema(net, {.decay = 0.5});
+  const at::NoGradGuard no_grad;
+  for (const int value : {0, 4}) {
+    count.fill_(value);
+    weight.fill_(value);
+    ema.update();
+  }
+  count.fill_(9);
+  const auto scope = ema.apply();
+  EXPECT_TRUE(at::equal(count, at::full({2}, 4, at::kLong)));
+  EXPECT_TRUE(at::equal(weight, at::full({2}, 2, at::kComplexDouble)));
+}
+
 TEST(EMA, OfAWeightUnderTwoNamesIsOne) {
   auto net = std::make_shared<nn::Module>();
   auto first = nn::Linear(4, 4);
@@ -308,6 +325,76 @@ TEST(EMA, AReportInsideItsScopeSavesNothing) {
   EXPECT_EQ(code, 1);
   EXPECT_SAYS(std::string(result->error ? result->error->what() : "no error"), "apply() end");
   EXPECT_FALSE(result->checkpoint);
+}
+
+void fill(nn::Module& module, double value) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module.parameters()) parameter.fill_(value);
+}
+
+TEST(EMA, AveragesAreNotSavedAsTheModelsWeights) {
+  const auto storage = test::shared_folder();
+  const TorchTrainerOptions options{.run_config = {.name = "model_alone"}};
+  const auto [code, result] = test::run({storage, {}, options}, [&](Session& session, const Config&) {
+    auto net = session.prepare_model(nn::Linear(2, 1));
+    EMA ema(net, {.decay = 0.5});
+    for (const double value : {1, 3}) {
+      fill(*net, value);
+      ema.update();
+    }
+    auto state = session.state({{"model", net}});  // the average is none of its entries
+    session.report({}, state);
+    const auto scope = ema.apply();
+    const auto averaged = Checkpoint::from_dict({{"model", net}}).to_dict();  // who asks for them gets them
+    EXPECT_TRUE(at::equal(averaged.tensors.at("model/weight"), at::full({1, 2}, 2.0)));
+    session.report({}, state);
+  });
+  EXPECT_EQ(code, 1);
+  const std::string error = result->error ? result->error->what() : "no error";
+  EXPECT_SAYS(error, "saving model/");
+  EXPECT_SAYS(error, "apply() end");
+  ASSERT_TRUE(result->checkpoint);
+  EXPECT_TRUE(at::equal(result->checkpoint->to_dict().tensors.at("model/weight"), at::full({1, 2}, 3.0)));
+}
+
+TEST(EMA, NothingIsLoadedInTheirPlace) {
+  nn::Linear net(2, 1), saved(2, 1);
+  fill(*saved, 9);
+  const auto checkpoint = Checkpoint::from_dict({{"model", saved}, {"weight", saved->weight}});
+  EMA ema(net, {.decay = 0.5});
+  for (const double value : {1, 3}) {
+    fill(*net, value);
+    ema.update();
+  }
+  {
+    const auto scope = ema.apply();
+    EXPECT_SAYS(refusal([&] { checkpoint.load("model", net); }), "is alive");
+    EXPECT_SAYS(refusal([&] { checkpoint.load("weight", net->weight); }), "is alive");
+    EXPECT_EQ(net->bias.item<float>(), 2) << "the average";
+  }
+  EXPECT_EQ(net->bias.item<float>(), 3);
+  checkpoint.load("model", net);
+  EXPECT_EQ(net->bias.item<float>(), 9);
+}
+
+TEST(EMA, AnotherOfTheSameWeightsWaitsToo) {
+  nn::Linear net(2, 1);
+  EMA slow(net, {.decay = 0.75}), fast(net, {.decay = 0.5});
+  for (const double value : {0, 8}) {
+    fill(*net, value);
+    slow.update();
+    fast.update();
+  }
+  EMA fresh(net);
+  {
+    const auto scope = slow.apply();
+    EXPECT_EQ(net->bias.item<float>(), 2);
+    EXPECT_SAYS(refusal([&] { fast.update(); }), "apply() end");
+    EXPECT_SAYS(refusal([&] { const auto other = fast.apply(); }), "apply() end");
+    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", fresh}}); }), "apply() end");
+  }
+  const auto scope = fast.apply();
+  EXPECT_EQ(net->bias.item<float>(), 4);
 }
 
 // torch's own scheduler, on an optimizer that is prepared.

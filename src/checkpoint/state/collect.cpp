@@ -2,6 +2,7 @@
 
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
+#include "optim/weight_averages.hpp"
 
 #include <c10/util/StringUtil.h>
 
@@ -78,6 +79,12 @@ std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, 
   return part;
 }
 
+/// Of what has an average's memory now, its own values would not be loaded, and the average would be lost.
+bool in_scope_of_average(const StateEntry& entry) {
+  const auto parameters = entry.object()->parameters();
+  return std::ranges::any_of(parameters, [](const auto& item) { return optim::is_average(item.second); });
+}
+
 std::string text_of(const std::vector<std::string>& lines) {
   std::string text;
   for (const auto& line : lines) text += (text.empty() ? ": " : "; ") + line;
@@ -129,6 +136,7 @@ void restore(const StateEntries& entries, const StateDict& saved, Rank here) {
     }
     Differences differences;
     if (replication_of(entry) == Replication::per_rank) part = own_part(*part, *entry.object(), here, differences);
+    if (in_scope_of_average(entry)) differences.push_back({"", "a scope of EMA::apply() is alive"});
     if (part) entry.object()->compare(*part, parameters, differences);
     for (const auto& [path, text] : differences) lines.push_back(join(name, path) + ": " + text);
     if (part) parts.emplace_back(entry.object().get(), std::move(*part));

@@ -17,7 +17,7 @@ class StatefulAverage : public Stateful {
   StateDict save(const ParameterPaths&) const override {
     if (averages_->applied())
       throw Error(ExitCode::user_error, "saving an average of weights",
-                  "its averages are in the model, in place of the model's own weights",
+                  "averages are in the model, in place of the model's own weights",
                   "Let the scope of EMA::apply() end before the report");
     return {.tensors = tensors(), .values = {{"updates", averages_->updates()}}};
   }
