@@ -42,9 +42,11 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
 /// shared_ptr), whose forward() is meant, or a callable, which is copied and called again in backward(); what it refers
 /// to lives until then. What it uses need not be told: parameters, tensors from before, modules.
 ///
-/// It computes the same both times, from the values that its inputs have now; neither it nor what follows writes to
-/// them. Another shape, or another parameter, is an Error (ExitCode::user_error) in backward(). The buffers that a
-/// module writes to, as batch-norm's statistics, are written once; those of other callables twice.
+/// It computes the same both times, from the values that its inputs and parameters have now: neither it nor what
+/// follows writes to them before backward(). Another shape or another parameter is an Error (ExitCode::user_error) in
+/// backward(); so is a parameter that has been written to, and an input is torch's own error, as far as torch counts
+/// writes, which it does not in its optimizers' steps. The buffers that a module writes to, as batch-norm's statistics,
+/// are written once; those of other callables twice.
 ///
 /// Blocks may stand inside of blocks. What needs no gradient is computed once, as without recompute(). Gradients of
 /// gradients are an Error (ExitCode::usage).

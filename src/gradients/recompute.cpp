@@ -19,6 +19,7 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -100,6 +101,12 @@ class WithoutCastCache {
  private:
   bool was_enabled_ = at::autocast::is_autocast_cache_enabled();
 };
+
+/// How often the leaf has been written to that the node accumulates the gradient of; 0 for another node.
+std::uint32_t writes_to_leaf(const autograd::Node* node) {
+  const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node);
+  return leaf && !leaf->variable.is_inference() ? leaf->variable._version() : 0;
+}
 
 /// Where gradients leave a block: at a parameter or a tensor from before, or at one of its inputs.
 struct Exit {
@@ -202,7 +209,11 @@ class Unwritten {
   ~Unwritten() {
     const at::NoGradGuard no_grad;
     // As batch-norm writes them, unseen by autograd, which may have saved them.
-    for (const auto& [buffer, value] : values_) buffer.variable_data().copy_(value);
+    for (const auto& [buffer, value] : values_)
+      if (buffer.sizes() == value.sizes())
+        buffer.variable_data().copy_(value);
+      else
+        buffer.set_data(value);
   }
 
  private:
@@ -211,20 +222,20 @@ class Unwritten {
 
 class Recompute final : public autograd::Node {
  public:
-  Recompute(Block block, const Tensors& inputs, std::vector<bool> trained, Surroundings surroundings,
-            std::shared_ptr<torch::nn::Module> module)
+  Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> trained,
+            Surroundings surroundings, std::shared_ptr<torch::nn::Module> module)
       : block_(std::move(block)),
+        inputs_(std::move(inputs)),
         trained_(std::move(trained)),
         surroundings_(std::move(surroundings)),
-        module_(std::move(module)) {
-    for (const auto& input : inputs) inputs_.emplace_back(input.defined() ? input.detach() : input, false);
-  }
+        module_(std::move(module)) {}
 
   /// The outputs of `run`, with this as their history.
   Tensors stand_for(Run& run, const Tensors& inputs) {
     for (const auto& [exit, edges] : run.ends) {
       add_next_edge(exit.node ? *edges.front() : autograd::impl::gradient_edge(inputs[exit.number]));
       exits_.push_back(exit);
+      writes_.push_back(writes_to_leaf(exit.node));
     }
     Tensors outputs;
     for (std::size_t i = 0; i < run.outputs.size(); ++i) {
@@ -246,6 +257,10 @@ class Recompute final : public autograd::Node {
                   "Keep the graph in the first one: backward({}, /*retain_graph=*/true)");
     Tensors inputs;
     for (const auto& saved : inputs_) inputs.push_back(saved.unpack());
+    for (std::size_t i = 0; i < exits_.size(); ++i)
+      if (writes_to_leaf(exits_[i].node) != writes_[i])
+        throw Error(ExitCode::user_error, recomputing, "a parameter of it has been written to since the forward pass",
+                    "Call backward() before the optimizer's step, and outside of EMA::apply()");
     const Unwritten unwritten(module_);
     auto run = again(inputs);
     check(run);
@@ -317,6 +332,7 @@ class Recompute final : public autograd::Node {
   Surroundings surroundings_;
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<Exit> exits_;                        ///< in the order of this node's edges
+  std::vector<std::uint32_t> writes_;              ///< to the leaf of each
   std::vector<std::vector<std::int64_t>> shapes_;  ///< of the outputs
 };
 
@@ -325,11 +341,15 @@ class Recompute final : public autograd::Node {
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
   if (!at::GradMode::is_enabled()) return block(inputs);
   std::vector<bool> trained;
-  for (const auto& input : inputs) trained.push_back(input.defined() && input.requires_grad());
+  std::vector<autograd::SavedVariable> saved;  // as they are before the block, which is not to write to them
+  for (const auto& input : inputs) {
+    trained.push_back(input.defined() && input.requires_grad());
+    saved.emplace_back(input.defined() ? input.detach() : input, false);
+  }
   Surroundings surroundings;
   Run run(block, inputs, trained);
   if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
-  const auto node = c10::make_intrusive<Recompute>(std::move(block), inputs, std::move(trained),
+  const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained),
                                                    std::move(surroundings), std::move(module));
   auto outputs = node->stand_for(run, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)

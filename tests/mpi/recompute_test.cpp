@@ -302,11 +302,46 @@ TEST(Recompute, WhatIsNotTheSameTheSecondTimeIsAnError) {
   run = 0;
   EXPECT_NE(error_of([&](const at::Tensor& t) { return run++ == 0 ? t * w : t * 2; }).find("other tensors"),
             std::string::npos);
-  // An input that has been written to: torch's own words.
+  // An input that has been written to, by the block too: torch's own words.
+  EXPECT_THROW(recompute([&](const at::Tensor& t) { return t.add_(1) * w; }, values({4}, 3)).sum().backward(),
+               c10::Error);
   auto input = values({4}, 3);
   const auto y = recompute([&](const at::Tensor& t) { return t * w; }, input);
   input.add_(1);
   EXPECT_THROW(y.sum().backward(), c10::Error);
+}
+
+TEST(Recompute, AParameterThatHasBeenWrittenToIsAnError) {
+  nn::Linear block(3, 3);
+  const auto x = values({2, 3}, 1).requires_grad_();
+  const auto before = recompute(block, x);
+  {
+    const at::NoGradGuard no_grad;
+    block->bias.add_(1);
+  }
+  try {
+    before.sum().backward();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::user_error);
+    EXPECT_NE(std::string(error.what()).find("has been written to since the forward pass"), std::string::npos)
+        << error.what();
+  }
+  recompute(block, x).sum().backward();
+}
+
+TEST(Recompute, ABufferMayGrow) {
+  struct GrowingImpl : nn::Module {
+    at::Tensor seen = register_buffer("seen", at::zeros({1}));
+    nn::Linear linear = register_module("linear", nn::Linear(2, 2));
+    at::Tensor forward(const at::Tensor& x) {
+      seen.set_data(at::cat({seen.detach(), at::ones({1})}));
+      return linear(x);
+    }
+  };
+  const auto net = std::make_shared<GrowingImpl>();
+  recompute(net, at::ones({2, 2})).sum().backward();
+  EXPECT_EQ(net->seen.numel(), 2) << "written once";
 }
 
 // --- With ranks ---
