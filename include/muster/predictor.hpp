@@ -65,7 +65,7 @@ void from_json(const Json& json, PredictorOptions& options);
 /// A model and what stands before it, on one rank. Copies are cheap and share the model. One thread at a time.
 class TorchPredictor {
  public:
-  /// What a batch of the feature columns becomes; it may change the batch.
+  /// What a batch of the feature columns becomes; it may change the batch, and write into its tensors.
   using Function = std::function<Prediction(Batch&)>;
 
   /// Any function of batches. Nothing is loaded.
@@ -93,7 +93,8 @@ class TorchPredictor {
       return load(checkpoint, std::move(net), std::move(predict), std::move(options));
   }
 
-  /// The predictions, on the CPU, without gradients; the module is in evaluation mode. An Error (ExitCode::data) where
+  /// The predictions, on the CPU, without gradients; the module is in evaluation mode. The batch stays as it is; of one
+  /// that is left empty (Batch::size) there is a prediction for the row that it has. An Error (ExitCode::data) where
   /// the batch lacks a column or the model gives another number of rows.
   Prediction predict(const Batch& batch) const;
 

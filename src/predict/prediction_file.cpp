@@ -57,7 +57,7 @@ PredictionFile::Temporary::~Temporary() {
 
 void PredictionFile::write(const Batch& rows, std::int64_t first) {
   for (const auto& [name, tensor] : rows) {
-    const auto values = tensor.contiguous();
+    const auto values = tensor.resolve_conj().resolve_neg().contiguous();
     const auto row_bytes = values.nbytes() / static_cast<std::uint64_t>(values.size(0));
     file_->write_at({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()},
                     offsets_.at(name) + static_cast<std::uint64_t>(first) * row_bytes);

@@ -141,14 +141,18 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
     state.module->eval();
   }
 
+  // What is the caller's stays as it is: the user's code may write into the tensors that it is given.
   Batch all = batch;
+  if (state.options.preprocessor)
+    for (const auto& [name, tensor] : batch) all.set(name, tensor.clone());
   state.preprocess(all, kept);
   const auto& named = state.options.feature_columns;
   std::vector<Batch::Item> features;
   const auto take = [&](const std::string& name, const at::Tensor& tensor) {
     const auto dtype = state.options.dtypes.find(name);
-    features.emplace_back(
-        name, tensor.to(device, dtype == state.options.dtypes.end() ? tensor.scalar_type() : dtype->second));
+    auto taken = tensor.to(device, dtype == state.options.dtypes.end() ? tensor.scalar_type() : dtype->second);
+    if (batch.contains(name) && taken.is_alias_of(batch[name])) taken = taken.clone();
+    features.emplace_back(name, std::move(taken));
   };
   for (const auto& name : named) take(name, all[name]);
   if (named.empty())
@@ -157,12 +161,15 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
   Batch input(std::move(features));
 
   const auto given = state.function(input);
+  const auto rows_of = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
+  };
+  const auto expected = batch.num_columns() > 0 ? rows_of(batch.begin()->second) : 0;
   std::map<std::string, at::Tensor> columns;
   for (const auto& [name, tensor] : given.columns()) {
-    const auto rows = tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
-    if (rows != batch.size())
+    if (const auto rows = rows_of(tensor); rows != expected)
       throw Error(ExitCode::data, predicting,
-                  "\"" + name + "\" has " + std::to_string(rows) + " rows for " + std::to_string(batch.size()) +
+                  "\"" + name + "\" has " + std::to_string(rows) + " rows for " + std::to_string(expected) +
                       " rows of the batch",
                   "Have the model give one for each");
     columns[name] = tensor.detach().cpu();

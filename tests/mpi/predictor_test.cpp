@@ -189,6 +189,42 @@ TEST(Predictor, APreprocessorOfOnesOwnGetsItsState) {
                [&] { TorchPredictor([](Batch& batch) { return batch["x"]; }, options); });
 }
 
+/// The same, where the values are.
+struct ShiftInPlace : Preprocessor {
+  void fit(const Dataset&, const Communicator&) override {}
+  bool fitted() const override { return true; }
+  void transform(Batch& batch) const override { batch["x"].sub_(100); }
+  Json state() const override { return Json::object(); }
+  void load_state(const Json&) override {}
+};
+
+TEST(Predictor, LeavesTheBatchAsItIs) {
+  const auto batch = columns({{"x", at::full({3}, 101)}});
+  const TorchPredictor doubled([](Batch& given) { return given["x"].mul_(2); });
+  const TorchPredictor shifted([](Batch& given) { return given["x"].mul_(3); },
+                               {.preprocessor = std::make_shared<ShiftInPlace>()});
+  for (int i = 0; i < 2; ++i) {
+    const at::Tensor twice = doubled.predict(batch), three = shifted.predict(batch);
+    EXPECT_TRUE(at::equal(twice, at::full({3}, 202))) << i;
+    EXPECT_TRUE(at::equal(three, at::full({3}, 3))) << i;
+  }
+  EXPECT_TRUE(at::equal(batch["x"], at::full({3}, 101)));
+}
+
+TEST(Predictor, ABatchThatIsLeftEmptyHasAPredictionToo) {
+  const auto data = Dataset::from_tensors({{"x", at::arange(3 * world().size() - 1, at::kFloat).unsqueeze(1)}});
+  const auto [code, result] =
+      run({test::shared_folder(), {}, {.run_config = {.name = "run"}, .datasets = {{"train", data}}}},
+          [](Session& session, const Config&) {
+            const TorchPredictor predictor([](Batch& batch) { return batch["x"] * 2; });
+            for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 2})) {
+              const at::Tensor doubled = predictor.predict(batch);
+              EXPECT_TRUE(at::equal(doubled, batch["x"] * 2)) << batch.size();
+            }
+          });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+}
+
 TEST(BatchPredictor, WritesARowForEachInTheirOrder) {
   const auto folder = test::shared_folder();
   const auto scaler = standard_scaler({"x"});
@@ -240,6 +276,30 @@ TEST(BatchPredictor, KeepsTheTypesOfWhatTheModelGives) {
   EXPECT_TRUE(at::equal(batch["even"], (i % 2).eq(0)));
   EXPECT_TRUE(at::equal(batch["byte"], i.to(at::kByte)));
   EXPECT_TRUE(at::equal(batch["image"], i.view({-1, 1, 1}).expand({-1, 2, 3}).to(at::kDouble)));
+}
+
+TEST(BatchPredictor, ColumnsThatTheModelWritesToAreKeptAsTheyAre) {
+  const auto output = test::shared_folder() / "out.h5";
+  const auto x = at::arange(11, at::kFloat);
+  EXPECT_EQ(launched([&](Launch& launch) {
+              const TorchPredictor predictor(
+                  [](Batch& batch) {
+                    const auto doubled = batch["x"].mul_(2);
+                    return std::map<std::string, at::Tensor>{{"doubled", doubled},
+                                                             {"conjugate", at::complex(doubled, doubled).conj()},
+                                                             {"negative", at::_neg_view(doubled)}};
+                  },
+                  {.feature_columns = {"x"}});
+              BatchPredictor(predictor).predict(launch, Dataset::from_tensors({{"x", x}}), output,
+                                                {.batch_size = 3, .keep_columns = {"x"}});
+            }),
+            0);
+  const auto batch = all_of(Dataset::from_hdf5({output.string()}, {.columns = {"x", "doubled", "negative"}}));
+  EXPECT_TRUE(at::equal(batch["x"], x));
+  EXPECT_TRUE(at::equal(batch["doubled"], 2 * x));
+  EXPECT_TRUE(at::equal(batch["negative"], -2 * x));
+  const auto conjugate = all_of(Dataset::from_hdf5({output.string()}, {.columns = {"conjugate"}}))["conjugate"];
+  EXPECT_TRUE(at::equal(conjugate, at::complex(2 * x, -2 * x)));
 }
 
 /// Whether anything but these files is in the folder.
