@@ -350,8 +350,9 @@ struct ValidateOptions {
 /// Results. train(): num_samples, epoch (passes begun so far), batch_count, and of each metric m of train_batch(), by
 /// default train_loss, its mean m and its last value last_m. validate(): the same without epoch, by default of val_loss
 /// and val_accuracy. Means are over the samples of all workers, so uneven shards do not falsify them; num_samples is
-/// the sum, batch_count the mean; what is no number is the first worker's. profile=true adds the map `profile`:
-/// mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s.
+/// the sum, batch_count the mean; a metric of classification.hpp, which a train_epoch() or validate() of one's own
+/// gives, is that of all workers' samples; what else is no number is the first worker's. profile=true adds the map
+/// `profile`: mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s.
 ///
 /// A lost rank ends the job. Under `muster run`, and in a run that --name has given a name, train() saves the state and
 /// what all calls have given: at its end, and at its beginning where other calls have changed the state. When the job

@@ -122,6 +122,33 @@ TEST(MetricsOverRanks, AreThoseOfOneRankWithAllSamples) {
   EXPECT_EQ(left_empty > 0, world().size() == 2 || world().size() == 4);
 }
 
+struct Counting : TrainingOperator {
+  void setup(const Config&) override {
+    const OperatorLoader samples(Samples().dataset(), {.batch_size = 4});
+    register_data(samples, samples);
+  }
+  Metrics train_epoch(OperatorBatches& batches, const EpochInfo&) override {
+    All all;
+    for (auto& batch : batches) all.add(batch["x"], batch["y"], batch["w"], batch.size());
+    return all.metrics();
+  }
+  Metrics validate(OperatorBatches& batches, const EpochInfo& info) override { return train_epoch(batches, info); }
+};
+
+TEST(MetricsOverRanks, AreThoseOfAllSamplesInAnOperatorsResultsToo) {
+  const auto storage = test::shared_folder();
+  std::vector<std::string> words{"job", "--storage", storage.string(), "--log-level", "error"};
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  Launch launch(static_cast<int>(argv.size()), argv.data());
+  EXPECT_EQ(launch.run([&] {
+    OperatorTrainer<Counting> trainer(launch, {.num_workers = launch.size()});
+    expect_all(trainer.train());
+    expect_all(trainer.validate());
+  }),
+            0);
+}
+
 TEST(MetricsOverRanks, CoverTheWholeOfAResumedEpoch) {
   const auto storage = test::shared_folder();
   const auto attempt = [&](const std::string& name, const std::vector<std::string>& flags, std::int64_t stop_at) {
