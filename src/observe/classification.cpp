@@ -112,6 +112,11 @@ class Taking {
 
 /// What the rows of each class weigh together.
 at::Tensor weigh(const at::Tensor& classes, const at::Tensor& weight, std::int64_t count) {
+  // bincount has no deterministic algorithm on a GPU.
+  if (at::globalContext().deterministicAlgorithms())
+    return at::zeros({count}, weight.options())
+        .index_put_(c10::List<std::optional<at::Tensor>>({classes}), weight,
+                    /*accumulate=*/true);
   return at::bincount(classes, weight, count);
 }
 

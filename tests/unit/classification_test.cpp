@@ -128,6 +128,18 @@ TEST(F1, ByEachAverage) {
   EXPECT_DOUBLE_EQ(with(binary, numbers({-1, 2, 3}).gt(0), classes({1, 1, 0})).value(), 0.5);
 }
 
+TEST(SampleMetrics, AreTheSameByDeterministicAlgorithms) {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  const auto matrix = with(ConfusionMatrix({.num_classes = 4}), some_predictions, some_targets, 4);
+  const auto none = with(ConfusionMatrix({.num_classes = 4}), some_predictions, some_targets, 0);
+  const auto f1 = with(F1({4, Average::macro}), some_predictions, some_targets);
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  EXPECT_TRUE(
+      at::equal(matrix.value(), with(ConfusionMatrix({.num_classes = 4}), some_predictions, some_targets, 4).value()));
+  EXPECT_EQ(none.value().sum().item<double>(), 0);
+  EXPECT_DOUBLE_EQ(f1.value(), (0.8 + 2.0 / 3 + 1) / 3);
+}
+
 TEST(ConfusionMatrix, HasARowForEachClass) {
   const auto matrix = with(ConfusionMatrix({.num_classes = 3}), some_predictions, some_targets);
   EXPECT_TRUE(at::equal(matrix.value(), at::tensor({2., 1., 0., 0., 1., 0., 0., 0., 1.}, at::kDouble).view({3, 3})));
