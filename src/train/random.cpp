@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace muster::detail::train {
@@ -28,10 +29,20 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/// Number `which` of those that have that seed.
+void seed_one_of(std::uint64_t seed, int which) { at::manual_seed(mix(mix(seed) + static_cast<std::uint64_t>(which))); }
+
+/// What enable_reproducibility() was given.
+std::optional<std::uint64_t> seed_of_all;
+
 }  // namespace
 
-void seed_generators(std::uint64_t seed, int rank) {
-  at::manual_seed(mix(mix(seed) + static_cast<std::uint64_t>(rank)));
+void seed_generators(std::uint64_t seed, int rank, std::int64_t reports) {
+  const auto later = static_cast<std::uint64_t>(reports);
+  if (!seed_of_all)
+    seed_one_of(seed + later, rank);
+  else
+    at::manual_seed(reports == 0 ? *seed_of_all : mix(*seed_of_all + later));
 }
 
 std::string generator_state(at::Device device) {
@@ -47,7 +58,7 @@ std::string generator_state(at::Device device) {
 MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device)
     : device_(device), own_(generator_state(device)) {
   for (int s = 0; s < count; ++s) {
-    seed_generators(mix(seed), first + s);
+    seed_one_of(mix(seed), first + s);
     micro_batches_.push_back(generator_state(device));
   }
   set_generator_state(own_, device);
@@ -99,6 +110,7 @@ void enable_reproducibility(std::uint64_t seed) {
   torch.setDeterministicCuDNN(true);
   torch.setBenchmarkCuDNN(false);
   at::manual_seed(seed);
+  detail::train::seed_of_all = seed;
   std::srand(static_cast<unsigned>(seed));
 }
 

@@ -9,8 +9,9 @@
 
 namespace muster::detail::train {
 
-/// Seeds torch's generators with f(seed, rank).
-void seed_generators(std::uint64_t seed, int rank);
+/// Seeds torch's generators with f(seed, rank), anew after so many reports; alike on every rank, with the seed that was
+/// given there, once enable_reproducibility() has been called.
+void seed_generators(std::uint64_t seed, int rank, std::int64_t reports = 0);
 
 /// Their state as bytes, the CPU's first, then that of `device` if it is a GPU; and back. As long on every rank.
 std::string generator_state(at::Device device);

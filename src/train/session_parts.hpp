@@ -67,7 +67,7 @@ struct Workers {
     if (!generators && saved.random_state)
       set_generator_state(*saved.random_state, device);
     else
-      train::seed_generators(seed + static_cast<std::uint64_t>(training_iteration), rank());
+      train::seed_generators(seed, rank(), training_iteration);
     if (!generators) return;
     const auto size = generators->state_size();
     if (saved.random_states.size() == size * static_cast<std::size_t>(this->size()))

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -513,6 +514,10 @@ TEST(TodayRow, BroadcastFromRankZero) {
                   const Json first{{"rank", 0}, {"list", {1, 2.5, "x", nullptr}}};
                   EXPECT_EQ(session.broadcast_from_rank_zero(mine), first);
                   EXPECT_EQ(session.broadcast_from_rank_zero(session.world_rank() + 5), 5);
+                  const auto bytes = Json::binary({1, 2, 255}, /*subtype=*/7);
+                  EXPECT_EQ(session.broadcast_from_rank_zero(bytes), bytes);
+                  const auto nothing = session.broadcast_from_rank_zero(std::nan(""));
+                  EXPECT_TRUE(std::isnan(nothing.get<double>()));
                 })
                 .first,
             0);
@@ -531,6 +536,33 @@ TEST(TodayRow, EnableReproducibility) {
   EXPECT_TRUE(at::globalContext().deterministicCuDNN());
   EXPECT_FALSE(at::globalContext().benchmarkCuDNN());
   EXPECT_NE(std::getenv("CUBLAS_WORKSPACE_CONFIG"), nullptr);
+
+  // In main, for the training functions to come.
+  enable_reproducibility(7);
+  const double drawn_first = at::rand({1}).item<double>();
+  const auto storage = shared_folder();
+  const auto draws = [&](const std::string& name, int workers, bool ends, double* drawn) {
+    return run({storage, {"--workers", std::to_string(workers)}, named(name)},
+               [&](Session& session, const Config&) {
+                 auto state = session.state({});
+                 const bool restored = state.restore();
+                 *drawn = at::rand({1}).item<double>();
+                 EXPECT_EQ(session.broadcast_from_rank_zero(*drawn), *drawn) << "alike on every rank";
+                 EXPECT_EQ(*drawn == drawn_first, !restored) << "by the seed that was given";
+                 if (ends) return;
+                 session.report({}, state);
+                 throw std::runtime_error("stopped here");
+               })
+        .first;
+  };
+  const int ranks = world().size();
+  for (const int workers : std::set{ranks, 1}) {
+    const auto name = "by_" + std::to_string(workers);
+    double before = 0, after = 0;
+    EXPECT_EQ(draws(name, ranks, false, &before), 1);
+    EXPECT_EQ(draws(name, workers, true, &after), 0);
+    EXPECT_NE(after, before);
+  }
   at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
