@@ -8,8 +8,8 @@
 //
 // It still is the Adam that was given: schedulers, states and checkpoints take it as one. Where it gains, the step is
 // fused with the averaging of gradients: each rank averages and updates its share of the parameters, in one copy of
-// them that the ranks of the node share, and the optimizer's state exists once. The results are those of torch's own
-// optimizers, up to rounding, and a checkpoint of one is read by the other at any number of ranks.
+// them that the node's ranks share, and the optimizer's state exists once. The results are torch's own, up to rounding,
+// but for a weight listed twice, which is stepped once; a checkpoint of one serves the other at any number of ranks.
 //
 // While it is fused, .grad holds this rank's own gradients between backward() and step(): clip by max_grad_norm, not by
 // hand.

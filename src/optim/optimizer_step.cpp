@@ -36,6 +36,14 @@ std::set<const void*> identities(const std::vector<at::Tensor>& tensors) {
   return identities;
 }
 
+/// A weight that stands in two places of a model, which parameters() then names twice, is one.
+void drop_repeated(torch::optim::Optimizer& optimizer) {
+  std::set<const void*> known;
+  for (auto& group : optimizer.param_groups())
+    std::erase_if(group.params(),
+                  [&](const at::Tensor& parameter) { return !known.insert(parameter.unsafeGetTensorImpl()).second; });
+}
+
 using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
 
 /// An optimizer's part in what is done about NaN and infinite numbers.
@@ -256,6 +264,7 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
                                                    const OptimizerOptions& options, const SessionWide& wide) {
   if (options.max_grad_norm < 0)
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
+  drop_repeated(optimizer);
   auto step = std::make_unique<Step>(reducer_of(optimizer, models), options, Numbers(wide.numbers, wide.number, models),
                                      wide.freezables);
   step->fuse(optimizer);

@@ -111,6 +111,36 @@ TEST(PreparedOptimizer, SgdIsTorchs) {
                                   "Nesterov");
 }
 
+TEST(PreparedOptimizer, AWeightInTwoPlacesIsSteppedOnce) {
+  const auto trained = [](bool twice, const OptimizerOptions& options) {
+    nn::Linear tied(96, 96);
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& p : tied->parameters()) p.copy_(at::sin(at::arange(p.numel()) * 0.37).view(p.sizes()));
+    }
+    const auto net = std::make_shared<nn::Module>();
+    net->register_module("a", tied.ptr());
+    if (twice) net->register_module("b", tied.ptr());
+    const test::Preparation prepare;
+    const auto prepared = prepare(net);
+    torch::optim::SGD own(net->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+    auto step = make_optimizer_step(own, {prepared}, options);
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+    EXPECT_EQ(optimizer.fused(), options.fuse == Fuse::always && world().size() > 1);
+    for (int number = 0; number < 3; ++number) {
+      optimizer.zero_grad();
+      tied->forward(tied->forward(values({5, 96}, number))).square().mean().backward();
+      optimizer.step();
+    }
+    return tied->weight.detach().clone();
+  };
+  for (const auto fuse : {Fuse::always, Fuse::never})
+    for (const double norm : {0.0, 0.01}) {
+      const OptimizerOptions options{.max_grad_norm = norm, .fuse = fuse};
+      EXPECT_TRUE(at::allclose(trained(true, options), trained(false, options))) << static_cast<int>(fuse) << norm;
+    }
+}
+
 TEST(PreparedOptimizer, AdamIsTorchs) {
   expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3), "Adam");
   expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3).weight_decay(0.01).betas({0.8, 0.99}).eps(1e-6),
