@@ -11,7 +11,8 @@
 //
 // A scheduler is made before the state is restored: the learning rates that it finds in the optimizer's groups are
 // those that it scales, and it sets those of step 0 at once. Each value follows from the number of steps alone, so a
-// resumed run goes on exactly. Past its end a schedule stays at its last value.
+// resumed run goes on exactly, if the optimizer is in the same state: the learning rate of the next step is the
+// optimizer's. Past its end a schedule stays at its last value.
 //
 // Options that cannot be are an Error (ExitCode::usage). torch::optim::ReduceLROnPlateauScheduler is an entry of a
 // state like these.
