@@ -24,7 +24,8 @@
 
 namespace muster {
 
-/// How the trials get one setting. Bounds that cannot be, and empty lists, are an Error (ExitCode::usage).
+/// How the trials get one setting. Bounds that cannot be, empty lists, and values that JSON does not know (NaN and
+/// infinity) are an Error (ExitCode::usage).
 class Domain {
  public:
   enum class Kind { grid, choice, uniform, log_uniform, randint };

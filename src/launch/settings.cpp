@@ -116,6 +116,17 @@ void apply_setting(Json& config, const std::string& setting, const Json& default
   lay_over(*target, parse_value(setting.substr(equals + 1), *target), ExitCode::usage, doing, key, defaults);
 }
 
+/// The first setting that JSON does not keep, nor params.json with it; empty if there is none.
+std::string lost_in_json(const Json& value, const std::string& key) {
+  if (!value.is_object()) {
+    const auto kept = Json::parse(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+    return kept == value ? "" : key;
+  }
+  for (const auto& [name, child] : value.items())
+    if (auto lost = lost_in_json(child, key.empty() ? name : key + "." + name); !lost.empty()) return lost;
+  return {};
+}
+
 }  // namespace
 
 Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set) {
@@ -128,6 +139,9 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
     lay_over(config, content, ExitCode::data, doing, "", defaults);
   }
   for (const auto& setting : set) apply_setting(config, setting, defaults);
+  if (const auto key = lost_in_json(config, ""); !key.empty())
+    throw Error(ExitCode::usage, "reading the settings", "\"" + key + "\" is NaN, infinite, or no text",
+                "Give it a value that JSON knows; null may stand for none");
   return config;
 }
 

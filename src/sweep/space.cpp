@@ -76,6 +76,11 @@ void check_names(const Space& space) {
       if (all.contains(name.substr(0, dot))) refuse(name, "lies in another one of the space");
 }
 
+/// Whether trial.json gives it back: an infinite number would come as null, and bytes that are no text as others.
+bool is_kept_by_json(const Json& value) {
+  return Json::parse(value.dump(-1, ' ', false, Json::error_handler_t::replace)) == value;
+}
+
 }  // namespace
 
 std::vector<Point> points_of(const Space& space, int num_samples, std::uint64_t seed) {
@@ -109,7 +114,11 @@ Domain::Domain(Kind kind, std::vector<Json> values) : kind_(kind), values_(std::
     if (!holds) throw Error(ExitCode::usage, std::string("choosing from ") + what, fact, "Mend the sweep's space");
   };
   if (kind == Kind::grid || kind == Kind::choice) {
-    require(!values_.empty(), kind == Kind::grid ? "a grid" : "a choice", "it has no values");
+    const char* const what = kind == Kind::grid ? "a grid" : "a choice";
+    require(!values_.empty(), what, "it has no values");
+    for (const auto& value : values_)
+      require(detail::sweep::is_kept_by_json(value), what,
+              "it has a value that JSON does not know: NaN, infinity, no text");
     return;
   }
   const char* const what = kind == Kind::uniform ? "uniform" : kind == Kind::log_uniform ? "log_uniform" : "randint";

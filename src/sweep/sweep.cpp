@@ -51,20 +51,46 @@ void check(const SweepOptions& options, const Launch& launch) {
   }
 }
 
+/// Whether settings that are laid over a trial's say what becomes of the one of that name.
+bool fixes(const Json& settings, std::string_view name) {
+  const auto* place = &settings;
+  for (bool more = true; more && place->is_object();) {
+    const auto dot = name.find('.');
+    const auto found = place->find(std::string(name.substr(0, dot)));
+    if (found == place->end()) return false;
+    place = &*found;
+    more = dot != name.npos;
+    if (more) name.remove_prefix(dot + 1);
+  }
+  return true;
+}
+
+/// "optimizer.lr=0.1" as {"optimizer": {"lr": 0.1}}.
+Json settings_in(const std::string& set) {
+  const auto equals = std::min(set.find('='), set.size());
+  auto value = Json::parse(set.substr(std::min(equals + 1, set.size())), nullptr, /*allow_exceptions=*/false);
+  for (auto name = set.substr(0, equals);;) {
+    const auto dot = name.rfind('.');
+    Json outer = Json::object();
+    outer[dot == name.npos ? name : name.substr(dot + 1)] = std::move(value);
+    if (dot == name.npos) return outer;
+    value = std::move(outer);
+    name.resize(dot);
+  }
+}
+
 /// An Error where --set or --config fix what the space is to choose: they would win in every trial.
 void check_settings(const Space& space, const LaunchFlags& flags) {
   Json file = Json::object();
   if (flags.config_file)
     file = read_json(*flags.config_file, "reading the configuration " + flags.config_file->string(), true);
   for (const auto& [name, domain] : space) {
-    std::string path = "/" + name;
-    std::ranges::replace(path, '.', '/');
-    const bool in_file = file.is_object() && file.contains(Json::json_pointer(path));
-    const auto set = std::ranges::find_if(flags.set, [&](const auto& text) { return text.starts_with(name + "="); });
+    const bool in_file = file.is_object() && fixes(file, name);
+    const auto set = std::ranges::find_if(flags.set, [&](const auto& text) { return fixes(settings_in(text), name); });
     if (in_file || set != flags.set.end())
       throw Error(
           ExitCode::usage, "starting a sweep",
-          (in_file ? flags.config_file->string() + " sets " + name : "--set " + *set) + ", which the space chooses",
+          (in_file ? flags.config_file->string() : "--set " + *set) + " sets " + name + ", which the space chooses",
           "Leave it out there, or in the space");
   }
 }

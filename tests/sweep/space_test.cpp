@@ -112,7 +112,14 @@ TEST(Space, WhatCannotBeIsRefused) {
                                           [] {
                                             Domain(Domain::Kind::randint, {0.5, 1});
                                           },
-                                          [] { Domain(Domain::Kind::uniform, {1}); }})
+                                          [] { Domain(Domain::Kind::uniform, {1}); },
+                                          [=] {
+                                            grid({1, infinite});
+                                          },
+                                          [] {
+                                            choice({{{"clip", std::nan("")}}});
+                                          },
+                                          [] { grid({"a\xff"}); }})
     EXPECT_EQ(code_of(make), ExitCode::usage);
   for (const auto& space : std::vector<Space>{{{"", grid({1})}},
                                               {{"a.", grid({1})}},

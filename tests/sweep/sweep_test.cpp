@@ -397,6 +397,21 @@ TEST_F(Sweeps, WhatCannotBeIsSaidBeforeAnythingBegins) {
                                                                  {"--workers", "1"},
                                                                  {"--resume", "somewhere"}})
     EXPECT_EQ(run({test::shared_folder(), flags}, loop, defaults, {.space = space}).code, 64) << flags[0];
+  // Also by what is around it, or inside.
+  const Config nested{{"o", {{"lr", 0.1}, {"decay", 0.1}}}};
+  const auto code_with = [&](const std::string& set, const std::string& name, const Json& value) {
+    const auto fixed = run({test::shared_folder(), {"--set", set}}, [](Session&, const Config&) {}, nested,
+                           {.space = {{name, grid({value})}}});
+    if (fixed.code == 64) {
+      EXPECT_NE(fixed.said.find("--set " + set + " sets " + name), std::string::npos) << fixed.said;
+    }
+    return fixed.code;
+  };
+  EXPECT_EQ(code_with(R"(o={"lr": 0.5})", "o.lr", 1), 64);
+  EXPECT_EQ(code_with("o=null", "o.lr", 1), 64);
+  EXPECT_EQ(code_with("o.lr=0.5", "o", {{"lr", 1}}), 64);
+  EXPECT_EQ(code_with(R"(o={"decay": 0.5})", "o.lr", 1), 0);
+  EXPECT_EQ(code_with("o.decay=0.5", "o.lr", 1), 0);
 }
 
 TEST_F(Sweeps, AnUnknownSettingAndAMetricThatNobodyReportsAreErrors) {

@@ -4,10 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
+#include <string>
+#include <vector>
 
 namespace muster::detail::launch {
 namespace {
@@ -46,6 +50,16 @@ TEST(Settings, RefuseAnotherKind) {
   message([] { resolve(defaults, {}, {"epochs=1.5"}); }, ExitCode::usage);
   message([] { resolve(defaults, {}, {"lr"}); }, ExitCode::usage);
   message([] { resolve(defaults, "/nonexistent.json", {}); }, ExitCode::data);
+  // What params.json could not give back.
+  const double infinite = std::numeric_limits<double>::infinity();
+  for (const Json& value : std::vector<Json>{infinite, {1, -infinite}, std::nan(""), "\xff"})
+    EXPECT_NE(message(
+                  [&] {
+                    resolve({{"model", {{"clip", value}}}}, {}, {});
+                  },
+                  ExitCode::usage)
+                  .find("\"model.clip\""),
+              std::string::npos);
 }
 
 TEST(Settings, AFileLiesBetween) {
