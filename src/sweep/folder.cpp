@@ -22,6 +22,15 @@ void add_settings(const Json& value, const std::string& name, Settings& all) {
   for (const auto& [key, child] : value.items()) add_settings(child, name.empty() ? key : name + "." + key, all);
 }
 
+/// None where it has been removed since, or is pruned just now.
+std::optional<Checkpoint> checkpoint_at(const std::filesystem::path& path, const std::filesystem::path& trial) try {
+  // The sweep may have been moved, or be a copy.
+  const bool own = path.parent_path().filename() == trial.filename();
+  return Checkpoint::from_directory(own ? trial / path.filename() : path);
+} catch (const Error&) {
+  return {};
+}
+
 }  // namespace
 
 std::string name_of(int trial) {
@@ -54,11 +63,8 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
   if (status == statuses.end())
     throw Error(ExitCode::data, doing, "it has the status " + row.at("status").dump(), "Remove it: the trial goes on");
   trial.status = static_cast<TrialStatus>(status - statuses.begin());
-  if (const auto& path = row.at("checkpoint"); !path.is_null()) {
-    std::error_code ignored;  // it may have been removed since, or be pruned by now
-    if (std::filesystem::is_directory(path.get<std::string>(), ignored))
-      trial.checkpoint = Checkpoint::from_directory(path.get<std::string>());
-  }
+  if (const auto& path = row.at("checkpoint"); !path.is_null())
+    trial.checkpoint = checkpoint_at(path.get<std::string>(), folder);
   if (const auto& text = row.at("error"); !text.is_null())
     trial.error = Error(static_cast<ExitCode>(row.at("exit_code").get<int>()), text.get<std::string>());
   return trial;
@@ -87,8 +93,9 @@ void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& 
     Json line{{"trial", trial.name}, {"status", text_of(trial.status)}};
     for (const auto& [name, value] : settings_of(trial.config)) line[name] = value;
     if (trial.metrics.is_object()) line.insert(trial.metrics.begin(), trial.metrics.end());  // a setting's name wins
-    line["checkpoint"] = rows.back()["checkpoint"];
-    line["error"] = rows.back()["error"];
+    // A metric may be called so: it gives way where there is something to say.
+    for (const char* key : {"checkpoint", "error"})
+      if (const auto& value = rows.back()[key]; !value.is_null() || !line.contains(key)) line[key] = value;
     observe::add_columns(columns, line);
     lines.push_back(std::move(line));
   }

@@ -78,12 +78,16 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
     auto& column = columns.emplace_back(1, shortened(sweep.metric, widest_setting));
     for (const auto* trial : shown) column.push_back(metric_of(*trial, sweep.metric));
   }
-  const auto before = columns.size();
-  for (const auto* trial : shown) {
-    const auto settings = settings_of(trial->config);
-    for (std::size_t i = 0; i < settings.size(); ++i) {
-      if (before + i == columns.size()) columns.push_back({shortened(settings[i].first, widest_setting)});
-      columns[before + i].push_back(shortened(text_of_value(settings[i].second), widest_setting));
+  std::vector<Settings> settings;
+  std::vector<std::string> names;  // not all trials have all of them, where objects are chosen
+  for (const auto* trial : shown)
+    for (const auto& [name, value] : settings.emplace_back(settings_of(trial->config)))
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  for (const auto& name : names) {
+    auto& column = columns.emplace_back(1, shortened(name, widest_setting));
+    for (const auto& of_trial : settings) {
+      const auto found = std::ranges::find(of_trial, name, &Settings::value_type::first);
+      column.push_back(found == of_trial.end() ? "" : shortened(text_of_value(found->second), widest_setting));
     }
   }
 

@@ -221,6 +221,20 @@ TEST(Table, OfFewIsPlain) {
             "best: trial_00001 (lr 0.001): done, acc 0.75 at report 9\n");
 }
 
+TEST(Table, TrialsMayHaveDifferentSettings) {
+  const Json sgd{{"o", {{"kind", "sgd"}, {"momentum", 0.5}}}, {"x", 1}}, adam{{"o", {{"kind", "adam"}}}, {"x", 2}};
+  const SweepResult sweep{
+      .trials = {trial(0, TrialStatus::done, nullptr, adam), trial(1, TrialStatus::done, nullptr, sgd)},
+      .path = {},
+      .metric = {},
+      .mode = ScoreOrder::max,
+      .error = {}};
+  EXPECT_EQ(table_of(sweep),
+            "trial        status  report  o.kind  x  o.momentum\n"
+            "trial_00000  done              adam  2\n"
+            "trial_00001  done               sgd  1         0.5\n");
+}
+
 TEST(Table, TheBestHasEndedWellAndHasTheMetric) {
   SweepResult sweep{
       .trials = {trial(0, TrialStatus::failed, {{"acc", 0.9}}), trial(1, TrialStatus::done, {{"loss", 0}}),
@@ -270,8 +284,25 @@ TEST(Rows, GoWithoutACheckpointThatIsGone) {
   row.checkpoint = Checkpoint::from_directory(checkpoint);
   write_row(row);
   EXPECT_EQ(read_row(row.path)->checkpoint->path(), checkpoint);
-  std::filesystem::remove(checkpoint);
-  EXPECT_FALSE(read_row(row.path)->checkpoint);
+  const auto moved = folder.path() / "elsewhere";
+  std::filesystem::create_directory(moved);
+  std::filesystem::rename(row.path, moved / row.name);
+  EXPECT_EQ(read_row(moved / row.name)->checkpoint->path(), moved / row.name / "checkpoint_000000");
+  std::filesystem::remove(moved / row.name / "checkpoint_000000");
+  EXPECT_FALSE(read_row(moved / row.name)->checkpoint);
+}
+
+TEST(Rows, AMetricMayBeCalledAsTheirColumns) {
+  const test::Folder folder;
+  auto failed = trial(1, TrialStatus::failed, {{"error", 0.5}});
+  failed.error = Error(ExitCode::data, std::string("broken"));
+  write_tables(folder.path(), {trial(0, TrialStatus::done, {{"error", 0.25}}), failed}, Json::object());
+  std::ifstream csv(folder.path() / "sweep.csv");
+  std::string lines[3];
+  for (auto& line : lines) std::getline(csv, line);
+  EXPECT_EQ(lines[0], "trial,status,checkpoint,error,lr");
+  EXPECT_EQ(lines[1], "trial_00000,done,,0.25,0.001");
+  EXPECT_EQ(lines[2], "trial_00001,failed,,broken,0.001");
 }
 
 TEST(Rows, OfOthersMakingAreRefused) {
