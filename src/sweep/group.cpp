@@ -14,6 +14,7 @@
 #include "train/stop.hpp"
 
 #include <ranges>
+#include <vector>
 
 namespace muster::detail::sweep {
 namespace {
@@ -23,8 +24,7 @@ class Comparison final : public Callback {
  public:
   Comparison(const Task& task, Board& board, int trial, bool decides)
       : task_(task), board_(board), trial_(trial), decides_(decides) {
-    for (std::size_t rung = 0; rung < task.scores.size(); ++rung)
-      if (task.scores[rung].contains(trial)) next_ = rung + 1;
+    for (const auto& scores : task.scores) compared_.push_back(scores.contains(trial));
   }
 
   void on_report(const Json& row) override {
@@ -33,9 +33,13 @@ class Comparison final : public Callback {
     const auto iteration = row.at("training_iteration").get<std::int64_t>();
     over_ = over_ || iteration >= scheduler->max_t;
     const auto score = score_of(row, task_.options.metric, task_.options.mode);
-    const auto rung = rung_at(task_.rungs, next_, iteration);
+    // Not again where it has been, but for a report that comes again: one that failed there would go on unasked.
+    std::size_t next = 0;
+    for (std::size_t rung = 0; rung < compared_.size(); ++rung)
+      if (compared_[rung] && task_.rungs[rung] < iteration) next = rung + 1;
+    const auto rung = rung_at(task_.rungs, next, iteration);
     if (!score || !rung) return;
-    next_ = *rung + 1;
+    compared_[*rung] = true;
     try {
       std::vector<double> all;
       for (const auto& [trial, theirs] : board_.add(*rung, trial_, *score)) all.push_back(theirs);
@@ -64,7 +68,7 @@ class Comparison final : public Callback {
   Board& board_;
   const int trial_;
   const bool decides_;
-  std::size_t next_ = 0;  ///< rung
+  std::vector<bool> compared_;  ///< [rung]: in this start or an earlier one
   bool stopped_ = false, over_ = false, cut_off_ = false;
 };
 

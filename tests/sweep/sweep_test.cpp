@@ -227,6 +227,52 @@ TEST_F(Sweeps, TheSchedulerEndsThoseThatAreWorse) {
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00007" / "params.json").at("finished"), true);
 }
 
+TEST_F(Sweeps, WhoFailsAtAComparisonDoesNotEscapeIt) {
+  struct Fails final : Callback {
+    void after_report(const std::vector<Json>&, const std::optional<Checkpoint>&) override {
+      if (std::exchange(now, false)) throw std::runtime_error("the loss is a teapot");
+    }
+    bool now = false;
+  };
+  for (const int retries : {0, 1}) {
+    const auto storage = test::shared_folder();
+    const auto fails = std::make_shared<Fails>();
+    bool armed = true;
+    const auto loop = [&](Session& session, const Config& config) {
+      std::int64_t epochs = 0;
+      auto state = session.state({{"epochs", epochs}});
+      state.restore();
+      while (epochs < 9) {
+        ++epochs;
+        fails->now = armed && number_of(session) == 1 && epochs == 2;
+        armed = armed && !fails->now;
+        const Metrics metrics{{"value", config.at("value").get<double>()}};
+        epochs == 2 ? session.report(metrics) : session.report(metrics, state);
+      }
+    };
+    const auto both = [&] {
+      return launch({storage}, [&](Launch& launch) {
+        TorchTrainer trainer(launch, loop,
+                             {.train_loop_config = {{"value", 0.0}},
+                              .run_config = {.failure_config = {.max_failures = retries}, .callbacks = {fails}}});
+        return Sweep(launch, trainer.as_trainable(),
+                     {.space = {{"value", grid({2.0, 1.0})}},
+                      .ranks_per_trial = world().size(),
+                      .metric = "value",
+                      .scheduler = asha({.grace_period = 2, .reduction_factor = 2, .max_t = 4})})
+            .fit();
+      });
+    };
+    auto ended = both();
+    if (retries == 0) {
+      EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::done, TrialStatus::failed})) << ended.said;
+      ended = both();
+    }
+    EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::done, TrialStatus::stopped})) << ended.said;
+    EXPECT_EQ(ended.sweep->trials[1].metrics.at("training_iteration"), 2);
+  }
+}
+
 TEST_F(Sweeps, AnExceptionEndsItsTrialAlone) {
   const int size = world().size(), together = size == 1 ? 1 : size / 2;
   const auto storage = test::shared_folder();
