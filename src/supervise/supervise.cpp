@@ -113,13 +113,13 @@ std::string error_in_file(const fs::path& run, fs::file_time_type started) {
   }
 }
 
-/// What the run has written down of that; none if it did not come so far.
+/// What the run has written down of that, or of a sweep its first trial; none if it did not come so far.
 std::optional<int> written_down(const fs::path& run, const char* limit) {
-  try {
-    return read_json(run / "params.json").at("run_config").at(limit).get<int>();
-  } catch (const std::exception&) {
-    return {};
-  }
+  for (const auto& folder : {run, run / sweep::first_trial}) try {
+      return read_json(folder / "params.json").at("run_config").at(limit).get<int>();
+    } catch (const std::exception&) {
+    }
+  return {};
 }
 
 /// That of FailureConfig.
@@ -212,7 +212,7 @@ class Supervision {
 
   void count_preemption() {
     demand_.max_preemptions = configured(run_, "max_preemption_failures");
-    preemptions_ = train::one_more(preemptions_, run_);
+    preemptions_ = train::one_more(preemptions_, run_, sweep::progress);
   }
 
   /// One failure more; the job may have counted some by itself.
@@ -222,8 +222,9 @@ class Supervision {
       failures_ = failures_.after(-1);
       return;
     }
-    failures_ =
-        train::one_more(train::read_failures(run_, introduction_.id).value_or(failures_), run_, sweep::progress);
+    auto before = train::read_failures(run_, introduction_.id).value_or(failures_);
+    before.newest = std::max(before.newest, failures_.newest);  // a run that follows a sweep knows of no trials
+    failures_ = train::one_more(before, run_, sweep::progress);
     try {
       train::write_failures(run_, introduction_.id, failures_);
     } catch (const std::exception& error) {

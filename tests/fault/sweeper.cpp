@@ -1,14 +1,17 @@
-// A sweep of four trials that count epochs, of which the second does to itself what the settings say.
+// A sweep of four trials that count epochs, of which the second does to itself what the settings say. A run of the same
+// name may follow, which fails.
 #include "muster/launch.hpp"
 #include "muster/sweep.hpp"
 
 #include <signal.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -45,13 +48,23 @@ void train(muster::Session& session, const muster::Config& config, const std::fi
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
+  int retries = 0;
+  bool then_fails = false;
+  launch.app().add_option("--retries", retries, "FailureConfig::max_failures of the trials");
+  launch.app().add_flag("--then-fails", then_fails, "A run follows, which fails");
   return launch.run([&] {
     const auto sweep = *launch.flags().storage / *launch.flags().name;
     muster::TorchTrainer trainer(
         launch, [&](muster::Session& session, const muster::Config& config) { train(session, config, sweep); },
-        {.train_loop_config = {{"number", 0}, {"epochs", 3}, {"kill", 0}}});
-    return muster::Sweep(launch, trainer.as_trainable(),
-                         {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = "number"})
-        .fit();
+        {.train_loop_config = {{"number", 0}, {"epochs", 3}, {"kill", 0}},
+         .run_config = {.failure_config = {.max_failures = retries}}});
+    auto result = muster::Sweep(launch, trainer.as_trainable(),
+                                {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = "number"})
+                      .fit();
+    if (then_fails)
+      result.error = muster::TorchTrainer(launch, [](muster::Session&) { throw std::runtime_error("the tea is cold"); })
+                         .fit()
+                         .error;
+    return result;
   });
 }
