@@ -32,20 +32,32 @@ std::string now_as_text() {
   return text;
 }
 
-/// A name that is free; or, where `muster run` has started the program again, the one that it had before: of several
-/// runs of a program, the first has the first name.
+/// Whether the folder was not there, and is this process's now: another one may look for a name at the same moment.
+/// What cannot be made is said by who makes it again.
+bool claim(const std::filesystem::path& folder) {
+  const auto storage = folder.parent_path();
+  make_directories(storage);
+  std::error_code error;
+  const bool made = std::filesystem::create_directory(folder, error);
+  if (made && ::access(storage.c_str(), R_OK) == 0) sync_directory(storage);
+  return made || (error && error != std::errc::file_exists);
+}
+
+/// A name that is free; or, where Slurm or `muster run` has started the program again, the one that it had before: of
+/// several runs of a program, the first has the first name.
 std::string default_name(const std::string& program, const std::filesystem::path& storage) {
-  if (const char* job = std::getenv("SLURM_JOB_ID")) return program + "_" + job;
-  static std::set<std::string> taken;  // by this process
+  static std::set<std::filesystem::path> taken;  // by this process
+  const char* const job = std::getenv("SLURM_JOB_ID");
   const auto supervisor = launch::supervisor();
-  const auto first = program + "_" + (supervisor ? supervisor->started : now_as_text());
-  const auto free = [&](const std::string& name) {
-    if (!std::filesystem::exists(storage / name)) return true;
-    return supervisor && !taken.contains(name) && read_failures(storage / name, supervisor->id).has_value();
+  const auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
+  const auto take = [&](const std::string& name) {
+    const auto folder = storage / name;
+    if (taken.contains(folder)) return false;
+    return job != nullptr || claim(folder) || (supervisor && read_failures(folder, supervisor->id).has_value());
   };
   auto name = first;
-  for (int i = 2; !free(name); ++i) name = first + "_" + std::to_string(i);
-  taken.insert(name);
+  for (int i = 2; !take(name); ++i) name = first + "_" + std::to_string(i);
+  taken.insert(storage / name);
   return name;
 }
 

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -1173,6 +1174,22 @@ TEST(Train, AMisspeltScoreIsAnErrorAtTheFirstCheckpoint) {
   });
   EXPECT_EQ(later.first, 0);
   EXPECT_EQ(later.second->best_checkpoints.front().second.at("accuracy"), 0.25);
+}
+
+TEST(Train, SeveralRunsOfAProgramInASlurmJobHaveNamesOfTheirOwn) {
+  ::setenv("SLURM_JOB_ID", "4711", 1);
+  const auto storage = test::shared_folder();
+  std::vector<std::string> names;
+  const auto [code, result] = test::launch({storage}, [&](Launch& launch) {
+    const auto fit = [&] {
+      return TorchTrainer(launch, [&](Session& session) { names.push_back(session.experiment_name()); }).fit();
+    };
+    fit();
+    return fit();
+  });
+  ::unsetenv("SLURM_JOB_ID");
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(names, (std::vector<std::string>{"job_4711", "job_4711_2"})) << "the second is not taken for the first";
 }
 
 TEST(Train, ASickDiskEndsAStartWith75AndCostsNothing) {

@@ -8,9 +8,12 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -214,6 +217,74 @@ TEST(OwnMpi, APartOfACommunicatorIsALaunchsWorldToo) {
   }),
             world().rank() % 2 == 1 ? 7 : 0);
   EXPECT_EQ(sum, part.size());
+  world().barrier();
+}
+
+TEST(OwnMpi, PartsThatBeginAtTheSameTimeHaveRunsOfTheirOwn) {
+  const auto storage = test::shared_folder();
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, world().rank() % 2, world().rank(), &part);
+  std::vector<std::string> words{"program", "--storage", storage.string(), "--progress", "none", "--log-level", "off"};
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  for (int i = 0; i < 5; ++i) {
+    Launch launch(static_cast<int>(argv.size()), argv.data(), from_mpi(part));
+    world().barrier();
+    EXPECT_EQ(launch.run([&] { return TorchTrainer(launch, [](Session&) {}).fit(); }), 0);
+  }
+  MPI_Comm_free(&part);
+  world().barrier();
+  const auto runs = std::distance(std::filesystem::directory_iterator(storage), std::filesystem::directory_iterator());
+  EXPECT_EQ(runs, world().size() == 1 ? 5 : 10);
+  world().barrier();
+}
+
+TEST(OwnMpi, TwoPartsTrainAtTheSameTime) {
+  const auto storage = test::shared_folder();
+  const bool odd = world().rank() % 2 == 1;
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, odd ? 1 : 0, world().rank(), &part);
+  std::vector<std::string> words{"program",    "--storage", storage.string(), "--name", odd ? "odd" : "even",
+                                 "--progress", "none",      "--log-level",    "off"};
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  int failures = 0;
+  std::int64_t trials = 0;
+  {
+    Launch launch(static_cast<int>(argv.size()), argv.data(), from_mpi(part));
+    const auto loop = [&](Session& session, const Config&) {
+      if (session.experiment_name().starts_with("trial")) ++trials;
+      epochs(session, 3, [&](std::int64_t epoch) {
+        if (odd || epoch != 1 || failures++ > 0) return;
+        if (session.world_rank() == session.world_size() - 1) throw std::runtime_error("the loss is a teapot");
+        session.barrier();
+      });
+    };
+    TorchTrainer trainer(launch, loop,
+                         {.train_loop_config = {{"x", 0}},
+                          .run_config = {.failure_config = {.max_failures = 1}},
+                          .datasets = {{"train", test::line()}}});
+    const auto code = launch.run([&] {
+      auto result = trainer.fit();
+      EXPECT_EQ(result.metrics.at("training_iteration"), 3);
+      if (odd || std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) return result;
+      result.error = Sweep(launch, trainer.as_trainable(), {.space = {{"x", grid({1, 2, 3})}}}).fit().error;
+      return result;
+    });
+    EXPECT_EQ(code, 0);
+  }
+  MPI_Comm_free(&part);
+  std::vector<std::int64_t> all{trials};
+  world().all_reduce(std::span(all));
+  if (std::getenv("MUSTER_TEST_MPI_FUNNELED") == nullptr) {
+    EXPECT_EQ(all[0], 3) << "each on a rank of the even ones";
+  }
+  for (const std::string name : {"even", "odd"}) {
+    if (name == "odd" && world().size() == 1) continue;
+    const auto result = Result::from_path(storage / name);
+    EXPECT_FALSE(result.error) << name;
+    EXPECT_EQ(result.metrics_history.size(), 3u) << name;
+  }
   world().barrier();
 }
 
