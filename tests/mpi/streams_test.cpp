@@ -239,6 +239,13 @@ TEST(Streams, RowsMustBeAlike) {
                "row 2 is i Double[], those before it are i Long[]");
   expect_error(end_of(rows({{{"i", 1}}, {{"i", "x"}}}), pass), ExitCode::data, "\"i\" of row 1 is string");
   expect_error(end_of(rows({Json(3)}), pass), ExitCode::data, "row 0 is number and no JSON object");
+  const auto scalars = [](const StreamShard&) {
+    return [left = 3]() mutable -> std::optional<Batch> {
+      if (left-- == 0) return {};
+      return Batch({{"i", torch::tensor(1)}});
+    };
+  };
+  expect_error(end_of(scalars, pass), ExitCode::data, "column \"i\" of the Batch at row 0 has no first dimension");
   if (world().size() > 1)
     expect_error(end_of(rows({{{"i", 1}, {"other", 1}}}), pass), ExitCode::data,
                  "its columns are i Long[] on worker 0 and i Long[2] on worker 1");

@@ -166,6 +166,23 @@ TEST(DataLoader, TwoThatTrainTogetherHaveNamesOfTheirOwn) {
       << "made anew";
 }
 
+TEST(DataLoader, OneThatDoesNotTrainLeavesTheEpochOfAnotherOfItsName) {
+  const auto self = worker(0, 1);
+  const auto loader = prepare_data_loader(self, numbers(8), {.batch_size = 2, .shuffle = true});
+  const auto aside = prepare_data_loader(self, numbers(4), {.batch_size = 2, .training = false});
+  aside->set_epoch(2);  // nobody trains yet
+  loader->set_epoch(3);
+  std::int64_t steps = 0;
+  for ([[maybe_unused]] const auto& batch : *loader) {
+    aside->set_epoch(0);
+    EXPECT_EQ(pass(*aside), indices(4));
+    const auto position = self.cursors->positions().at("train_loader");
+    EXPECT_EQ(position.at("epoch"), 3);
+    EXPECT_EQ(position.at("consumed"), 2 * ++steps);
+  }
+  EXPECT_EQ(steps, 4);
+}
+
 TEST(DataLoader, DividesAGlobalBatchAndDropsTheLast) {
   std::int64_t steps = 0;
   pass(*prepare_data_loader(worker(1, 2), numbers(10), {.global_batch_size = 3}), &steps);

@@ -41,6 +41,10 @@ void Cursor::set_epoch(std::int64_t epoch) {
   if (const auto all = owner_.lock()) all->set_epoch(epoch);
 }
 
+void Cursor::set_epoch_aside(std::int64_t epoch) {
+  if (last_.workers == 0) begin_epoch(epoch);
+}
+
 bool Cursor::unfinished() const noexcept { return options_.split && (last_.under_way || last_.consumed > 0); }
 
 /// Where one dataset is begun again and again inside passes over another, the pass under way is the next of those that

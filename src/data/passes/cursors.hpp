@@ -67,6 +67,8 @@ class Cursor {
   void begin_epoch(std::int64_t epoch);
   /// The training function does that: the session is in it then, and every cursor of which it has set none.
   void set_epoch(std::int64_t epoch);
+  /// A loader that does not train has set its own: the epoch where no other trains under the same name.
+  void set_epoch_aside(std::int64_t epoch);
   /// Whether a pass is under way, or was when the position was saved that has been restored.
   bool unfinished() const noexcept;
   /// The position as JSON, for a checkpoint; the batch in hand counts as taken. Null if the dataset is not split.

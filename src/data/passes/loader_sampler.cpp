@@ -39,7 +39,7 @@ class CountedSampler : public LoaderSampler {
   }
 
   void set_epoch(std::int64_t epoch) override {
-    options_.training ? cursor_->set_epoch(epoch) : cursor_->begin_epoch(epoch);
+    options_.training ? cursor_->set_epoch(epoch) : cursor_->set_epoch_aside(epoch);
   }
 
   std::int64_t begin_pass() override {

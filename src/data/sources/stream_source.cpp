@@ -60,6 +60,11 @@ class Cutter {
                   "Give objects as in {{\"x\", 0}, {\"y\", 1}}, or a Batch");
     auto block = row != nullptr ? Batch(columns_of(Json::array({std::move(*row)}), reading_stream, seen_))
                                 : std::move(std::get<Batch>(given));
+    for (const auto& [name, tensor] : block)
+      if (!tensor.defined() || tensor.dim() == 0)
+        throw Error(ExitCode::data, reading_stream,
+                    "column \"" + name + "\" of the Batch at row " + std::to_string(seen_) + " has no first dimension",
+                    "Give tensors of shape [rows, …]");
     if (block.size() == 0) return;
     auto schema = schema_of(block);
     if (!schema_) schema_ = schema;
