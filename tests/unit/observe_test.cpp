@@ -103,6 +103,16 @@ TEST_F(HistoryTest, WritesRowsAndATable) {
   EXPECT_EQ(content("progress.csv"), "loss,training_iteration,note\n0.5,1,\n0.25,2,\"a, \"\"b\"\"\"\n");
 }
 
+TEST_F(HistoryTest, ARowNamesNoCheckpointThatIsLost) {
+  auto history = started();
+  auto saved = row(1, 0.5);
+  saved["checkpoint_dir_name"] = folder.path().filename().string();
+  saved["checkpoint_name"] = "best";
+  history.append(saved);
+  history.lost(Checkpoint::from_directory(folder.path()));
+  EXPECT_EQ(History::read(folder), std::vector{row(1, 0.5)});
+}
+
 TEST_F(HistoryTest, IsCutBackToTheRestoredReport) {
   {
     auto history = started();
