@@ -129,7 +129,8 @@ struct SweepResult {
 /// Started again under its name, by `muster run` or by hand, a sweep keeps the trials that have ended well, goes on
 /// with the others from their newest checkpoints and begins the rest; the space and --seed must be the same. What asks
 /// a run to stop (signals, the file `stop` in the sweep's folder, --time-limit) stops all trials, each with its state
-/// saved.
+/// saved. One start has room for some thousand trials per group: each keeps about 10 of MPI's communicators, of which
+/// Open MPI has 65,000.
 ///
 /// The folder has sweep.json and sweep.csv, a row per trial, and a folder for each. A run of the same name may follow,
 /// with the best settings; it lies there beside them.
