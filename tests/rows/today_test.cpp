@@ -2,6 +2,7 @@
 #include "support/job.hpp"
 
 #include "base/file.hpp"
+#include "supervise/verdict.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -505,6 +506,28 @@ TEST(TodayRow, Preemption) {
     EXPECT_EQ(session.broadcast_from_rank_zero(told.time_left->count()), told.time_left->count()) << "alike";
   });
   EXPECT_EQ(limited.first, 0);
+}
+
+// What `muster run` finds in the run's folder, and what it makes of it.
+TEST(TodayRow, MaxPreemptionFailures) {
+  using namespace detail::supervise;
+  auto options = named("counted");
+  options.run_config.failure_config = {.max_failures = 1, .max_preemption_failures = 2};
+  const auto [code, result] = run({shared_folder(), {}, options}, [](Session&, const Config&) {});
+  EXPECT_EQ(code, 0);
+  const auto limits = Json::parse(detail::read_file(result->path / "params.json")).at("run_config");
+  const Demand demand{.ranks = 2,
+                      .min_workers = 2,
+                      .max_failures = limits.at("max_failures"),
+                      .max_preemptions = limits.at("max_preemption_failures")};
+  const End preempted{.code = 1, .words = {.run = result->path, .preempted = true}};
+  const End failed{.code = static_cast<int>(ExitCode::retry), .words = {.run = result->path}};
+  ASSERT_TRUE(is_preemption(preempted));
+  ASSERT_FALSE(is_preemption(failed));
+  for (int count = 1; count <= 3; ++count) {
+    EXPECT_EQ(what_next(preempted, {.count = count}, demand, 2, false).again, count <= 2) << count;
+    EXPECT_EQ(what_next(failed, {.count = count}, demand, 2, false).again, count <= 1) << count;
+  }
 }
 
 TEST(TodayRow, BroadcastFromRankZero) {
