@@ -298,8 +298,9 @@ TEST(TodayRow, GetAllReportedCheckpoints) {
                         const auto all = session.get_all_reported_checkpoints();
                         ASSERT_EQ(all.size(), 2u) << "the others are pruned";
                         for (int i = 0; i < 2; ++i) {
-                          const auto& [checkpoint, metrics] = all[static_cast<std::size_t>(i)];
+                          const auto& [checkpoint, metrics, status] = all[static_cast<std::size_t>(i)];
                           EXPECT_EQ(metrics.at("i"), i + 1);
+                          EXPECT_EQ(status, CheckpointStatus::committed);
                           std::int64_t back = -1;
                           checkpoint.load("mine", per_rank(back));
                           EXPECT_EQ(back, mine);
