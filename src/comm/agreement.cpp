@@ -84,10 +84,19 @@ void raise_alarm(const Communicator& communicator, const Outcome& mine) {
 Nested::Nested(const Communicator& world) : depth_(Channel::of(world)->world->depth) { ++depth_; }
 Nested::~Nested() { --depth_; }
 
+void leave(const World& world) {
+  const auto& outcomes = world.outer->outcomes;
+  const auto cause = root_cause(outcomes, world.placement.hosts);
+  auto first = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
+  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::left, &Outcome::kind);
+  throw RemoteError(cause->code(), static_cast<int>(first - outcomes.begin()), cause->what());
+}
+
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit) {
   auto& shared = *Channel::of(world)->world;
   if (shared.outer) {
     if (shared.depth > shared.outer->depth) throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
+    shared.leaving = false;
     return std::exchange(shared.outer, std::nullopt)->outcomes;
   }
   const MPI_Comm comm = shared.agreement;
@@ -199,6 +208,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     Channel::of(world)->renew();
   if (const int outermost = std::ranges::min(depths); outermost < shared.depth) {
     shared.outer = {outermost, std::move(outcomes)};
+    shared.leaving = true;
     throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
   }
   return outcomes;

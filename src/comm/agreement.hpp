@@ -21,6 +21,8 @@
 
 namespace muster::detail::comm {
 
+struct World;
+
 /// How an attempt ended on one rank.
 struct Outcome {
   enum class Kind {
@@ -90,11 +92,14 @@ class Nested {
   int& depth_;
 };
 
+/// Throws what ranks have agreed on, as another rank's error, where this one has yet to leave for that attempt.
+[[noreturn]] void leave(const World& world);
+
 /// The outcome of every rank. Where some are in attempts around that of others, as one that has thrown between two
-/// calls, it is the agreement of the outermost: from within another the root cause is thrown, and the next agreement is
-/// this one. Where none has failed, that they are in different calls is the cause. Past the limit, and what ranks have
-/// announced beyond it, Lost (ExitCode::retry) names the ranks that did not come; past stall_grace where some rank is
-/// heard to have given up waiting.
+/// calls, it is the agreement of the outermost: from within another the root cause is thrown, as it is from every call
+/// until then, and the next agreement is this one. Where none has failed, that they are in different calls is the
+/// cause. Past the limit, and what ranks have announced beyond it, Lost (ExitCode::retry) names the ranks that did not
+/// come; past stall_grace where some rank is heard to have given up waiting.
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
 
 /// What all ranks say of it: the root cause, none if all are done. An error that not all ranks have is put with its

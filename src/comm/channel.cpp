@@ -107,6 +107,7 @@ void Channel::renew() {
 }
 
 Channel::Begun Channel::begin(const node::Call& call, const char* name) {
+  if (world->leaving) leave(*world);
   auto& record = world->watch.own();
   if (!call.collective()) return {record.calls.begin(id, 0, call, name), 0, call.root};
   const Begun begun{record.calls.begin(id, ++turns, call, name), turns};

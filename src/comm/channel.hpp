@@ -42,6 +42,8 @@ struct World {
     std::vector<Outcome> outcomes;
   };
   std::optional<Outer> outer;
+  /// There is an outer one: not all ranks would come to a call.
+  std::atomic<bool> leaving{false};
   Watch watch;
   const Placement placement;
   std::atomic<std::chrono::milliseconds> limit{default_limit};  // of every wait
@@ -63,7 +65,8 @@ class Channel {
   /// and copies of it are in step again. For agree(), in which all ranks have come. Collective.
   void renew();
 
-  /// A call of this rank as its record has it, from here to its end.
+  /// A call of this rank as its record has it, from here to its end. RemoteError where this rank is to leave for the
+  /// agreement of an outer attempt: nothing has begun then.
   struct Begun {
     watch::Calls::Ticket ticket = 0;
     std::uint64_t turn = 0;  ///< among the collective ones of the channel

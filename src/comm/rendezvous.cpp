@@ -36,10 +36,10 @@ class Rendezvous {
  public:
   Rendezvous(Channel& channel, const char* doing)
       : channel_(channel), doing_(doing), attempt_(channel_.world->agreements) {
+    call_ = channel_.begin({.kind = node::Call::Kind::meet}, doing);  // or it throws, and nothing is counted
     // After a failed attempt ranks may have been in different ones of a channel, so they are counted anew.
     if (channel_.rendezvous.attempt != attempt_) channel_.rendezvous = {attempt_, 0};
     number_ = ++channel_.rendezvous.count;
-    call_ = channel_.begin({.kind = node::Call::Kind::meet}, doing);
   }
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;

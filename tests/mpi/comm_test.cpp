@@ -251,6 +251,9 @@ TEST(Agreement, OneMayFailWhileOthersAreFurtherIn) {
       // Who does not care is told again.
       for (int time = 0; time < 2; ++time)
         EXPECT_THROW(static_cast<void>(attempt_on_all(world(), half_a_minute, works[which])), Error);
+      // Also by calls to which the one that has left does not come, and in which all would be out of step afterwards.
+      EXPECT_THROW(world().barrier(), RemoteError);
+      EXPECT_THROW(static_cast<void>(world().duplicate()), RemoteError);
       attempt_on_all(world(), half_a_minute, works[which]);
       came_back = true;
     });
@@ -261,6 +264,7 @@ TEST(Agreement, OneMayFailWhileOthersAreFurtherIn) {
                                               world().topology().hosts[static_cast<std::size_t>(bad)] +
                                               "): working: between two calls");
     EXPECT_EQ(world().all_reduce(std::int64_t{1}), world().size()) << "all are together again";
+    EXPECT_NO_THROW(world().duplicate().barrier());
   }
 }
 
