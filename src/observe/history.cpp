@@ -85,7 +85,7 @@ void History::report(const Json& row, std::int64_t) {
 void History::lost(const Checkpoint& checkpoint) {
   for (auto& row : rows_)
     if (row.value("checkpoint_dir_name", Json()) == checkpoint.path().filename().string())
-      for (const char* key : {"checkpoint_dir_name", "checkpoint_name"}) row.erase(key);
+      for (const char* key : {"checkpoint_dir_name", "checkpoint_name", "checkpoint_status"}) row.erase(key);
   rewrite("the metrics still name a checkpoint that is not there: ");
 }
 

@@ -108,6 +108,7 @@ TEST_F(HistoryTest, ARowNamesNoCheckpointThatIsLost) {
   auto saved = row(1, 0.5);
   saved["checkpoint_dir_name"] = folder.path().filename().string();
   saved["checkpoint_name"] = "best";
+  saved["checkpoint_status"] = "pending_validation";
   history.append(saved);
   history.lost(Checkpoint::from_directory(folder.path()));
   EXPECT_EQ(History::read(folder), std::vector{row(1, 0.5)});
