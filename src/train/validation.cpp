@@ -87,12 +87,13 @@ std::vector<Validation::Pending> Validation::pending(const Tell& tell) const {
   std::vector<Pending> pending;
   const auto rollbacks = checkpoint::read_rollbacks(run_->path());
   for (const auto& [index, path] : Tier(run_->path()).list().published) try {
+      if (checkpoint::rolled_back(rollbacks, index)) continue;  // its row is another report's now
       const auto reported = checkpoint::read_manifest(path).metrics;
       if (checkpoint::status_in(reported) != CheckpointStatus::pending_validation) continue;
       const auto iteration = reported.value("training_iteration", std::int64_t{0});
       if (const auto found = checkpoint::read_validation(path))
         tell(iteration, *found);
-      else if (!checkpoint::rolled_back(rollbacks, index))
+      else
         pending.push_back({index, iteration});
     } catch (const Error& error) {
       log::warn("looking whether " + path.filename().string() + " waits for a validation: " + error.what());

@@ -223,6 +223,23 @@ TEST(Validation, RetentionReadsBoth) {
   EXPECT_EQ(result->best_checkpoints[1].second.at("score"), 0.4);
 }
 
+TEST(Validation, WhatWasRolledBackTellsNoRow) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  const auto options = with("back", doubling(calls));
+  EXPECT_EQ(doubles(run({storage, {}, options}, reporting(2)).second), Json({2, 4}));
+  const auto first = checkpoint_of(storage / "back", 1).string();
+  const auto [code, result] = run({storage, {"--resume", first}, options}, [](Session& session, const Config&) {
+    std::int64_t number = 0;
+    auto state = session.state({{"number", number}});
+    state.restore();
+    session.report({{"number", ++number}}, state);
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(statuses(result), Json({validated, "missing"}));
+  EXPECT_EQ(doubles(result), Json({2, "missing"}));
+}
+
 TEST(Validation, RowIsReplacedWhole) {
   const test::Folder folder;
   const auto number_of = [&](const char* name) {
