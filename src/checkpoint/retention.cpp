@@ -36,7 +36,8 @@ std::optional<double> score_of(const Json& metrics, const std::string& attribute
   return metrics.at(attribute).get<double>();
 }
 
-void prune(const Tier& tier, const CheckpointConfig& config) noexcept {
+void prune(const Tier& tier, const CheckpointConfig& config,
+           const std::function<bool(std::int64_t training_iteration)>& needed) noexcept {
   if (!config.num_to_keep) return;
   try {
     const auto rollbacks = read_rollbacks(tier.folder());
@@ -44,8 +45,11 @@ void prune(const Tier& tier, const CheckpointConfig& config) noexcept {
     for (const auto& [index, path] : tier.list().published) try {
         const auto metrics = measured(path, read_manifest(path).metrics);
         const bool given_up = rolled_back(rollbacks, index);
-        checkpoints.push_back({index, score_of(metrics, config.checkpoint_score_attribute), given_up,
-                               !given_up && status_in(metrics) == CheckpointStatus::pending_validation});
+        const bool waits =
+            status_in(metrics) == CheckpointStatus::pending_validation ||
+            (needed && metrics.is_object() && needed(metrics.value("training_iteration", std::int64_t{0})));
+        checkpoints.push_back(
+            {index, score_of(metrics, config.checkpoint_score_attribute), given_up, !given_up && waits});
       } catch (const Error&) {
         // Damaged: it does not count, and whoever resumes next will look at it.
       }

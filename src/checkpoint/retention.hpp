@@ -4,6 +4,8 @@
 #include "checkpoint/tier.hpp"
 #include "muster/config.hpp"
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -13,7 +15,7 @@ struct Scored {
   int index = 0;
   std::optional<double> score;  ///< none, or NaN, is worse than any
   bool rolled_back = false;     ///< by a step back: worse than all others of its score
-  bool pinned = false;          ///< it waits for its validation, and stays beside those that are kept
+  bool pinned = false;  ///< it waits for its validation, or its row for that, and stays beside those that are kept
 };
 
 /// The indices that may go, oldest first: all but the num_to_keep best, or newest where there is no score attribute.
@@ -23,7 +25,9 @@ std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig
 /// The score in the metrics of a report.
 std::optional<double> score_of(const Json& metrics, const std::string& attribute);
 
-/// Removes those that may go; a failure is a warning. By one rank.
-void prune(const Tier& tier, const CheckpointConfig& config) noexcept;
+/// Removes those that may go; a failure is a warning. What is `needed`, by the number of its report, stays as one that
+/// waits for its validation does. By one rank.
+void prune(const Tier& tier, const CheckpointConfig& config,
+           const std::function<bool(std::int64_t training_iteration)>& needed = {}) noexcept;
 
 }  // namespace muster::detail::checkpoint

@@ -13,12 +13,14 @@
 #include "muster/config.hpp"
 #include "muster/state.hpp"
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace muster::detail::checkpoint {
 
@@ -56,6 +58,9 @@ class Store {
   bool ends_well() const;
   /// Waits for it; gives the error that it ended with. Nothing is published or lost then, and its index is used up.
   std::optional<Error> finish();
+  /// Of the first rank: asked of a checkpoint's report before it is pruned, which it is not where that is so. From the
+  /// thread that writes. Not collective.
+  void keep_while(std::function<bool(std::int64_t training_iteration)> needed) { needed_ = std::move(needed); }
   /// How long the last save has taken to its end, and the one that is behind until now. Not collective.
   std::optional<Clock::duration> cost() const noexcept { return cost_; }
   std::optional<Clock::duration> under_way() const noexcept;
@@ -97,6 +102,7 @@ class Store {
   StateWriter writer_;
   Snapshot snapshot_;
   CheckpointConfig config_;
+  std::function<bool(std::int64_t)> needed_ = {};
   int next_index_ = 0;
   /// What was found whole last, for whoever reads it next.
   struct Verified {

@@ -84,7 +84,7 @@ Checkpoint Store::commit(Contents contents, When when) {
       copy_to_run(communicator, fast_->tier.published(index), save->manifest(), {save->pieces(), save->files()}, tier_);
       clear_fast_tier(index, /*after=*/true);
     }
-    if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_); });
+    if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_, needed_); });
   };
   if (behind)
     go_on_behind([=, this, place = first](const Communicator& communicator) mutable {

@@ -129,6 +129,8 @@ void SessionState::resume() {
   outputs.sinks.start(workers.control, moment);
   if (validation != nullptr) {
     outputs.score_reported = true;  // a validation may have it
+    if (workers.is_first())
+      outputs.store->keep_while([owing = validation](std::int64_t report) { return owing->owes(report); });
     comm::on_root(workers.control, [&] {
       validation->resume(
           [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); });

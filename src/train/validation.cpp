@@ -102,12 +102,29 @@ std::vector<Validation::Pending> Validation::pending(const Tell& tell) const {
 }
 
 void Validation::resume(const Tell& tell) {
-  for (const auto& [index, iteration] : pending(tell)) request(Checkpoint::from_directory(path_of(index)), iteration);
+  const Tell pay = [&](std::int64_t iteration, const Json& fields) { tell_row(iteration, fields, tell); };
+  for (const auto& [index, iteration] : pending(pay)) request(Checkpoint::from_directory(path_of(index)), iteration);
 }
 
 void Validation::request(const Checkpoint& checkpoint, std::int64_t training_iteration) {
-  if (const auto index = Tier::index_of(checkpoint.path().filename()); index && mailbox_)
-    mailbox_->send(leader_, Json{{"validate", *index}, {"training_iteration", training_iteration}}.dump());
+  const auto index = Tier::index_of(checkpoint.path().filename());
+  if (!index || !mailbox_) return;
+  {
+    const std::lock_guard lock(owing_);
+    owed_.insert(training_iteration);
+  }
+  mailbox_->send(leader_, Json{{"validate", *index}, {"training_iteration", training_iteration}}.dump());
+}
+
+bool Validation::owes(std::int64_t training_iteration) const {
+  const std::lock_guard lock(owing_);
+  return owed_.contains(training_iteration);
+}
+
+void Validation::tell_row(std::int64_t training_iteration, const Json& fields, const Tell& tell) {
+  tell(training_iteration, fields);
+  const std::lock_guard lock(owing_);
+  owed_.erase(training_iteration);
 }
 
 void Validation::take(const Tell& tell) {
@@ -120,7 +137,7 @@ void Validation::take(const Found& found, const Tell& tell) {
   if (!found.warning.empty()) log::warn(found.warning);
   if (found.fields.is_null()) return;
   taken_.insert(found.of.index);
-  tell(found.of.training_iteration, found.fields);
+  tell_row(found.of.training_iteration, found.fields, tell);
 }
 
 void Validation::training_has_ended() {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -44,6 +45,8 @@ class Validation {
   /// Tells what has been found since.
   void take(const Tell& tell);
   void training_has_ended();
+  /// Whether the row of that report has yet to be told what is found: its checkpoint stays until then. From any thread.
+  bool owes(std::int64_t training_iteration) const;
 
   // On the ranks that do not train.
 
@@ -91,6 +94,7 @@ class Validation {
   void end_job(Verdict verdict);
   /// On the first rank: says it once.
   void take(const Found& found, const Tell& tell);
+  void tell_row(std::int64_t training_iteration, const Json& fields, const Tell& tell);
   /// Brings the rows up to date; what is left to do, [index, training_iteration] of each. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error);
   void tell_others(const Json& letter);
@@ -113,6 +117,8 @@ class Validation {
   bool ending_ = false;
   std::map<int, Found> found_ = {};  ///< by the leader
   std::set<int> taken_ = {};         ///< by the first worker: their indices
+  mutable std::mutex owing_;
+  std::set<std::int64_t> owed_ = {};  ///< to the rows of these reports
 };
 
 }  // namespace muster::detail::train

@@ -223,6 +223,41 @@ TEST(Validation, RetentionReadsBoth) {
   EXPECT_EQ(result->best_checkpoints[1].second.at("score"), 0.4);
 }
 
+/// At each checkpoint, by when others have gone: whether one is there for each row that waits.
+class LooksForThoseThatWait final : public Callback {
+ public:
+  explicit LooksForThoseThatWait(fs::path run) : run_(std::move(run)) {}
+  void on_checkpoint(const Checkpoint&) override {
+    if (world().rank() > 0) return;
+    for (const auto& row : detail::observe::History::read(run_)) {
+      if (row.value("checkpoint_status", "") != pending) continue;
+      EXPECT_TRUE(fs::exists(run_ / row.at("checkpoint_dir_name").get<std::string>())) << row;
+    }
+  }
+
+ private:
+  fs::path run_;
+};
+
+// Until then the file in its folder is all that there is of what was found.
+TEST(Validation, AMeasuredOneStaysUntilItsRowHasIt) {
+  if (spares() == 0) GTEST_SKIP() << "no rank is left over";
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "untold";
+  const auto validate = [](Session&, const Checkpoint& checkpoint) -> Config {
+    return {{"score", 1.0 / static_cast<double>(number_in(checkpoint))}};
+  };
+  auto options = with("untold", validate, some_workers());
+  options.run_config.checkpoint_config = {.num_to_keep = 1, .checkpoint_score_attribute = "score"};
+  options.run_config.callbacks = {std::make_shared<LooksForThoseThatWait>(folder)};
+  const auto [code, result] = run({storage, {}, options}, reporting(3, [&](Session& session, std::int64_t number) {
+                                    if (number < 3) wait_for_validation(session, folder, number);
+                                  }));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(statuses(result), Json({validated, validated, validated}));
+  EXPECT_EQ(result->best_checkpoints.size(), 2u) << "the best and the newest";
+}
+
 TEST(Validation, WhatWasRolledBackTellsNoRow) {
   const auto storage = test::shared_folder();
   std::vector<Call> calls;
