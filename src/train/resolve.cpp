@@ -86,6 +86,10 @@ Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_pt
   auto& callbacks = plan.options.run_config.callbacks;
   callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());
   plan.wait_limit = choose_wait_limit(launch, plan.backend.get());
+  if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
+    throw Error(ExitCode::usage, "choosing how long a validation may take",
+                std::to_string(validation.timeout.count()) + " ms is no time",
+                "Give ValidationConfig::timeout more than 0");
   return plan;
 }
 

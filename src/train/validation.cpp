@@ -204,7 +204,7 @@ void Validation::end_job(Verdict verdict) {
 }
 
 void Validation::begin_next() {
-  if (stuck_ || waiting_.empty() || Clock::now() - looked_ < between_looks) return;
+  if (stuck_ || waiting_.empty() || Clock::now() - looked_ < between_looks || !may_begin(false)) return;
   looked_ = Clock::now();
   for (const auto& [index, of] : waiting_) {
     if (std::error_code ignored; !std::filesystem::exists(path_of(index), ignored)) continue;  // not yet, or never

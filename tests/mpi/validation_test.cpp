@@ -360,6 +360,10 @@ TEST(Validation, WhatCannotBeAskedForIsSaid) {
   EXPECT_EQ(nothing.first, static_cast<int>(ExitCode::usage));
   EXPECT_NE(std::string(nothing.second->error->what()).find("no checkpoint to validate"), std::string::npos);
   EXPECT_TRUE(calls.empty());
+  auto options = with("no_time", doubling(calls));
+  options.validation.timeout = std::chrono::seconds(0);
+  const auto no_time = test::run({storage, {}, options}, reporting(1));
+  EXPECT_EQ(no_time.first, static_cast<int>(ExitCode::usage));
 }
 
 TEST(Validation, TimeOutIsNulls) {
@@ -431,6 +435,15 @@ TEST(Validation, WithoutTimeItIsLeftToTheNextStart) {
   const auto [code, result] = run({storage, {}, options}, reporting(2));
   EXPECT_EQ(code, 0);
   EXPECT_EQ(doubles(result), Json({2, 4}));
+}
+
+TEST(Validation, WithoutTimeNothingBeginsBesideTraining) {
+  if (spares() == 0) GTEST_SKIP() << "no rank is left over";
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  const auto options = with("beside_lead", doubling(calls), some_workers());
+  EXPECT_EQ(run({storage, {"--time-limit", "1"}, options}, reporting(9)).first, static_cast<int>(ExitCode::stopped));
+  EXPECT_TRUE(calls.empty());
 }
 
 TEST(Validation, BeforeTheLeadTime) {
