@@ -83,7 +83,8 @@ ValidationJob::Finding validate(const ValidationGround& ground, const std::files
   ValidationJob::Finding finding;
   try {
     const auto limit = comm::time_limit(ground.ranks);
-    finding.error = comm::attempt_on_all(ground.ranks, {.done = limit, .failed = comm::final_grace},
+    // Where one has failed the others measure on, without a word, until they come to what they do together.
+    finding.error = comm::attempt_on_all(ground.ranks, {.done = limit, .failed = limit},
                                          [&] { finding.metrics = measure(ground, checkpoint); });
   } catch (...) {
     const auto lost = comm::caught();
