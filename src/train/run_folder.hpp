@@ -27,6 +27,9 @@ class RunFolder {
   /// job has left of files that it was writing. Collective over the world.
   RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config);
 
+  /// Gives up the lock: others may have the folder, and this is read alone. On every rank.
+  void release() noexcept { lock_.reset(); }
+
   const std::filesystem::path& path() const noexcept { return path_; }
   const std::string& name() const noexcept { return name_; }
 

@@ -84,6 +84,7 @@ Result DataParallelTrainer::fit() {
   // Shared with a validation that does not end.
   const auto plan = std::make_shared<const Plan>(resolve(launch(), options, backend_config()));
   const auto run = std::make_shared<RunFolder>(world, launch(), plan->options.run_config);
+  const auto release = c10::make_scope_exit([&] { run->release(); });
   try {
     const comm::TimeLimit everywhere(world, plan->wait_limit);
     const auto device = check_together(*plan);

@@ -383,6 +383,9 @@ TEST(Validation, TimeOutIsNulls) {
   const auto [code, result] = run({storage, {}, options}, reporting(3, [&](Session& session, std::int64_t number) {
                                     if (spares() > 0 && number < 3) wait_for_validation(session, folder, number);
                                   }));
+  // The thread that is left behind does not keep the run.
+  std::vector<Call> calls;
+  EXPECT_EQ(run({storage, {}, with("late", doubling(calls), some_workers())}, reporting(3)).first, 0);
   released = true;
   EXPECT_EQ(code, 0);
   EXPECT_FALSE(result->error);
