@@ -77,7 +77,7 @@ Validation::Validation(std::shared_ptr<const Plan> plan, std::shared_ptr<const R
 
 std::shared_ptr<const ValidationGround> Validation::ground(const Communicator& ranks) const {
   const auto apart = comm::make_world_apart(ranks);
-  comm::set_time_limit(apart, plan_->options.validation.timeout);
+  if (comm::threads_may_call_mpi()) comm::set_time_limit(apart, plan_->options.validation.timeout);
   return std::make_shared<ValidationGround>(ValidationGround{plan_, run_, device_, apart});
 }
 
@@ -313,7 +313,9 @@ void Validation::finish(const std::optional<Error>& error) {
     if (first)
       comm::wait_until([&] { return (verdict = judge(true)) != Verdict::goes_on; }, as_long_as_it_takes,
                        [&] { comm::hear_alarm(world); });
-    stuck_ = group.broadcast(verdict == Verdict::over && job_->finding().together ? "" : "stuck") == "stuck";
+    // The first decides; another may have waited too long for it, and gone out of step.
+    const bool given_up = first && verdict != Verdict::over, apart = job_->over() && !job_->finding().together;
+    stuck_ = group.all_reduce(std::int64_t{given_up || apart}, ReduceOp::max) != 0;
     if (first) {
       auto history = whole_history(run_->path());
       take(conclude(of, verdict),

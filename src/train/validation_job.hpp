@@ -22,7 +22,7 @@ struct ValidationGround {
   std::shared_ptr<const Plan> plan;
   std::shared_ptr<const RunFolder> run;
   at::Device device;
-  Communicator ranks;  ///< those that validate: a world apart, with the time-out as its limit
+  Communicator ranks;  ///< those that validate: a world apart, with the time-out as its limit if there is one
 };
 
 /// On a thread of its own, so that the rank goes on to hear the others; where MPI may be called by one thread alone, it

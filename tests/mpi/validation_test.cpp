@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -392,6 +393,20 @@ TEST(Validation, TimeOutIsNulls) {
   // Those who trained can still validate; where all did it together, nobody can.
   EXPECT_EQ(statuses(result), Json({validated, "validation_timeout", spares() > 0 ? validated : pending}));
   EXPECT_EQ(doubles(result), Json({2, nullptr, spares() > 0 ? Json(6) : Json("missing")}));
+}
+
+TEST(Validation, WithOneThreadItTakesAsLongAsItTakes) {
+  if (std::getenv("MUSTER_TEST_MPI_FUNNELED") == nullptr) GTEST_SKIP() << "MPI may be called by several threads";
+  const auto storage = test::shared_folder();
+  auto options = with("one_thread", [](Session& session, const Checkpoint& checkpoint) -> Config {
+    if (session.world_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    session.barrier();  // where the others wait
+    return {{"double", 2 * number_in(checkpoint)}};
+  });
+  options.validation.timeout = std::chrono::milliseconds(100);
+  const auto [code, result] = run({storage, {}, options}, reporting(2));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(doubles(result), Json({2, 4}));
 }
 
 TEST(Validation, ResumeQueuesAgain) {
