@@ -112,7 +112,9 @@ TEST(TrainRow, Preprocessor) {
                    at::Tensor sum = at::zeros({1}, at::kDouble);
                    for (auto& batch : session.get_dataset_shard("train").iter_torch_batches())
                      sum += batch["x"].narrow(0, 0, batch.size()).sum();
-                   if (stops) EXPECT_NEAR((session.mean(sum) * session.world_size()).item<double>(), 0, 1e-9);
+                   if (stops) {
+                     EXPECT_NEAR((session.mean(sum) * session.world_size()).item<double>(), 0, 1e-9);
+                   }
                    for (auto& batch : session.get_dataset_shard("test").iter_torch_batches())
                      EXPECT_DOUBLE_EQ(batch["x"].item<double>(), 10 - 2.0);
                    ++epochs;
