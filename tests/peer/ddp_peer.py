@@ -52,6 +52,7 @@ def train(rank, folder):
     if rank == 0:
         torch.save(losses, os.path.join(folder, "ddp.pt"))
     dist.destroy_process_group()
+    os._exit(0)  # torch's threads may abort a process that ends in the usual way while the machine is busy
 
 
 def main():
