@@ -3,7 +3,7 @@
 
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
-#include "support/job.hpp"
+#include "rows/operator_program.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,50 +23,18 @@ namespace muster {
 namespace {
 
 namespace fs = std::filesystem;
+using test::all_ranks;
+using test::error_of;
+using test::has;
 using test::line;
+using test::on_all;
+using test::program;
+using test::storage;
 using test::world;
-
-const fs::path& storage() {
-  static const auto folder = test::shared_folder();
-  return folder;
-}
-
-/// What a main with these flags ends with.
-int program(const std::vector<std::string>& flags, const std::function<void(Launch&)>& body) {
-  std::vector<std::string> words{"job", "--storage", storage().string(), "--log-level", "warn"};
-  words.insert(words.end(), flags.begin(), flags.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  Launch launch(static_cast<int>(argv.size()), argv.data());
-  return launch.run([&] { body(launch); });
-}
-
-void on_all(const std::function<void(Launch&)>& body) { EXPECT_EQ(program({}, body), 0); }
-
-/// The Error that leaves `call`, which is the same on all ranks.
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    for (const auto& theirs : world().all_gather(error.what())) EXPECT_EQ(theirs, error.what());
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
-
-testing::AssertionResult has(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "\"" << text << "\" has no \"" << part << "\"";
-}
 
 Json params_of(const std::string& name) {
   std::ifstream file(storage() / name / "params.json");
   return Json::parse(file);
-}
-
-OperatorTrainerOptions all_ranks(const Launch& launch, Config config = Config::object()) {
-  return {.config = std::move(config), .num_workers = launch.size()};
 }
 
 int even(const Launch& launch, int samples) { return (samples + launch.size() - 1) / launch.size(); }

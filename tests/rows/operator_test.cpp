@@ -3,8 +3,8 @@
 
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
+#include "rows/operator_program.hpp"
 #include "support/io_errors.hpp"
-#include "support/job.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,38 +26,13 @@
 namespace muster {
 namespace {
 
+using test::all_ranks;
+using test::error_of;
+using test::has;
 using test::line;
+using test::on_all;
+using test::program;
 using test::world;
-
-/// What a main with these flags ends with.
-int program(const std::vector<std::string>& flags, const std::function<void(Launch&)>& body) {
-  static const auto storage = test::shared_folder();
-  std::vector<std::string> words{"job", "--storage", storage.string(), "--log-level", "error"};
-  words.insert(words.end(), flags.begin(), flags.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  Launch launch(static_cast<int>(argv.size()), argv.data());
-  return launch.run([&] { body(launch); });
-}
-
-void on_all(const std::function<void(Launch&)>& body) { EXPECT_EQ(program({}, body), 0); }
-
-/// The Error that leaves `call`, which is the same on all ranks.
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    for (const auto& theirs : world().all_gather(error.what())) EXPECT_EQ(theirs, error.what());
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
-
-testing::AssertionResult has(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "\"" << text << "\" has no \"" << part << "\"";
-}
 
 std::vector<std::string> keys(const Json& results) {
   std::vector<std::string> all;
@@ -88,10 +63,6 @@ struct Line : TrainingOperator {
                   OperatorLoader(line(), {.batch_size = 8}));
   }
 };
-
-OperatorTrainerOptions all_ranks(const Launch& launch, Config config = Config::object()) {
-  return {.config = std::move(config), .num_workers = launch.size()};
-}
 
 /// Counts what it is called with, and trains nothing.
 struct Counting : TrainingOperator {
