@@ -40,8 +40,8 @@ class NumWorkers {
 struct ScalingConfig {
   /// More than there are ranks is an error; what is left over validates checkpoints (TrainerOptions::validation) or
   /// waits in fit(), and gets the same Result. {least, most} takes as many as there are, and `muster run` then starts
-  /// the program with fewer where not all can be had, as with
-  /// --min-workers, which wins; a step keeps its number of samples.
+  /// the program with fewer where not all can be had, as with --min-workers, which wins; a step keeps its number of
+  /// samples.
   NumWorkers num_workers = {};
   /// Train on cuda:local_rank. An error where there is no GPU.
   bool use_gpu = false;

@@ -399,8 +399,7 @@ class OperatorTrainerBase {
   void load(const std::filesystem::path& path);
 
   /// The model of that number, which goes on being trained, or a copy on the CPU, for which its class derives from
-  /// torch::nn::Cloneable as torch's own do. On a worker; an Error elsewhere. Not
-  /// collective.
+  /// torch::nn::Cloneable as torch's own do. On a worker; an Error elsewhere. Not collective.
   template <class Model = torch::nn::Module>
   std::shared_ptr<Model> get_model(bool to_cpu = false, std::size_t number = 0) {
     const auto model = std::dynamic_pointer_cast<Model>(model_of(to_cpu, number));
