@@ -47,6 +47,7 @@ struct World {
   Watch watch;
   const Placement placement;
   std::atomic<std::chrono::milliseconds> limit{default_limit};  // of every wait
+  std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
 };
 
 class Channel {

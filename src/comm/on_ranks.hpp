@@ -33,9 +33,6 @@ struct WaitLimits {
   std::chrono::milliseconds failed;  ///< after a failure
 };
 
-/// How long the other ranks may take to hear of a failure after which nothing is tried again.
-inline constexpr std::chrono::milliseconds final_grace{30'000};
-
 /// Runs `work`, in which the ranks talk to each other, on every rank and returns the root cause if it failed on any:
 /// the same Error everywhere. A rank that fails is heard at once by those that wait for it. `errors` becomes what each
 /// rank that did not end well says, by rank. Past the limit Lost is thrown. An attempt within another throws what has

@@ -125,6 +125,7 @@ Communicator make_world_apart(const Communicator& ranks) {
   rendezvous(ranks, "making a world apart");
   const auto apart = make_world(ranks, {ranks.topology().node_of_rank, ranks.topology().hosts});
   set_time_limit(apart, time_limit(ranks));
+  set_final_grace(apart, final_grace(ranks));
   return apart;
 }
 
@@ -134,6 +135,14 @@ void set_time_limit(const Communicator& communicator, std::chrono::milliseconds 
 
 std::chrono::milliseconds time_limit(const Communicator& communicator) {
   return Channel::of(communicator)->world->limit;
+}
+
+void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace) {
+  Channel::of(communicator)->world->final_grace = grace;
+}
+
+std::chrono::milliseconds final_grace(const Communicator& communicator) {
+  return Channel::of(communicator)->world->final_grace;
 }
 
 void abort(int code) noexcept {

@@ -51,6 +51,11 @@ Communicator make_world_apart(const Communicator& ranks);
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);
 std::chrono::milliseconds time_limit(const Communicator& communicator);
 
+/// How long the other ranks of this world may take to hear of a failure after which nothing is tried again: 30 s, so
+/// that a job that has failed ends soon, unless there is other work in it that would end too.
+void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace);
+std::chrono::milliseconds final_grace(const Communicator& communicator);
+
 /// Sets the limit while it lives.
 class TimeLimit {
  public:

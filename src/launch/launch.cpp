@@ -200,8 +200,9 @@ int Launch::run_body(const std::function<int()>& body) {
   }
 
   try {
-    const auto limit = mine.kind == Outcome::Kind::done ? comm::time_limit(communicator()) : comm::final_grace;
-    const auto cause = comm::root_cause(comm::agree(communicator(), mine, limit), communicator().topology().hosts);
+    const auto& world = communicator();
+    const auto limit = mine.kind == Outcome::Kind::done ? comm::time_limit(world) : comm::final_grace(world);
+    const auto cause = comm::root_cause(comm::agree(world, mine, limit), world.topology().hosts);
     print(cause);
     if (cause) status = static_cast<int>(cause->code());
     if (rank() == 0 && state_->environment)

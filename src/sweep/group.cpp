@@ -139,7 +139,7 @@ class Group {
                                    .asked_to_stop = [&] { return asked_to_stop() || comparison->cut_off(); },
                                    .callbacks = {comparison}});
       const auto limit = comm::time_limit(ranks_);
-      error = comm::attempt_on_all(ranks_, {.done = limit, .failed = comm::final_grace},
+      error = comm::attempt_on_all(ranks_, {.done = limit, .failed = limit},
                                    [&] { result = task_.trainable(launch, trial.config); });
       ended = error && error->code() == ExitCode::done;  // an operator's training, by the word of the comparison
       if (ended) error.reset();

@@ -204,6 +204,7 @@ void run_all(const Task& task, const Communicator& world) {
   const auto limit = comm::time_limit(world);
   Board board(world, task.scores, limit);
   const auto ranks = comm::make_world_apart(world.split(std::min(group, groups)));
+  comm::set_final_grace(ranks, limit);  // a trial that has failed is not the end of the others
   const auto error = comm::attempt_on_all(world, {.done = as_long_as_it_takes, .failed = limit}, [&] {
     if (group >= groups) return;  // left over
     try {
@@ -275,7 +276,7 @@ SweepResult Sweep::fit() {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
   Task task{.launch = launch_, .trainable = trainable_, .options = options_};
-  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace}, [&] {
+  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)}, [&] {
     check(options_, launch_);
     task.points = points_of(options_.space, options_.num_samples, flags.seed);
   });

@@ -1,6 +1,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
 #include "launch/supervised.hpp"
 #include "train/failures.hpp"
 #include "train/fit.hpp"
@@ -103,7 +104,7 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
     const bool last = !count.failures().after(count.failures().newest).may_retry(max_failures);
     comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
     if (!plan.works()) limits.done = as_long_as_it_takes;
-    if (last) limits.failed = comm::final_grace;
+    if (last) limits.failed = comm::final_grace(world);
     // A failed attempt leaves collectives half done, so each one has channels of its own.
     const auto workers = world.split(plan.works() ? 0 : 1);
     const auto control = workers.duplicate();

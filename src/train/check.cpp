@@ -1,5 +1,6 @@
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
 #include "data/sources/source.hpp"
 #include "train/device.hpp"
 #include "train/fit.hpp"
@@ -15,7 +16,7 @@ at::Device check_together(const Plan& plan) {
   std::map<std::string, data::Fingerprint> prints;
   const bool all_need_data = static_cast<bool>(plan.options.validation.function);
   const bool needs_data = plan.works() || all_need_data;
-  comm::check_on_all(plan.world(), {.done = plan.wait_limit, .failed = comm::final_grace}, [&] {
+  comm::check_on_all(plan.world(), {.done = plan.wait_limit, .failed = comm::final_grace(plan.world())}, [&] {
     if (!needs_data) return;
     device = choose_device(plan.options.scaling_config.use_gpu, plan.launch);
     for (const auto& [name, dataset] : datasets) prints[name] = dataset.source()->fingerprint();

@@ -5,6 +5,7 @@
 #include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/merge.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
@@ -93,7 +94,7 @@ std::string to_line(const Json& json) { return json.dump(-1, ' ', false, Json::e
 Plan OperatorRun::make_plan() {
   const auto& world = launch_.communicator();
   if (options_.initialization_hook)
-    comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace},
+    comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)},
                        options_.initialization_hook);
   const bool named = launch_.flags().name.has_value();
   keeps_ = named || launch::supervisor();
@@ -194,7 +195,7 @@ std::string OperatorRun::meet(const std::function<std::string()>& work) {
   require_open();
   const auto& world = plan_.world();
   const comm::WaitLimits limits{.done = plan_.works() ? plan_.wait_limit : until_the_others_come,
-                                .failed = comm::final_grace};
+                                .failed = comm::final_grace(world)};
   std::string result;
   try {
     const auto error = comm::attempt_on_all(world, limits, [&] {

@@ -78,7 +78,7 @@ Result DataParallelTrainer::fit() {
   using namespace detail::train;
   namespace comm = detail::comm;
   const auto& world = launch().communicator();
-  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace}, [&] { setup(); });
+  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)}, [&] { setup(); });
   auto options = options_;
   options.dataset_config = get_dataset_config();
   // Shared with a validation that does not end.

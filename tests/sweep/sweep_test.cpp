@@ -1,10 +1,12 @@
 // Sweeps on ranks: who trains what, how trials end, what is there afterwards, and what a second start does.
+#include "comm/world.hpp"
 #include "muster/muster.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -319,6 +321,31 @@ TEST_F(Sweeps, AnExceptionEndsItsTrialAlone) {
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_EQ(summed(begun), std::vector<std::int64_t>(6, 0));
   EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
+}
+
+TEST_F(Sweeps, AnExceptionWaitsForThoseWhoCompute) {
+  // Where a failure ended the job, the others would have a moment to hear of it; here they are in a long step.
+  const auto storage = test::shared_folder();
+  const auto ended = launch({storage}, [&](Launch& launch) {
+    detail::comm::set_final_grace(launch.communicator(), std::chrono::milliseconds(1));
+    TorchTrainer trainer(launch,
+                         [&](Session& session, const Config& config) {
+                           if (number_of(session) == 0) {
+                             if (session.world_rank() == session.world_size() - 1)
+                               throw std::runtime_error("the loss is a teapot");
+                             std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                           }
+                           count(session, config);
+                         },
+                         {.train_loop_config = {{"value", 0}}});
+    return Sweep(launch, trainer.as_trainable(),
+                 {.space = {{"value", grid({0, 1, 2})}}, .ranks_per_trial = world().size(), .metric = "value"})
+        .fit();
+  });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  using enum TrialStatus;
+  EXPECT_EQ(statuses(ended), (std::vector{failed, done, done}));
+  EXPECT_NE(std::string(ended.sweep->trials[0].error->what()).find("the loss is a teapot"), std::string::npos);
 }
 
 TEST_F(Sweeps, WhereNoTrialEndsWellTheFirstOnesErrorIsTheSweeps) {
