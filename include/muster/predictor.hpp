@@ -51,7 +51,8 @@ struct PredictorOptions {
   /// Columns that the model is given; all unless given. Others that the preprocessor was fitted on, such as a label,
   /// need not be there then.
   std::vector<std::string> feature_columns = {};
-  /// Converts what the model is given, after the preprocessor, as in {{"x", at::kFloat}}.
+  /// Converts what the model is given, after the preprocessor, as in {{"x", at::kFloat}}. An Error (ExitCode::usage) if
+  /// a name is not among it.
   std::map<std::string, at::ScalarType> dtypes = {};
   /// Computes on this rank's GPU; an Error (ExitCode::data) where there is none.
   bool use_gpu = false;

@@ -31,7 +31,12 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
     : ranks_(ranks), output_(std::move(output)) {
   const auto made = Json::parse(comm::on_root(ranks_, [&] {
     checkpoint::Tensors outlines;
-    for (const auto& column : columns) outlines[column.name] = outline(column, rows);
+    for (const auto& column : columns) {
+      if (column.name.empty() || column.name.find('/') != std::string::npos)  // a group of HDF5, where nobody looks
+        throw Error(ExitCode::usage, "writing " + output_.string(), "a column is called \"" + column.name + "\"",
+                    "Give it a name without \"/\"");
+      outlines[column.name] = outline(column, rows);
+    }
     checkpoint::check_storable(outlines);
     const auto layout = checkpoint::lay_out(outlines);
     remove_unfinished(std::filesystem::absolute(output_));  // of a job that was killed

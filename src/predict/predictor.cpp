@@ -159,6 +159,12 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
     for (const auto& [name, tensor] : all)
       if (std::ranges::find(kept, name) == kept.end()) take(name, tensor);
   Batch input(std::move(features));
+  for (const auto& [name, dtype] : state.options.dtypes)
+    if (!input.contains(name))
+      throw Error(
+          ExitCode::usage, predicting,
+          "dtypes names \"" + name + "\", and the model is given " + detail::data::joined(input, &Batch::Item::first),
+          "Name columns that it is given");
 
   const auto given = state.function(input);
   const auto rows_of = [](const at::Tensor& tensor) {

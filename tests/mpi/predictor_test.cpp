@@ -157,6 +157,9 @@ TEST(Predictor, AFunctionTakesAndGivesWhatItWants) {
   EXPECT_TRUE(at::equal(sum, rows[0].second.sum(1)));
   const TorchPredictor one_row([](Batch& batch) { return batch["x"].sum(); });
   expect_error(ExitCode::data, "\"predictions\" has 0 rows for 5", [&] { one_row.predict(columns(rows)); });
+  const TorchPredictor misspelt([](Batch& batch) { return batch["x"]; }, {.dtypes = {{"X", at::kHalf}}});
+  expect_error(ExitCode::usage, "dtypes names \"X\", and the model is given x, y",
+               [&] { misspelt.predict(columns(rows)); });
   const TorchPredictor on_gpu([](Batch& batch) { return batch["x"]; }, {.use_gpu = true});
   if (!torch::cuda::is_available()) expect_error(ExitCode::data, "no GPU", [&] { on_gpu.predict(columns(rows)); });
 }
@@ -348,6 +351,10 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
                 return std::map<std::string, at::Tensor>{{"j", batch["i"]}};
               }),
               {.keep_columns = {"j"}});
+        fails(ExitCode::usage, "a column is called \"head/j\"", TorchPredictor([](Batch& batch) {
+                return std::map<std::string, at::Tensor>{{"head/j", batch["i"]}};
+              }),
+              small);
         // On the disk of one rank there is no room.
         const auto name = "out.h5.tmp." + world().broadcast(std::to_string(::getpid()));
         std::optional<test::SickWrites> full;
