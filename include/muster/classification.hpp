@@ -16,9 +16,8 @@
 //   prediction  logits or probabilities [N, C, …], as torch::cross_entropy takes them, or classes [N, …]
 //   target      classes [N, …]: integers from 0, or bools
 //   samples     only the first so many of N count, as Batch::size() says; all of them unless given
-//   weight      what each counts, [N] or in the shape of the target: numbers, or a mask of bools. What counts nothing
-//   is
-//               not looked at: iou.add(logits, target, batch.size(), target.ne(255))
+//   weight      what each counts, [N] or in the shape of the target: numbers, or a mask of bools. Those that count
+//               nothing are not looked at: iou.add(logits, target, batch.size(), target.ne(255))
 //
 // It waits for the values; what does not fit is an Error (ExitCode::user_error). value() is this rank's alone, NaN
 // where nothing defines it, which a report writes as null.

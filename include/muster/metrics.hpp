@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 namespace at {
 class Tensor;
@@ -21,16 +22,14 @@ class StateEntry;
 
 /// A mean over samples. The mean over ranks is weighted by the samples too, so uneven shards do not falsify it.
 ///
-/// One that is reported in the middle of an epoch belongs into the state, else that of the resumed epoch covers only
-/// the rest of it. Then reset it before the report that ends the epoch, not after: what that report saves begins the
-/// next.
+/// One over an epoch belongs into the state: where a run was stopped in the middle, it goes on with what it had, and
+/// would cover only the rest of the epoch otherwise. The report that ends the epoch takes it, so that what is saved
+/// there begins the next:
 ///
 ///   muster::Mean loss;
 ///   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
 ///   …
-///     const muster::Metrics metrics{{"loss", loss}};   // a copy
-///     loss.reset();
-///     session.report(metrics, state);
+///     session.report({{"loss", loss.take()}}, state);
 class Mean {
  public:
   /// `value` is itself a mean over `samples` samples; with 0 samples it is ignored.
@@ -46,6 +45,8 @@ class Mean {
   double value() const noexcept { return samples_ > 0 ? sum_ / static_cast<double>(samples_) : std::nan(""); }
   std::int64_t samples() const noexcept { return samples_; }
   void reset() noexcept { *this = {}; }
+  /// What it is until now; it begins anew.
+  Mean take() noexcept { return std::exchange(*this, {}); }
 
   /// Refers to this. Each rank's own in a checkpoint; at another number of ranks the first gets what all had.
   operator StateEntry();

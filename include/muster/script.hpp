@@ -5,7 +5,7 @@
 //   …
 //   auto loss = criterion(net->forward(x), y);         // as of any other model
 //   …
-//   if (session.world_rank() == 0) net->save("trained.pt");
+//   if (session.world_rank() == 0) net->save("trained.pt", {.replace = true});
 //   # in Python                                        net = torch.jit.load("trained.pt")
 //
 // A file of TorchScript is a program: load only what you would run. The program may do whatever TorchScript can, which

@@ -1,7 +1,7 @@
 // Batch-norm over the batches of all ranks: for models of which a rank has only few samples at a time.
 //
-//   muster::SyncBatchNorm2d norm{64};                             // in a module of one's own, for torch's BatchNorm2d
-//   session.prepare_model(layers, {.sync_batch_norm = true});     // or for all those of a Sequential
+//   norm = register_module("norm", muster::SyncBatchNorm2d(64));   // in a module of one's own, for torch's BatchNorm2d
+//   session.prepare_model(layers, {.sync_batch_norm = true});      // or for all those of a Sequential
 //
 // In training, on several ranks, mean and variance are those of the samples of all ranks, each sample once; outputs,
 // gradients and running statistics are those of one rank with the whole batch, up to rounding. A batch that only fills

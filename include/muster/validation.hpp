@@ -11,10 +11,10 @@
 //     return {{"val_accuracy", accuracy}};
 //   }
 //
-//   muster::TorchTrainer trainer(launch, train, {.scaling_config = {.num_workers = 6},       // mpirun -n 8: two
-//   validate
+//   // Of mpirun -n 8 two ranks validate.
+//   muster::TorchTrainer trainer(launch, train, {.scaling_config = {.num_workers = 6},
 //                                                .validation = {.function = validate, .timeout = 10min}});
-//   session.report(metrics, state, {.validation = true});                                    // in train
+//   session.report(metrics, state, {.validation = true});        // in train
 //
 // Ranks that do not train validate, over a communicator of their own: one checkpoint after the other, the oldest first,
 // each as soon as it is committed, while no worker waits. When training has ended they finish what they have begun, and

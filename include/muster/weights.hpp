@@ -2,9 +2,9 @@
 //
 //   muster::load_state_dict(net, muster::load_safetensors("resnet18.safetensors"));
 //
-//   auto checkpoint = session.get_checkpoint();                   // or
-//   Checkpoint::from_directory("runs/demo/checkpoint_000003") muster::save_torch(checkpoint->to_dict(), "demo.pt"); //
-//   torch.load("demo.pt", weights_only=True)["model/fc.weight"]
+//   auto checkpoint = muster::Checkpoint::from_directory("runs/demo/checkpoint_000003");
+//   muster::save_torch(checkpoint.to_dict(), "demo.pt");
+//   # in Python                                        torch.load("demo.pt", weights_only=True)["model/fc.weight"]
 //
 // `muster checkpoint export` writes one entry of a checkpoint under the names that its Python twin has.
 //
