@@ -272,8 +272,9 @@ class DatasetShard {
   /// Batches as stored: on the CPU, types kept; `dtypes` and `device` are ignored.
   BatchRange iter_batches(BatchOptions options = {}) const;
 
-  /// Fixes the epoch that seeds the order; session.epochs() does it, a loop of one's own calls this. The session is in
-  /// that epoch then, and with it every shard whose epoch has never been set.
+  /// Fixes the epoch that seeds the order; session.epochs() does it, a loop of one's own calls this: without it all its
+  /// passes are those of one epoch. The session is in that epoch then, and with it every shard whose epoch has never
+  /// been set.
   void set_epoch(std::int64_t epoch) const;
 
   /// Samples of the whole dataset.

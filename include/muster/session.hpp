@@ -49,10 +49,11 @@ class Steps;
 /// and while it lives, the one that was last restored or reported is what is saved when the run is asked to stop.
 class State {
  public:
-  /// Loads the newest checkpoint of this run, or the one the run was told to start from. False on a fresh start.
-  /// Everything is compared first: nothing is changed if a name, a shape or a type differs. From a checkpoint that no
-  /// run has made (Checkpoint::from_dict) it takes the entries that are there, with a warning that names the missing,
-  /// and gives false where none is. Collective.
+  /// Loads the checkpoint that the run goes on from: its own newest, or the one it was told to start from. False on a
+  /// fresh start. Everything is compared first: nothing is changed if a name, a shape or a type differs. From a
+  /// checkpoint that no run has made (Checkpoint::from_dict) it takes the entries that are there, with a warning that
+  /// names the missing, and gives false where none is. An Error (ExitCode::usage) once a report has saved another one.
+  /// Collective.
   bool restore();
 
   const StateEntries& entries() const noexcept { return *entries_; }
@@ -288,15 +289,16 @@ class Session {
               const ReportOptions& options = {});
 
   /// For a loop of one's own: whether any worker has been asked to stop. Report a State then, which saves it and ends
-  /// training, or return. A run whose function returns after this has said so is not finished. Collective.
+  /// training, or return. A run whose function returns after this has said so is not finished: it ends as a stop does,
+  /// and goes on when it is started again. Collective.
   bool should_stop();
 
   /// A callback of this call's own, which may refer to its objects: beside those of RunConfig it is told of what comes
   /// until the training function has returned or thrown. On all workers alike; collective.
   void add_callback(std::shared_ptr<Callback> callback);
 
-  /// The same for a loop that wants to know more: whether the run's place is wanted, and how long it has. It asks for
-  /// no stop by itself. Collective.
+  /// The same for a loop that wants to know more: whether the run's place is wanted, and how long it has. It ends
+  /// nothing by itself; what is said there of a function that returns is true here too. Collective.
   Preemption preemption();
 
   /// The newest committed one, for which it waits while that is being written behind training, or the one the run was

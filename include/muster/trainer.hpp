@@ -1,7 +1,8 @@
 // Trainers: they run a training function on every worker and return a Result.
 //
-//   muster::TorchTrainer trainer(launch, train, {.train_loop_config = {{"lr", 1e-3}}, .datasets = {{"train",
-//   "a.h5"}}}); const auto result = trainer.fit();
+//   muster::TorchTrainer trainer(launch, train, {.train_loop_config = {{"lr", 1e-3}},
+//                                                .datasets = {{"train", "train.h5"}}});
+//   const auto result = trainer.fit();
 #pragma once
 
 #include <muster/callback.hpp>
@@ -108,11 +109,12 @@ struct TrainerOptions {
   RunConfig run_config = {};
   std::map<std::string, Dataset> datasets = {};
   /// Fitted on "train" before training unless it is fitted already, applied to every dataset, saved with the
-  /// checkpoints.
+  /// checkpoints. A run that goes on takes up what it has saved of it, and needs the same one again; one that starts
+  /// from another run's checkpoint takes that up where its own is not fitted.
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
   Json metadata = Json::object();
-  /// What a run that has no checkpoint of its own starts from.
+  /// What a run that has no checkpoint of its own starts from. Its reports and its time count from 0 all the same.
   std::optional<Checkpoint> resume_from_checkpoint = {};
   /// What validates the checkpoints for which a report asks that; see muster/validation.hpp.
   ValidationConfig validation = {};
@@ -178,7 +180,8 @@ class TorchTrainer : public DataParallelTrainer {
   using DataParallelTrainer::DataParallelTrainer;
 
   /// A trainer that continues the run in `path` with the options saved there; what `options` sets to other than its
-  /// default wins. What is not data (see TrainerOptions) is given again.
+  /// default wins. What is not data (see TrainerOptions) is given again. An Error (ExitCode::usage) if --storage and
+  /// --name say another folder.
   static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
                               TrainerOptions options = {});
 

@@ -58,7 +58,9 @@ class Steps {
  public:
   // Where the run stands.
   std::int64_t epoch = 0;
-  bool epoch_set = false;  ///< by the training function
+  bool epoch_set = false;            ///< by the training function
+  bool counted = false;              ///< so are the epochs: it sets them, or loops over Session::epochs()
+  std::int64_t complete_epoch = -1;  ///< the last one that was saved as over
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;
 

@@ -106,17 +106,18 @@ void SessionState::resume() {
   outputs.newest = start.from;
   observe::Start moment;
   Json preprocessor;
+  const bool own = start.from && start.from->path().parent_path() == run.path();
   if (start.from) {
     start.content = outputs.store->read(*start.from);
     const auto& progress = start.content->trainer;
     const auto& path = start.from->path();
-    counters.training_iteration = progress.training_iteration;
-    counters.seconds_before = progress.time_total_s;
     preprocessor = progress.preprocessor;
     auto row = start.content->metrics;
     outputs.score_reported = row.contains(outputs.config.checkpoint_score_attribute);
-    // What another run has reported is not this run's history.
-    if (path.parent_path() == run.path()) {
+    // What another run has reported is not this run's history, nor is its time.
+    if (own) {
+      counters.training_iteration = progress.training_iteration;
+      counters.seconds_before = progress.time_total_s;
       row["checkpoint_dir_name"] = path.filename().string();
       moment = {progress.training_iteration, std::move(row)};
       start.callbacks = progress.callbacks;
@@ -140,12 +141,12 @@ void SessionState::resume() {
     const auto& progress = start.content->trainer;
     const auto path = start.from->path().string();
     if (progress.of_a_run)
-      log::info("resuming from " + path + " (report " + std::to_string(counters.training_iteration) + ", epoch " +
+      log::info("resuming from " + path + " (report " + std::to_string(progress.training_iteration) + ", epoch " +
                 std::to_string(progress.epoch + 1) + (progress.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
   }
-  data.preprocess(preprocessor, workers.control);
+  data.preprocess(preprocessor, own, workers.control);
 }
 
 std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
@@ -165,6 +166,10 @@ std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
 
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   require_training("restoring a state");
+  if (const auto& newest = outputs.newest; newest && (!start.from || newest->path() != start.from->path()))
+    throw Error(ExitCode::usage, "restoring a state",
+                "a report has saved " + newest->path().filename().string() + " since the run was started",
+                "Restore before the first report; session.get_checkpoint()->load(name, object) takes up entries later");
   start.loss_reported = true;
   stop.last_state = entries;
   stop.reserve.expect(bytes_of(*entries));
@@ -177,9 +182,9 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   counters.steps->global_step = progress.global_step;
   counters.steps->samples_since_report = progress.samples_since_report;
   const bool complete = progress.epoch_complete;
-  data.cursors->begin_epoch(progress.epoch + (complete ? 1 : 0));
+  data.cursors->resume_epoch(progress.epoch + (complete ? 1 : 0));
   for (const auto& [name, position] : progress.positions) data.cursors->restore(name, position, complete);
-  workers.restore_random_state(saved, counters.training_iteration);
+  workers.restore_random_state(saved, progress.training_iteration);
   return true;
 }
 

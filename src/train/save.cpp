@@ -37,6 +37,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
       .positions = data.cursors->positions().get<std::map<std::string, Json>>(),
       .preprocessor = data.preprocessor ? data.preprocessor->state() : Json(nullptr),
       .callbacks = outputs.callbacks.state()};
+  if (progress.epoch_complete) counters.steps->complete_epoch = steps.epoch;
   checkpoint::Contents contents{.state = {},
                                 .random_state = workers.random_state(),
                                 .directory = {},

@@ -37,16 +37,23 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   return shards.emplace(name, state).first->second;
 }
 
-void SessionData::preprocess(const Json& saved, const Communicator& control) {
-  if (!preprocessor) return;
-  if (!saved.is_null()) {
+void SessionData::preprocess(const Json& saved, bool own, const Communicator& control) {
+  if (!preprocessor) {
+    if (saved.is_null()) return;
+    const char* const fact = "the checkpoint was saved with one, and the trainer has none";
+    if (own) throw Error(ExitCode::usage, "restoring the preprocessor", fact, "Give the trainer the same one again");
+    log::warn(std::string("preprocessing: ") + fact + "; the data are as they are");
+    return;
+  }
+  const bool fitted = control.all_reduce(std::int64_t{!preprocessor->fitted()}) == 0;
+  if (!saved.is_null() && (own || !fitted)) {
     try {
       preprocessor->load_state(saved);
     } catch (const Json::exception& error) {
       throw Error(ExitCode::data, "restoring the preprocessor", error.what(),
                   "Build the same preprocessor as the run that was saved");
     }
-  } else if (control.all_reduce(std::int64_t{!preprocessor->fitted()}) == 0) {
+  } else if (fitted) {
     // As its owner has fitted it, or an attempt before this one.
   } else if (const auto train = datasets.find("train"); train != datasets.end()) {
     if (train->second.source()->is_stream())

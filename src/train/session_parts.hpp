@@ -86,8 +86,8 @@ struct SessionData {
   /// The shard of that name, made at its first use.
   std::shared_ptr<data::ShardState> shard(const std::string& name, const Workers& workers);
   /// Fits the preprocessor unless it is, or loads what a checkpoint has of it (null: nothing), and lays it over all
-  /// datasets. Collective.
-  void preprocess(const Json& saved, const Communicator& control);
+  /// datasets. `own`: the checkpoint is of this run, and not one that it has begun from. Collective.
+  void preprocess(const Json& saved, bool own, const Communicator& control);
 };
 
 /// What the attempt goes on from.

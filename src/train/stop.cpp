@@ -180,7 +180,8 @@ Preemption SessionState::preemption() {
   workers.control.all_reduce(std::span(words), ReduceOp::min);
   stop.request.learn(words[0] == 0);
   stop.reserve.leave();
-  return {.asked = stop.request.known(),
+  stop.told = stop.request.known();
+  return {.asked = stop.told,
           .time_left = words[1] == never ? std::nullopt : std::optional(std::chrono::nanoseconds(words[1]))};
 }
 
@@ -213,6 +214,13 @@ void SessionState::end_training() {
   stop.file.remove();
   if (numbers) numbers->warn();
   if (stop.told) throw_stopped(newest && (!begun_from || newest->path() != begun_from->path()));
+  if (counters.steps->counted || counters.epochs > 0) return;
+  if (const auto name = data.cursors->not_taken_up(); !name.empty())
+    throw Error(
+        ExitCode::user_error, "going on in \"" + name + "\"",
+        "the training function has ended before the pass in whose middle the run was saved: nobody counts epochs "
+        "for the session, and the passes that were finished came back empty",
+        "Loop over session.epochs(n), or call set_epoch(epoch) for each epoch");
 }
 
 void SessionState::save_and_stop(bool in_report) {

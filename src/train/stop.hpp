@@ -112,7 +112,7 @@ struct Stopping {
   int boundaries_with_gradients = 0;                  ///< one after the other, since the request is known
   std::weak_ptr<const StateEntries> last_state = {};  ///< restored or reported
   bool files_reported = false;                        ///< of the user's own
-  bool told = false;                                  ///< should_stop() has said so
+  bool told = false;                                  ///< should_stop() or preemption() has said so
   bool stopped = false;                               ///< training has ended so
   bool ended = false;                                 ///< by the word of a callback
   bool in_calls = false;       ///< an operator's, each of which comes to its end: it looks at `ended` by itself

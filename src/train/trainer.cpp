@@ -125,7 +125,16 @@ std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
 
 TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
                                    TrainerOptions options) {
-  return {launch, std::move(train_loop), restored_options(path, std::move(options))};
+  auto restored = restored_options(path, std::move(options));
+  const auto& run = restored.run_config;
+  const auto named = detail::train::whole_path(launch.flags().storage.value_or(run.storage_path) /
+                                               launch.flags().name.value_or(run.name));
+  std::error_code ignored;  // of a folder that is not there
+  if (named != run.storage_path / run.name && !std::filesystem::equivalent(named, run.storage_path / run.name, ignored))
+    throw Error(ExitCode::usage, "restoring the run " + (run.storage_path / run.name).string(),
+                "--storage and --name, or MUSTER_STORAGE and MUSTER_NAME, name another: " + named.string(),
+                "Leave them out, or let them name the run");
+  return {launch, std::move(train_loop), std::move(restored)};
 }
 
 }  // namespace muster

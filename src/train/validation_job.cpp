@@ -55,7 +55,7 @@ Json measure(const ValidationGround& ground, const std::filesystem::path& path) 
   const auto checkpoint = Checkpoint::from_directory(path);
   SessionState state(plan, *ground.run, ground.ranks, ground.device, checkpoint);
   state.workers.seed_generators();
-  state.data.preprocess(plan.options.preprocessor ? saved_preprocessor(path) : Json(), state.workers.control);
+  state.data.preprocess(saved_preprocessor(path), true, state.workers.control);
   Session session(state);
   const std::shared_ptr<Backend> backend = plan.backend ? plan.backend->make_backend() : std::make_unique<Backend>();
   backend->on_start(session);

@@ -94,6 +94,45 @@ TEST(Passes, CountingBatchesTakesNone) {
   EXPECT_EQ(of_all(samples), indices(40)) << "each sample once";
 }
 
+enum class Loop { whole, from_where_it_was, says_so };
+
+TEST(Passes, OfAnEpochThatNobodyCountsDoNotGetLost) {
+  const auto storage = test::shared_folder();
+  for (const auto loop : {Loop::whole, Loop::from_where_it_was, Loop::says_so}) {
+    const auto name = "loop_" + std::to_string(static_cast<int>(loop));
+    Samples samples;
+    for (const bool again : {false, true}) {
+      const auto [code, result] =
+          run({storage, {}, with(name, {{"train", numbers(12)}})}, [&](Session& session, const Config&) {
+            auto shard = session.get_dataset_shard();
+            std::int64_t epoch = 0;
+            auto state = session.state({{"epoch", epoch}});
+            EXPECT_EQ(state.restore(), again);
+            if (loop == Loop::whole) epoch = 0;
+            for (; epoch < 4; ++epoch) {
+              if (loop == Loop::says_so) shard.set_epoch(epoch);
+              std::int64_t steps = 0;
+              for (auto& batch : shard.iter_torch_batches({.global_batch_size = 4})) {
+                append(samples, batch["i"], batch.size());
+                if (again || epoch != 2 || ++steps != 1) continue;
+                session.report({}, state);
+                throw Stop();
+              }
+            }
+          });
+      const bool lost = again && loop == Loop::from_where_it_was;
+      EXPECT_EQ(code, again && !lost ? 0 : 1) << error_of(result);
+      if (lost) {
+        EXPECT_NE(error_of(result).find("Loop over session.epochs(n)"), std::string::npos) << error_of(result);
+      }
+    }
+    if (loop == Loop::from_where_it_was) continue;
+    Samples want;
+    for (const auto i : indices(12)) want.insert(want.end(), 4, i);
+    EXPECT_EQ(of_all(samples), want) << name << ": four passes, each sample once in each";
+  }
+}
+
 /// The train loop of an epoch, validating as told after every second step; the samples that each validation saw.
 std::vector<std::int64_t> validating(const std::filesystem::path& storage, const std::string& name, bool gradients,
                                      bool again, Samples& samples) {

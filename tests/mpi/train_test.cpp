@@ -867,6 +867,66 @@ TEST(Train, AFittedPreprocessorStaysAsItIs) {
   EXPECT_EQ(run({storage, {}, options}, nothing).first, 1);
 }
 
+TEST(Train, APreprocessorIsTheRunsOwn) {
+  const auto other = Dataset::from_tensors({{"x", torch::arange(5.0).unsqueeze(1)}});
+  const auto of_other = standard_scaler({"x"}), of_line = standard_scaler({"x"});
+  of_other->fit(other, world());
+  of_line->fit(line(), world());
+  const auto storage = test::shared_folder();
+  const auto train = [&](Session& session, const Config&) {
+    std::int64_t n = 0;
+    auto state = session.state({{"n", n}});
+    state.restore();
+    session.report({{"n", ++n}}, state);
+    if (n == 1) throw std::runtime_error("not yet");
+  };
+  auto options = with_line("first");
+  options.preprocessor = standard_scaler({"x"});
+  EXPECT_EQ(run({storage, {}, options}, train).first, 1);
+  options.preprocessor = nullptr;
+  const auto without = run({storage, {}, options}, train);
+  EXPECT_EQ(without.first, 64) << "the data would be other data without a word";
+  EXPECT_NE(std::string(without.second->error->what()).find("saved with one"), std::string::npos);
+  options.preprocessor = of_other;
+  const auto first = run({storage, {}, options}, train);
+  EXPECT_EQ(first.first, 0);
+  EXPECT_EQ(of_other->state(), of_line->state()) << "the run's own";
+
+  of_other->fit(other, world());
+  const auto before = of_other->state();
+  options.resume_from_checkpoint = first.second->checkpoint;
+  for (const auto& [name, scaler] : {std::pair("fitted", of_other), std::pair("unfitted", standard_scaler({"x"}))}) {
+    options.run_config.name = name;
+    options.preprocessor = scaler;
+    const auto [code, result] = run({storage, {}, options}, train);
+    EXPECT_EQ(code, 0);
+    EXPECT_EQ(scaler->state(), name == std::string("fitted") ? before : of_line->state());
+    EXPECT_EQ(result->metrics.at("training_iteration"), 1) << "another run's reports are not its own";
+  }
+}
+
+TEST(Train, IsRestoredWhereTheFlagsSayToo) {
+  const auto storage = test::shared_folder();
+  const auto train = [&](Session& session, const Config&) {
+    std::int64_t n = 0;
+    auto state = session.state({{"n", n}});
+    EXPECT_EQ(session.world_size(), world().size());
+    state.restore();
+    session.report({{"n", ++n}}, state);
+    if (n == 1) throw std::runtime_error("not yet");
+    EXPECT_THROW(state.restore(), Error) << "a report has saved another";
+  };
+  EXPECT_EQ(run({storage, {}, with_line("run")}, train).first, 1);
+  const auto restore = [&](const std::filesystem::path& named, const std::vector<std::string>& flags) {
+    return test::launch({named, flags}, [&](Launch& launch) {
+      return TorchTrainer::restore(launch, storage / "run", train, {.datasets = {{"train", line()}}}).fit();
+    });
+  };
+  EXPECT_EQ(restore(storage / "elsewhere", {}).first, 64);
+  EXPECT_EQ(restore(storage, {"--name", "other"}).first, 64);
+  EXPECT_EQ(restore(storage / "." / "", {"--name", "run"}).first, 0) << "the same folder";
+}
+
 /// Says what it was asked to do.
 struct Witness : Backend {
   explicit Witness(std::vector<std::string>& words) : said(words) {}

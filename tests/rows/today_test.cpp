@@ -142,6 +142,24 @@ TEST(TodayRow, TimeBudget) {
   EXPECT_EQ(over.first, 0);
   EXPECT_EQ(reports(over.second), 1u);
   EXPECT_EQ(reports(run({storage, {}, named("ample", {time_budget(hours(1))})}, losing({1, 1, 1})).second), 3u);
+
+  // Of an earlier job, which has taken more than that.
+  const auto train = [](bool fails) {
+    return [fails](Session& session, const Config&) {
+      std::int64_t n = 0;
+      auto state = session.state({{"n", n}});
+      state.restore();
+      if (fails) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      while (n < 5) {
+        session.report({{"n", ++n}}, state);
+        if (fails) throw std::runtime_error("the first job");
+      }
+    };
+  };
+  EXPECT_EQ(run({storage, {}, named("again")}, train(true)).first, 1);
+  const auto again = run({storage, {}, named("again", {time_budget(std::chrono::milliseconds(200))})}, train(false));
+  EXPECT_EQ(again.first, 0);
+  EXPECT_EQ(reports(again.second), 2u) << "its time counts";
 }
 
 TEST(TodayRow, AfterReportAndAfterException) {
@@ -216,6 +234,11 @@ TEST(TodayRow, GetBestCheckpoint) {
   EXPECT_EQ(result->get_best_checkpoint("loss", ScoreOrder::max)->path(), storage / "best/checkpoint_000000");
   EXPECT_THROW(static_cast<void>(result->get_best_checkpoint("accuracy", ScoreOrder::max)), Error);
   EXPECT_FALSE(Result().get_best_checkpoint("loss", ScoreOrder::min)) << "there are none";
+  auto pruned = named("pruned");
+  pruned.run_config.checkpoint_config.num_to_keep = 2;
+  EXPECT_EQ(run({storage, {}, pruned}, losing({1, 3, 2})).second->get_best_checkpoint("loss", ScoreOrder::min)->path(),
+            storage / "pruned/checkpoint_000002")
+      << "of those that are there";
 }
 
 TEST(TodayRow, MetricsTable) {
@@ -489,11 +512,25 @@ TEST(TodayRow, Preemption) {
     ADD_FAILURE() << "that was the boundary";
   });
   EXPECT_EQ(code, static_cast<int>(ExitCode::stopped));
-  const auto ignored = run({storage, {}, named("ignored")}, [&](Session& session, const Config&) {
+  int returned = 0;
+  for (const int expected : {static_cast<int>(ExitCode::stopped), 0}) {
+    const auto again = run({storage, {}, named("again")}, [&](Session& session, const Config&) {
+      std::int64_t step = 0;
+      auto state = session.state({{"step", step}});
+      if (state.restore()) return;
+      session.report({{"step", ++step}}, state);
+      ask(session);
+      while (!session.preemption().asked) continue;  // the file is looked for once a second
+      ++returned;
+    });
+    EXPECT_EQ(again.first, expected) << "who returns then is not finished, and goes on when it is started again";
+  }
+  EXPECT_EQ(returned, 1);
+  const auto unsaved = run({storage, {}, named("unsaved")}, [&](Session& session, const Config&) {
     ask(session);
     EXPECT_TRUE(session.preemption().asked);
   });
-  EXPECT_EQ(ignored.first, 0) << "it has asked for no stop";
+  EXPECT_EQ(unsaved.first, static_cast<int>(ExitCode::retry));
   const auto left_alone = run({storage, {}, named("left_alone")}, [&](Session& session, const Config&) {
     EXPECT_FALSE(session.preemption().asked);
     EXPECT_FALSE(session.preemption().time_left);

@@ -624,10 +624,15 @@ TEST(TrainRow, BatchNormStatistics) {
     torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(1).momentum(1.0));
     session.prepare_model(norm);
     const auto rank = static_cast<float>(session.world_rank());
+    const auto mean = static_cast<float>(session.world_size() - 1) / 2;
+    norm->forward(torch::tensor({{rank - 1}, {rank + 1}}));
+    session.report({{"a", 1}}, session.state({{"norm", norm}}));
+    const auto saved = session.get_checkpoint()->to_dict();
+    EXPECT_FLOAT_EQ(saved.tensors.at("norm/running_mean").item<float>(), mean);
     norm->forward(torch::tensor({{rank - 1}, {rank + 1}}));
     EXPECT_FLOAT_EQ(norm->running_mean.item<float>(), rank) << "its own while it trains";
     const auto scope = session.evaluation(norm);
-    EXPECT_FLOAT_EQ(norm->running_mean.item<float>(), static_cast<float>(session.world_size() - 1) / 2);
+    EXPECT_FLOAT_EQ(norm->running_mean.item<float>(), mean);
     EXPECT_FALSE(norm->is_training());
   });
 }

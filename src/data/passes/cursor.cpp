@@ -31,6 +31,7 @@ std::int64_t window_of(const BatchOptions& options, const step::Share& share) {
 void Cursor::begin_epoch(std::int64_t epoch) {
   if (epoch == epoch_.number) return;
   epoch_ = {.number = epoch};
+  awaited_ = false;
   last_.consumed = 0;
   last_.under_way = false;
 }
@@ -78,6 +79,7 @@ void Cursor::restore(const Json& position, bool complete) {
                 .to_skip = finished,
                 .evaluations = position.value("asides", std::int64_t{0})};
       last_.consumed = position.at("consumed");
+      awaited_ = last_.consumed > 0;
       last_.outside = last_.consumed > 0 && !position.value("inside", false);
       last_.window = position.at("window");
       last_.samples = position.at("samples");
@@ -131,9 +133,13 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
   return pass;
 }
 
+std::string Cursor::named() const {
+  return (options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": ";
+}
+
 void Cursor::say_if_steps_changed(const Pass& pass, const BatchOptions& options) {
   if (!std::exchange(restored_, false) || last_.global_batch == 0 || options.global_batch_size) return;
-  const auto what = (options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": ";
+  const auto what = named();
   if (pass.plan.global_batch == last_.global_batch) {
     if (options_.batches_in_step() != options_.share.total)
       log::info(what + "a step still takes " + std::to_string(last_.global_batch) + " samples, now over " +
@@ -162,10 +168,19 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   trained_by_ = loader;
   pass.number = steps_->next_number();
   if (epoch_.to_skip > 0) {
+    if (!steps_->counted && epoch_.to_skip == epoch_.finished)
+      log::warn(named() +
+                "a pass that was finished before the restart comes back empty. A loop that counts epochs of "
+                "its own, and goes on with the next one, calls set_epoch(epoch), or is one over session.epochs(n)");
     --epoch_.to_skip;
     return pass;
   }
   if (last_.under_way) finish();
+  awaited_ = false;
+  if (steps_->counted && std::exchange(steps_->complete_epoch, -1) == epoch_.number)
+    log::warn(named() +
+              "this epoch was saved between two of its passes, and is over for a run that goes on from there. "
+              "Report a State at the end of the epoch, or inside a pass");
   if (last_.consumed > 0 && last_.samples != count)
     throw Error(ExitCode::data, "continuing in dataset \"" + options_.name + "\"",
                 "it has " + std::to_string(count) + " samples and had " + std::to_string(last_.samples) +

@@ -29,13 +29,18 @@ void Cursors::enter_epoch(std::int64_t epoch) {
 }
 
 void Cursors::begin_epoch(std::int64_t epoch) {
+  steps->counted = true;
+  resume_epoch(epoch);
+}
+
+void Cursors::resume_epoch(std::int64_t epoch) {
   enter_epoch(epoch);
   for (auto& [name, cursor] : cursors_) cursor->begin_epoch(epoch);
 }
 
 void Cursors::set_epoch(std::int64_t epoch) {
   enter_epoch(epoch);
-  steps->epoch_set = true;
+  steps->epoch_set = steps->counted = true;
   for (auto& [name, cursor] : cursors_)
     if (!cursor->epoch_set_) cursor->begin_epoch(epoch);
 }
@@ -72,6 +77,12 @@ bool Cursors::epoch_complete() const {
     unfinished = unfinished || saved.position.value("consumed", 0) > 0;
   }
   return !unfinished && (passed || !data);
+}
+
+std::string Cursors::not_taken_up() const {
+  for (const auto& [name, cursor] : cursors_)
+    if (cursor->awaited_) return name;
+  return {};
 }
 
 }  // namespace muster::detail::data

@@ -120,6 +120,7 @@ class Cursor {
   }
   void finish();
   std::int64_t to_run_again() const noexcept;
+  std::string named() const;  ///< the beginning of a message about it
   void say_if_steps_changed(const Pass& pass, const BatchOptions& options);
 
   CursorOptions options_;
@@ -131,6 +132,7 @@ class Cursor {
   bool epoch_set_ = false;  ///< by the training function
   bool evaluated_ = false;  ///< there was a pass that does not train, in any epoch
   bool restored_ = false;   ///< and no pass has begun since
+  bool awaited_ = false;    ///< so was the middle of a pass, which has not been taken up
 };
 
 /// The cursors of a session, by the names of its data. Belongs to the thread that runs the training function.
@@ -144,7 +146,10 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void add(const std::shared_ptr<Cursor>& cursor);
   /// Null if no loader has that name.
   std::shared_ptr<Cursor> find_loader(const std::string& name) const;
+  /// The training function is at the beginning of that epoch.
   void begin_epoch(std::int64_t epoch);
+  /// What a run that goes on is in.
+  void resume_epoch(std::int64_t epoch);
   /// The training function has set the epoch of one of them.
   void set_epoch(std::int64_t epoch);
   /// Positions by name, of this epoch, as JSON; and back, before or after a name is added.
@@ -152,6 +157,8 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void restore(const std::string& name, const Json& position, bool complete);
   /// Whether every training pass that was begun in this epoch is over, and there was one if there is data.
   bool epoch_complete() const;
+  /// What was in the middle of a pass when the run was saved, and has not come to it again; empty if nothing.
+  std::string not_taken_up() const;
 
  private:
   struct Saved {
