@@ -6,7 +6,7 @@
 //       register_training(Components{.models = net,
 //                                    .optimizers = torch::optim::SGD(net->parameters(), 0.1),
 //                                    .criterion = torch::nn::MSELoss()});
-//       register_data({muster::Dataset("train.h5"), {.batch_size = config[muster::BATCH_SIZE]}});
+//       register_data({muster::Dataset("train.h5"), {.batch_size = config.at(muster::BATCH_SIZE)}});
 //     }
 //   };
 //
@@ -58,7 +58,8 @@ namespace muster {
 inline constexpr const char* BATCH_SIZE = "*batch_size";
 
 /// When the default train_epoch() steps the schedulers. One that waits for a metric is stepped by
-/// OperatorTrainer::update_scheduler() alone.
+/// OperatorTrainer::update_scheduler() alone. The first step() of libtorch's own schedulers only sets the rate that is
+/// there, which Python's do when they are made: register_training() makes it, so that rates are those of Python.
 enum class SchedulerStepFreq { batch, epoch, manual };
 
 /// What a call of train() or validate() is.
@@ -300,7 +301,7 @@ struct OperatorTrainerOptions {
   std::optional<int> num_workers = {};
   /// Threads of torch per rank; the launch's choice unless given.
   std::optional<int> num_cpus_per_worker = {};
-  /// true, false or "auto": where every rank has one.
+  /// true, false or "auto": where every rank sees one. More ranks than GPUs on a node share them.
   Json use_gpu = "auto";
   /// As TorchConfig::backend.
   std::string backend = "auto";
@@ -336,7 +337,7 @@ struct TrainOptions {
   Json info = Json::object();
 };
 struct ValidateOptions {
-  /// Batches, from the beginning of the data; all unless given.
+  /// Batches, from the beginning of the data and no more than there are; all unless given.
   std::optional<std::int64_t> num_steps = {};
   bool profile = false;
   bool reduce_results = true;

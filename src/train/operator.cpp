@@ -2,6 +2,7 @@
 
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
+#include "muster/schedulers.hpp"
 #include "train/operator_parts.hpp"
 #include "train/same_data.hpp"
 
@@ -19,6 +20,11 @@ namespace {
 std::string name_of(const char* kind, std::size_t number, std::size_t all) {
   return all == 1 ? kind : kind + ("_" + std::to_string(number));
 }
+
+/// libtorch's count of a scheduler's steps is protected: a class derived from it may name the member.
+struct StepCount : torch::optim::LRScheduler {
+  static unsigned of(const torch::optim::LRScheduler& scheduler) { return scheduler.*(&StepCount::step_count_); }
+};
 
 /// The features of a batch, and its target.
 std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, const Batch& batch) {
@@ -256,6 +262,8 @@ void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
+  if (!dynamic_cast<const Schedule*>(scheduler.get()) && detail::train::StepCount::of(*scheduler) == 0)
+    scheduler->step();
   parts().schedulers.push_back(std::move(scheduler));
 }
 

@@ -28,9 +28,9 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     auto& meter = meters_[name];
     const auto& value = metric.value();
     if (value.is_number()) meter.mean.add(value.get<double>(), samples);
-    if (samples <= 0 && !meter.last.is_null()) continue;  // says nothing
-    meter.last = value;
     meter.last_samples = samples;
+    if (samples <= 0 && !meter.last.is_null()) continue;  // of the last batch this worker had nothing
+    meter.last = value;
   }
 }
 

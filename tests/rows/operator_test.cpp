@@ -156,7 +156,22 @@ TEST(OperatorRow, Train) {
 }
 
 // 2.3
+struct Watching : Line {
+  int batches = 0;
+  Metrics validate_batch(Batch& batch, const BatchInfo& info) override {
+    ++batches;
+    EXPECT_FALSE(net->is_training());
+    EXPECT_FALSE(at::GradMode::is_enabled());
+    return Line::validate_batch(batch, info);
+  }
+};
+
 TEST(OperatorRow, Validate) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Watching> trainer(launch, all_ranks(launch));
+    trainer.train();
+    EXPECT_EQ(trainer.validate().at("batch_count"), trainer.get_local_operator().batches);
+  });
   on_all([](Launch& launch) {
     OperatorTrainer<Line> trainer(launch, all_ranks(launch));
     const auto& net = trainer.get_local_operator().net;
@@ -610,6 +625,9 @@ TEST(OperatorRow, AverageMeterCollection) {
   EXPECT_EQ(all.at("last_m").weight(), 4);
   EXPECT_EQ(all.at("text").value(), "a");
   EXPECT_EQ(all.at("last_text").value(), "a");
+  meters.update({{"m", 7.0}, {"num_samples", 0}});  // of the last step this worker has had nothing
+  EXPECT_EQ(meters.summary().at("last_m").value(), 2.0);
+  EXPECT_EQ(meters.summary().at("last_m").weight(), 0) << "the others' is the last";
 }
 
 // 2.19: what is cast is decided before gradients are averaged, and parameters stay what they are.
@@ -663,10 +681,9 @@ TEST(OperatorRow, SchedulerStepFreq) {
       trainer.train({.num_steps = 3});
       auto& its = trainer.get_local_operator();
       const int steps = freq == SchedulerStepFreq::batch ? 3 : freq == SchedulerStepFreq::epoch ? 1 : 0;
-      // libtorch's first step() sets the rate that is there.
-      EXPECT_DOUBLE_EQ(its.lr() * 1024, std::pow(0.5, std::max(0, steps - 1)));
-      its.scheduler->step();
       EXPECT_DOUBLE_EQ(its.lr() * 1024, std::pow(0.5, steps));
+      its.scheduler->step();
+      EXPECT_DOUBLE_EQ(its.lr() * 1024, std::pow(0.5, steps + 1));
     });
 }
 
@@ -910,6 +927,9 @@ TEST(OperatorRow, MixedPrecision) {
       options.use_fp16 = wanted;
       options.use_gpu = false;
       OperatorTrainer<Half> trainer(launch, options);
+      auto apex = options;
+      apex.use_fp16 = "apex";
+      EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Half>(launch, apex); }), "Apex"));
       const double first = trainer.train().at("train_loss");
       Json results;
       for (int i = 0; i < 5; ++i) results = trainer.train();
