@@ -1,11 +1,9 @@
-// Trains ResNet-50 as one does on ImageNet: random crops and flips, mixed
-// precision, a learning rate that warms up and falls as a cosine, the ranks'
-// shares of a large step.
+// Trains ResNet-50 as one does on ImageNet: random crops and flips, mixed precision, a learning rate that warms up and
+// falls as a cosine, the ranks' shares of a large step.
 //
-//   resnet50_images                                              # makes
-//   pictures.train.h5 and pictures.test.h5 mpirun -n 2 resnet50 --train
-//   pictures.train.h5 --test pictures.test.h5 mpirun -n 8 resnet50 --train
-//   train.h5 --test val.h5 --classes 1000 --crop 224 --gpu --set epochs=90
+//   resnet50_images                                  # pictures.train.h5, pictures.test.h5
+//   mpirun -n 2 resnet50 --train pictures.train.h5 --test pictures.test.h5
+//   mpirun -n 8 resnet50 --train train.h5 --test val.h5 --classes 1000 --crop 224 --gpu --set epochs=90
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -20,8 +18,7 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
   return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
-/// Convolutions of 1 × 1, 3 × 3 and 1 × 1 beside a shortcut; the middle one has
-/// the stride.
+/// Convolutions of 1 × 1, 3 × 3 and 1 × 1 beside a shortcut; the middle one has the stride.
 class Bottleneck : public nn::Module {
  public:
   static constexpr std::int64_t expansion = 4;
@@ -57,8 +54,7 @@ class Bottleneck : public nn::Module {
   nn::Sequential downsample{nullptr};
 };
 
-/// ResNet-50 (He et al. 2015), with torchvision's names of parameters where
-/// `width` is 64: [N, 3, H, W] to logits.
+/// ResNet-50 (He et al. 2015), with torchvision's names of parameters where `width` is 64: [N, 3, H, W] to logits.
 class ResNet50 : public nn::Module {
  public:
   ResNet50(std::int64_t width, std::int64_t classes)
@@ -92,9 +88,8 @@ class ResNet50 : public nn::Module {
 /// Bytes to numbers about 0.
 torch::Tensor normalize(const torch::Tensor& pictures) { return pictures.to(torch::kFloat).sub_(127.5).div_(64); }
 
-/// Of each picture [N, 3, H, W] a square of `crop` pixels from a place of its
-/// own, half of them mirrored. Drawn from this rank's generator, which each
-/// rank has of its own and a checkpoint keeps.
+/// Of each picture [N, 3, H, W] a square of `crop` pixels from a place of its own, half of them mirrored. Drawn from
+/// this rank's generator, which each rank has of its own and a checkpoint keeps.
 torch::Tensor random_crop_and_flip(const torch::Tensor& pictures, std::int64_t crop) {
   const auto n = pictures.size(0), channels = pictures.size(1), height = pictures.size(2), width = pictures.size(3);
   const auto index = torch::TensorOptions(torch::kLong).device(pictures.device());
@@ -111,8 +106,7 @@ torch::Tensor centre_crop(const torch::Tensor& pictures, std::int64_t crop) {
 }
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The model, and stochastic gradient descent with momentum, at a rate for
-  // 256 samples in a step.
+  // 1. The model, and stochastic gradient descent with momentum, at a rate for 256 samples in a step.
   auto net = session.prepare_model(
       std::make_shared<ResNet50>(config.at("width").get<std::int64_t>(), config.at("classes").get<std::int64_t>()));
   const auto batch_size = config.at("batch_size").get<std::int64_t>();
@@ -123,8 +117,7 @@ void train(muster::Session& session, const muster::Config& config) {
                                                .weight_decay(1e-4)
                                                .nesterov(true)));
 
-  // 2. The rate rises during the first epochs, then falls to 0 as a cosine,
-  // step by step.
+  // 2. The rate rises during the first epochs, then falls to 0 as a cosine, step by step.
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   const muster::BatchOptions batches{.batch_size = batch_size, .shuffle = true, .drop_last = true};
@@ -132,8 +125,7 @@ void train(muster::Session& session, const muster::Config& config) {
   muster::CosineWithWarmup schedule(optimizer, {.warmup_steps = steps * config.at("warmup_epochs").get<std::int64_t>(),
                                                 .total_steps = steps * epochs});
 
-  // 3. 16 bits where that is safe. Gradients of half would vanish without a
-  // scaler; bfloat16 has the range of float.
+  // 3. 16 bits where that is safe. Gradients of half would vanish without a scaler; bfloat16 has the range of float.
   const auto precision = config.at("precision").get<std::string>();
   const muster::AutocastOptions autocast{.dtype = precision == "half" ? torch::kHalf : torch::kBFloat16,
                                          .enabled = precision != "float"};
