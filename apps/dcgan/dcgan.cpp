@@ -78,31 +78,38 @@ void train(muster::Session& session, const muster::Config& config) {
   auto generator_optimizer = session.prepare_optimizer(torch::optim::Adam(generator->parameters(), adam));
   auto discriminator_optimizer = session.prepare_optimizer(torch::optim::Adam(discriminator->parameters(), adam));
 
+  muster::Mean generator_loss, discriminator_loss;
   auto state = session.state({{"generator", generator},
                               {"discriminator", discriminator},
                               {"generator_optimizer", generator_optimizer},
-                              {"discriminator_optimizer", discriminator_optimizer}});
+                              {"discriminator_optimizer", discriminator_optimizer},
+                              {"generator_loss", generator_loss},
+                              {"discriminator_loss", discriminator_loss}});
   state.restore();
 
   // 2. What is drawn after every epoch comes from one noise, the same on all ranks, so that one sees the pictures come.
   const auto noise = torch::randn({64, latent, 1, 1}, at::detail::createCPUGenerator(session.seed()));
 
+  // 3. What that is compared with: the sum of all real pictures, from a pass that does not train.
   auto shard = session.get_dataset_shard("train");
+  auto sum_of_real = torch::zeros({28 * 28});
+  for (auto& batch : shard.iter_torch_batches({.training = false}))
+    sum_of_real += batch["x"].narrow(0, 0, batch.size()).to(torch::kFloat).sum(0).flatten();
+  sum_of_real = session.mean(sum_of_real);  // divided by the number of ranks, which a correlation does not notice
+
   for (auto epoch : session.epochs(config.at("epochs"))) {
-    muster::Mean generator_loss, discriminator_loss;
-    auto sum_of_real = torch::zeros({28 * 28});
     for (auto& batch : shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       const auto real = batch["x"].to(torch::kFloat).div_(127.5).sub_(1).unsqueeze_(1);
       const auto fake = generator->forward(torch::randn({real.size(0), latent, 1, 1}, real.options()));
 
-      // 3. The discriminator learns to tell real pictures from drawn ones …
+      // 4. The discriminator learns to tell real pictures from drawn ones …
       discriminator_optimizer.zero_grad();
       const auto d =
           loss_of(discriminator->forward(real), true) + loss_of(discriminator->forward(fake.detach()), false);
       d.backward();
       discriminator_optimizer.step();
 
-      // 4. … and the generator to draw what it takes for real.
+      // 5. … and the generator to draw what it takes for real.
       generator_optimizer.zero_grad();
       const auto g = loss_of(discriminator->forward(fake), true);
       g.backward();
@@ -110,22 +117,22 @@ void train(muster::Session& session, const muster::Config& config) {
 
       discriminator_loss.add(d, batch.size());
       generator_loss.add(g, batch.size());
-      sum_of_real += real.sum(0).flatten();
     }
 
-    // 5. What it draws by now, and how like clothes that is: the correlation of the mean picture with that of the real
+    // 6. What it draws by now, and how like clothes that is: the correlation of the mean picture with that of the real
     //    ones, which is about 0 for noise.
     torch::Tensor pictures;
     {
       const auto evaluation = session.evaluation(generator);
       pictures = generator->forward(noise);
     }
-    const auto likeness = torch::corrcoef(torch::stack({pictures.mean(0).flatten(), session.mean(sum_of_real)}))[0][1];
+    const auto likeness = torch::corrcoef(torch::stack({pictures.mean(0).flatten(), sum_of_real}))[0][1];
     if (session.world_rank() == 0)
       write_png(config.at("pictures").get<std::string>() + "/epoch_" + std::to_string(epoch) + ".png", pictures);
-    session.report(
-        {{"discriminator_loss", discriminator_loss}, {"generator_loss", generator_loss}, {"likeness", likeness}},
-        state);
+    session.report({{"discriminator_loss", discriminator_loss.take()},
+                    {"generator_loss", generator_loss.take()},
+                    {"likeness", likeness}},
+                   state);
   }
 }
 

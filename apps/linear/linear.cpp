@@ -12,15 +12,16 @@ void train(muster::Session& session, const muster::Config& config) {
       torch::nn::Sequential(torch::nn::Linear(1, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1)));
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
 
-  // 2. What is saved, and comes back when the program is started again with the same --name.
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  // 2. What is saved, and comes back when the program is started again with the same --name. The loss too, since
+  //    a run may be stopped in the middle of an epoch.
+  muster::Mean loss;
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
 
   auto shard = session.get_dataset_shard("train");
   const auto epochs = config.at("epochs").get<std::int64_t>();
   for (auto epoch : session.epochs(epochs)) {
     // 3. One pass over the samples, of which each rank takes its share.
-    muster::Mean loss;
     for (auto& batch : shard.iter_torch_batches(
              {.batch_size = 32, .shuffle = true, .dtypes = {{"x", torch::kFloat}, {"y", torch::kFloat}}})) {
       optimizer.zero_grad();
@@ -34,7 +35,7 @@ void train(muster::Session& session, const muster::Config& config) {
       std::cout << "epoch: " << epoch << "/" << epochs << ", loss: " << loss.value() << std::endl;
 
     // 4. The mean over all ranks, and a checkpoint.
-    session.report({{"loss", loss}, {"epoch", epoch}}, state);
+    session.report({{"loss", loss.take()}, {"epoch", epoch}}, state);
   }
 }
 

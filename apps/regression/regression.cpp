@@ -36,7 +36,8 @@ void train(muster::Session& session, const muster::Config& config) {
   auto net = session.prepare_model(
       nn::Sequential(nn::Linear(5 + 4, width), nn::ReLU(), nn::Linear(width, width), nn::ReLU(), nn::Linear(width, 1)));
   auto optimizer = session.prepare_optimizer(torch::optim::AdamW(net->parameters(), config.at("lr").get<double>()));
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  muster::Mean loss;
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
 
   const auto predict = [&](const muster::Batch& batch) {
@@ -46,7 +47,6 @@ void train(muster::Session& session, const muster::Config& config) {
   auto test_shard = session.get_dataset_shard("test");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
     // 2. One pass over the training set. What comes has been through the preprocessors.
-    muster::Mean loss;
     for (auto& batch : train_shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       optimizer.zero_grad();
       const auto l = torch::mse_loss(predict(batch), batch["y"]);
@@ -67,7 +67,7 @@ void train(muster::Session& session, const muster::Config& config) {
     }
     sums = session.mean(sums);  // the sums divided by the number of ranks, which quotients of them do not notice
     const auto variation = sums[2] - sums[1].square() / sums[0];
-    session.report({{"loss", loss}, {"r2", 1 - sums[3] / variation}}, state);
+    session.report({{"loss", loss.take()}, {"r2", 1 - sums[3] / variation}}, state);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <muster/muster.hpp>
 #include <numeric>
+#include <string>
 #include <vector>
 
 namespace {
@@ -93,14 +94,14 @@ void train(muster::Session& session, const muster::Config& config) {
   // 1. The model.
   auto net = session.prepare_model(std::make_shared<UNet>(config.at("width").get<std::int64_t>()));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  muster::Mean loss;
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
 
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
     // 2. One pass over the training scenes. The loss is a mean over pixels.
-    muster::Mean loss;
     for (auto& batch : train_shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       optimizer.zero_grad();
       const auto l =
@@ -122,7 +123,7 @@ void train(muster::Session& session, const muster::Config& config) {
         confusion.add(logits, batch["label"], batch.size());
       }
     }
-    session.report({{"loss", loss}, {"mean_iou", mean_iou}, {"confusion", confusion}}, state);
+    session.report({{"loss", loss.take()}, {"mean_iou", mean_iou}, {"confusion", confusion}}, state);
   }
 }
 
@@ -130,23 +131,25 @@ void train(muster::Session& session, const muster::Config& config) {
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
+  std::string train_set = example::data("fashion_mnist", "fashion-mnist-small.train.h5");
+  std::string test_set = example::data("fashion_mnist", "fashion-mnist-small.test.h5");
   std::int64_t scenes = 2000, width = 16;
   int epochs = 5;
   launch.app().description("Finds clothes in noisy pictures, pixel by pixel, with a small U-Net.");
+  launch.app().add_option("--train", train_set, "Training garments: columns x [28, 28] and y")->capture_default_str();
+  launch.app().add_option("--test", test_set, "Test garments")->capture_default_str();
   launch.app().add_option("--scenes", scenes, "Pictures to train on")->capture_default_str();
   launch.app().add_option("--width", width, "Channels of the first level")->capture_default_str();
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   return launch.run([&] {
-    const muster::Dataset train_garments(example::data("fashion_mnist", "fashion-mnist-small.train.h5"));
-    const muster::Dataset test_garments(example::data("fashion_mnist", "fashion-mnist-small.test.h5"));
     return muster::TorchTrainer(
                launch, train,
                {
                    .train_loop_config = {{"width", width}, {"epochs", epochs}, {"lr", 5e-3}, {"batch_size", 8}},
                    .dataset_config = {.split_all = true},
                    .run_config = {.checkpoint_config = {.num_to_keep = 2, .checkpoint_score_attribute = "mean_iou"}},
-                   .datasets = {{"train", make_scenes(train_garments, scenes, 1)},
-                                {"test", make_scenes(test_garments, scenes / 5, 2)}},
+                   .datasets = {{"train", make_scenes(train_set, scenes, 1)},
+                                {"test", make_scenes(test_set, scenes / 5, 2)}},
                })
         .fit();
   });

@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <muster/muster.hpp>
+#include <string>
 
 namespace {
 
@@ -24,13 +25,14 @@ void train(muster::Session& session, const muster::Config& config) {
   auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(28 * 28, width),
                                                          torch::nn::ReLU(), torch::nn::Linear(width, 10)));
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(config.at("lr").get<double>()).momentum(0.9));
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  muster::Mean loss;
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
 
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
-    muster::Mean loss, val_accuracy;
+    muster::Mean val_accuracy;
     for (auto& batch : train_shard.iter_torch_batches({.global_batch_size = 64, .shuffle = true})) {
       optimizer.zero_grad();
       const auto l = torch::cross_entropy_loss(net->forward(normalize(batch["x"])), batch["y"].to(torch::kLong));
@@ -45,7 +47,7 @@ void train(muster::Session& session, const muster::Config& config) {
         val_accuracy.add(predicted.eq(batch["y"]).to(torch::kFloat).mean(), batch.size());
       }
     }
-    session.report({{"loss", loss}, {"val_accuracy", val_accuracy}}, state);
+    session.report({{"loss", loss.take()}, {"val_accuracy", val_accuracy}}, state);
   }
 }
 
@@ -53,22 +55,24 @@ void train(muster::Session& session, const muster::Config& config) {
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
+  std::string train_set = example::data("fashion_mnist", "fashion-mnist-small.train.h5");
+  std::string test_set = example::data("fashion_mnist", "fashion-mnist-small.test.h5");
   int samples = 4, ranks_per_trial = 1, epochs = 9;
   launch.app().description("Looks for the learning rate and the width of a small network on Fashion-MNIST.");
+  launch.app().add_option("--train", train_set, "Training set: columns x [28, 28] and y")->capture_default_str();
+  launch.app().add_option("--test", test_set, "Test set")->capture_default_str();
   launch.app().add_option("--samples", samples, "Learning rates to try for each width")->capture_default_str();
   launch.app().add_option("--ranks-per-trial", ranks_per_trial, "Ranks that train together")->capture_default_str();
   launch.app().add_option("--epochs", epochs, "Passes over the training set, of the good ones")->capture_default_str();
   return launch.run([&] {
     // 2. What one trial is.
-    muster::TorchTrainer trainer(
-        launch, train,
-        {
-            .train_loop_config = {{"lr", 0.01}, {"width", 64}, {"epochs", epochs}},
-            .dataset_config = {.split_all = true},
-            .run_config = {.checkpoint_config = {.num_to_keep = 1}},
-            .datasets = {{"train", example::data("fashion_mnist", "fashion-mnist-small.train.h5")},
-                         {"test", example::data("fashion_mnist", "fashion-mnist-small.test.h5")}},
-        });
+    muster::TorchTrainer trainer(launch, train,
+                                 {
+                                     .train_loop_config = {{"lr", 0.01}, {"width", 64}, {"epochs", epochs}},
+                                     .dataset_config = {.split_all = true},
+                                     .run_config = {.checkpoint_config = {.num_to_keep = 1}},
+                                     .datasets = {{"train", train_set}, {"test", test_set}},
+                                 });
     // 3. What is tried. After 1 and 3 epochs the better third goes on.
     auto result =
         muster::Sweep(launch, trainer.as_trainable(),

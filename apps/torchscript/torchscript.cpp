@@ -22,14 +22,15 @@ void train(muster::Session& session, const muster::Config& config) {
   // 1. The file's program with the file's weights; from here on a module as any other.
   auto net = session.prepare_model(muster::load_script(config.at("model").get<std::string>()));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  muster::Mean loss;
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
 
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
     // 2. Training and validation. Dropout and batch-norm inside of the program know which of them it is.
-    muster::Mean loss, val_accuracy;
+    muster::Mean val_accuracy;
     for (auto& batch : train_shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       optimizer.zero_grad();
       const auto l = torch::cross_entropy_loss(net->forward(normalize(batch["x"])), batch["y"].to(torch::kLong));
@@ -44,7 +45,7 @@ void train(muster::Session& session, const muster::Config& config) {
         val_accuracy.add(predicted.eq(batch["y"]).to(torch::kFloat).mean(), batch.size());
       }
     }
-    session.report({{"loss", loss}, {"val_accuracy", val_accuracy}}, state);
+    session.report({{"loss", loss.take()}, {"val_accuracy", val_accuracy}}, state);
   }
 
   // 3. The program with what it has learned, for Python's torch.jit.load().
@@ -56,9 +57,13 @@ void train(muster::Session& session, const muster::Config& config) {
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
+  std::string train_set = example::data("fashion_mnist", "fashion-mnist-small.train.h5");
+  std::string test_set = example::data("fashion_mnist", "fashion-mnist-small.test.h5");
   std::string model = example::data("torchscript", "model.pt"), save = "trained.pt";
   int epochs = 5;
   launch.app().description("Trains a model that Python has made, on Fashion-MNIST.");
+  launch.app().add_option("--train", train_set, "Training set: columns x [28, 28] and y")->capture_default_str();
+  launch.app().add_option("--test", test_set, "Test set")->capture_default_str();
   launch.app().add_option("--model", model, "What torch.jit.save() has written")->capture_default_str();
   launch.app().add_option("--save", save, "Where it is written, trained")->capture_default_str();
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
@@ -70,8 +75,7 @@ int main(int argc, char** argv) {
                        {{"model", model}, {"save", save}, {"epochs", epochs}, {"lr", 2e-3}, {"batch_size", 32}},
                    .dataset_config = {.split_all = true},
                    .run_config = {.checkpoint_config = {.num_to_keep = 1}},
-                   .datasets = {{"train", example::data("fashion_mnist", "fashion-mnist-small.train.h5")},
-                                {"test", example::data("fashion_mnist", "fashion-mnist-small.test.h5")}},
+                   .datasets = {{"train", train_set}, {"test", test_set}},
                })
         .fit();
   });
