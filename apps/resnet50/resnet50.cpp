@@ -3,7 +3,7 @@
 //
 //   resnet50_images                                  # pictures.train.h5, pictures.test.h5
 //   mpirun -n 2 resnet50 --train pictures.train.h5 --test pictures.test.h5
-//   mpirun -n 8 resnet50 --train train.h5 --test val.h5 --classes 1000 --crop 224 --gpu --set epochs=90
+//   mpirun -n 8 resnet50 --train train.h5 --test val.h5 --classes 1000 --crop 224 --gpu --set batch_size=256
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -109,8 +109,7 @@ void train(muster::Session& session, const muster::Config& config) {
   // 1. The model, and stochastic gradient descent with momentum, at a rate for 256 samples in a step.
   auto net = session.prepare_model(
       std::make_shared<ResNet50>(config.at("width").get<std::int64_t>(), config.at("classes").get<std::int64_t>()));
-  const auto batch_size = config.at("batch_size").get<std::int64_t>();
-  const auto step_size = batch_size * session.world_size();
+  const auto step_size = config.at("batch_size").get<std::int64_t>();  // over all ranks, however many
   auto optimizer = session.prepare_optimizer(
       torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(config.at("lr").get<double>() * step_size / 256)
                                                .momentum(0.9)
@@ -120,7 +119,7 @@ void train(muster::Session& session, const muster::Config& config) {
   // 2. The rate rises during the first epochs, then falls to 0 as a cosine, step by step.
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
-  const muster::BatchOptions batches{.batch_size = batch_size, .shuffle = true, .drop_last = true};
+  const muster::BatchOptions batches{.global_batch_size = step_size, .shuffle = true, .drop_last = true};
   const auto steps = train_shard.count() / step_size, epochs = config.at("epochs").get<std::int64_t>();
   muster::CosineWithWarmup schedule(optimizer, {.warmup_steps = steps * config.at("warmup_epochs").get<std::int64_t>(),
                                                 .total_steps = steps * epochs});
@@ -131,13 +130,14 @@ void train(muster::Session& session, const muster::Config& config) {
                                          .enabled = precision != "float"};
   auto scaler = session.grad_scaler({.enabled = precision == "half"});
 
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"schedule", schedule}, {"scaler", scaler}});
+  muster::Mean loss;
+  auto state = session.state(
+      {{"model", net}, {"optimizer", optimizer}, {"schedule", schedule}, {"scaler", scaler}, {"loss", loss}});
   state.restore();
 
   const auto crop = config.at("crop").get<std::int64_t>();
   for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
     // 4. One pass over the training set, each time with other crops.
-    muster::Mean loss;
     for (auto& batch : train_shard.iter_torch_batches(batches)) {
       optimizer.zero_grad();
       torch::Tensor l;
@@ -159,12 +159,12 @@ void train(muster::Session& session, const muster::Config& config) {
     {
       const auto evaluation = session.evaluation(net);
       const auto scope = session.autocast(autocast);
-      for (auto& batch : test_shard.iter_torch_batches({.batch_size = batch_size})) {
+      for (auto& batch : test_shard.iter_torch_batches({.global_batch_size = step_size})) {
         const auto predicted = net->forward(normalize(centre_crop(batch["x"], crop))).argmax(1);
         val_accuracy.add(predicted.eq(batch["y"]).to(torch::kFloat).mean(), batch.size());
       }
     }
-    session.report({{"loss", loss}, {"val_accuracy", val_accuracy}}, state);
+    session.report({{"loss", loss.take()}, {"val_accuracy", val_accuracy}}, state);
   }
 }
 
@@ -195,7 +195,7 @@ int main(int argc, char** argv) {
                                                           {"classes", classes},
                                                           {"crop", crop},
                                                           {"precision", precision},
-                                                          {"batch_size", 32},
+                                                          {"batch_size", 64},
                                                           {"lr", 0.1},
                                                           {"epochs", 10},
                                                           {"warmup_epochs", 1}},

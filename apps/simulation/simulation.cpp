@@ -19,8 +19,8 @@ namespace {
 constexpr int inputs = 3, outputs = 2, numbers = inputs + outputs;
 constexpr int samples_per_round = 2048;
 
-/// What a trainer tells its simulator.
-enum Word : int { stop, go_on };
+/// What a trainer sends its simulator after its last round, in the place of the number of the next.
+constexpr int stop = -1;
 
 /// By the method of Runge and Kutta, of fourth order.
 std::array<double, 2> swing(std::array<double, 2> state, double damping, double seconds) {
@@ -39,21 +39,30 @@ std::array<double, 2> swing(std::array<double, 2> state, double damping, double 
   return state;
 }
 
-/// The half that computes: a round of samples ahead, for as long as the trainer asks for more.
-void simulate(int trainer, unsigned seed) {
+/// The samples of a round for one of the trainers; no two rounds have the same, whenever they are computed.
+std::vector<float> samples_of(int trainer, int round) {
+  std::seed_seq seed{trainer, round};
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> angle(-2, 2), velocity(-2, 2), damping(0, 0.5);
   std::vector<float> samples;
-  for (int word = go_on; word != stop;) {
-    samples.clear();
-    for (int i = 0; i < samples_per_round; ++i) {
-      const double a = angle(random), v = velocity(random), d = damping(random);
-      const auto later = swing({a, v}, d, 2);
-      for (const double number : {a, v, d, later[0], later[1]}) samples.push_back(static_cast<float>(number));
-    }
-    MPI_Recv(&word, 1, MPI_INT, trainer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    if (word == go_on)
-      MPI_Send(samples.data(), static_cast<int>(samples.size()), MPI_FLOAT, trainer, 0, MPI_COMM_WORLD);
+  for (int i = 0; i < samples_per_round; ++i) {
+    const double a = angle(random), v = velocity(random), d = damping(random);
+    const auto later = swing({a, v}, d, 2);
+    for (const double number : {a, v, d, later[0], later[1]}) samples.push_back(static_cast<float>(number));
+  }
+  return samples;
+}
+
+/// The half that computes: a round ahead, for as long as the trainer asks for one.
+void simulate(int trainer) {
+  int ahead = 0;
+  for (auto samples = samples_of(trainer, ahead);; samples = samples_of(trainer, ++ahead)) {
+    int round = stop;
+    MPI_Recv(&round, 1, MPI_INT, trainer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (round == stop) return;
+    // A run that goes on begins with another round than the first.
+    if (round != ahead) samples = samples_of(trainer, ahead = round);
+    MPI_Send(samples.data(), static_cast<int>(samples.size()), MPI_FLOAT, trainer, 0, MPI_COMM_WORLD);
   }
 }
 
@@ -66,10 +75,10 @@ void train(muster::Session& session, const muster::Config& config, int simulator
   auto state = session.state({{"model", net}, {"optimizer", optimizer}});
   state.restore();
 
-  for ([[maybe_unused]] auto round : session.epochs(config.at("rounds"))) {
-    const int word = go_on;
+  for (const auto epoch : session.epochs(config.at("rounds"))) {
+    const auto round = static_cast<int>(epoch);
     auto samples = torch::empty({samples_per_round, numbers});
-    MPI_Send(&word, 1, MPI_INT, simulator, 0, MPI_COMM_WORLD);
+    MPI_Send(&round, 1, MPI_INT, simulator, 0, MPI_COMM_WORLD);
     MPI_Recv(samples.mutable_data_ptr<float>(), samples.numel(), MPI_FLOAT, simulator, 0, MPI_COMM_WORLD,
              MPI_STATUS_IGNORE);
 
@@ -120,10 +129,9 @@ int main(int argc, char** argv) {
             .fit();
       });
     }
-    const int word = stop;
-    MPI_Send(&word, 1, MPI_INT, partner, 0, MPI_COMM_WORLD);
+    MPI_Send(&stop, 1, MPI_INT, partner, 0, MPI_COMM_WORLD);
   } else {
-    simulate(partner, static_cast<unsigned>(rank));
+    simulate(partner);
   }
 
   // 3. MPI ends when the simulation says so.
