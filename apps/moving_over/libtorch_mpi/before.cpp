@@ -28,8 +28,6 @@ int main(int argc, char** argv) {
   // The same weights everywhere.
   torch::manual_seed(0);
   torch::nn::Sequential net(torch::nn::Linear(1, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
-  for (auto& parameter : net->parameters())
-    MPI_Bcast(parameter.data_ptr(), static_cast<int>(parameter.numel()), MPI_FLOAT, 0, MPI_COMM_WORLD);
   torch::optim::Adam optimizer(net->parameters(), 0.01);
 
   // Where an earlier job has come to.
@@ -78,7 +76,6 @@ int main(int argc, char** argv) {
       archive.save_to(checkpoint + ".new");
       std::filesystem::rename(checkpoint + ".new", checkpoint);
     }
-    MPI_Barrier(MPI_COMM_WORLD);
   }
   MPI_Finalize();
 }

@@ -11,12 +11,12 @@ void train_loop_per_worker(muster::Session& session, const muster::Config& confi
       torch::nn::Sequential(torch::nn::Linear(1, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1)));
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
 
-  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  muster::Mean loss;
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
 
   auto shard = session.get_dataset_shard("train");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
-    muster::Mean loss;
     for (auto& batch : shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       optimizer.zero_grad();
       const auto l = torch::mse_loss(net->forward(batch["x"]), batch["y"]);
@@ -24,7 +24,7 @@ void train_loop_per_worker(muster::Session& session, const muster::Config& confi
       optimizer.step();
       loss.add(l, batch.size());
     }
-    session.report({{"loss", loss}}, state);
+    session.report({{"loss", loss.take()}}, state);
   }
 }
 

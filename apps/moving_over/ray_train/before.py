@@ -22,16 +22,15 @@ def train_loop_per_worker(config):
     if checkpoint:
         with checkpoint.as_directory() as folder:
             state = torch.load(os.path.join(folder, "state.pt"))
-        # The model may be wrapped by now, and was not when it was saved.
-        getattr(net, "module", net).load_state_dict(state["model"])
+        # The model is wrapped by now; what was saved is what is inside.
+        net.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
 
     x = torch.linspace(-3, 3, 1001).unsqueeze(1)
     loader = prepare_data_loader(DataLoader(TensorDataset(x, torch.sin(x)), batch_size=config["batch_size"], shuffle=True))
     for epoch in range(first, config["epochs"]):
-        if ray.train.get_context().get_world_size() > 1:
-            loader.sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         losses = torch.zeros(2)
         for batch, target in loader:
             optimizer.zero_grad()
@@ -40,14 +39,13 @@ def train_loop_per_worker(config):
             optimizer.step()
             losses += torch.tensor([loss.item() * len(batch), len(batch)])
         # Ray keeps the first worker's number: the mean over the workers is made by hand.
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(losses)
+        torch.distributed.all_reduce(losses)
         metrics = {"epoch": epoch, "loss": (losses[0] / losses[1]).item()}
         if ray.train.get_context().get_world_rank() != 0:
             ray.train.report(metrics)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            torch.save({"model": getattr(net, "module", net).state_dict(), "optimizer": optimizer.state_dict(),
+            torch.save({"model": net.module.state_dict(), "optimizer": optimizer.state_dict(),
                         "epoch": epoch}, os.path.join(folder, "state.pt"))
             ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
