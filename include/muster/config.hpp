@@ -51,8 +51,10 @@ struct ScalingConfig {
   /// to the next: a step has so many micro-batches, and each worker takes several of them, one after the other.
   /// Gradients are summed in the order of micro-batches, to which random state and batch statistics belong. The
   /// training function stays as it is: until the last batch of a step, gradients are put aside after backward(), so
-  /// that zero_grad() and the optimizer's step() find none. Each batch has one backward(). `batch_size` is that of a
-  /// micro-batch. With the same library and threads per worker.
+  /// that zero_grad() and the optimizer's step() find none, and EMA::update() and GradScaler::update() change nothing.
+  /// A schedule cannot know: step it where session.step_complete() is true, and so whatever else belongs to a step.
+  /// Each batch has one backward(). `batch_size` is that of a micro-batch. With the same library and threads per
+  /// worker.
   std::optional<int> virtual_workers = {};
 };
 void to_json(Json& json, const ScalingConfig& options);

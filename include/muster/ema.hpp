@@ -67,7 +67,8 @@ class EMA {
   explicit EMA(const Holder& holder, const EMAOptions& options = {})
       : EMA(std::shared_ptr<torch::nn::Module>(holder.ptr()), options) {}
 
-  /// After each step of the optimizer.
+  /// After each step of the optimizer. Before the last batch of a step, where it has several on a worker
+  /// (ScalingConfig::virtual_workers), that of a prepared model does nothing, as the optimizer does.
   void update();
   std::int64_t updates() const noexcept;
 

@@ -96,7 +96,8 @@ class GradScaler {
   bool step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale to what the gradients were since the last call, or sets it. An Error (ExitCode::user_error) if
-  /// there was no step() or unscale_(). Local, and the same on all ranks.
+  /// there was no step() or unscale_(). Before the last batch of a step, where it has several on a worker
+  /// (ScalingConfig::virtual_workers), the scale stays. Local, and the same on all ranks.
   void update(std::optional<double> new_scale = {});
 
   /// 1 where it is not enabled.
@@ -111,6 +112,7 @@ class GradScaler {
     bool unscaled = false;
     bool stepped = false;
     bool found_inf = false;  // on any rank
+    bool amid_step = false;  // before the step's last batch
   };
   /// Unscales on this rank; whether a gradient is infinite or NaN.
   bool unscale_here(const torch::optim::Optimizer& optimizer) const;

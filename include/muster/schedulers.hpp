@@ -9,6 +9,9 @@
 //     optimizer.step();
 //     scheduler.step();                                             // after each step of the optimizer
 //
+// With virtual workers, where a step has several batches, it is stepped after the last of them, and so are torch's:
+// `if (session.step_complete()) scheduler.step();`.
+//
 // A scheduler is made before the state is restored: the learning rates that it finds in the optimizer's groups are
 // those that it scales, and it sets those of step 0 at once. Each value follows from the number of steps alone, so a
 // resumed run goes on exactly, if the optimizer is in the same state: the learning rate of the next step is the

@@ -183,6 +183,8 @@ class Session {
   /// Steps of this run so far, those before a restored checkpoint counted: batches of training passes over split
   /// datasets and data loaders (see BatchOptions::training).
   std::int64_t global_step() const noexcept;
+  /// Whether the batch in hand is the last of its step, which is always so without ScalingConfig::virtual_workers.
+  bool step_complete() const noexcept;
 
   /// cuda:local_rank with use_gpu, else cpu.
   at::Device get_device() const;

@@ -24,6 +24,7 @@ class AfterAccumulation : public autograd::PostAccumulateGradHook {
     if (const auto reducer = reducer_.lock()) reducer->after_accumulation(index_);
   }
   bool alive() const noexcept { return !reducer_.expired(); }
+  std::shared_ptr<Reducer> reducer() const noexcept { return reducer_.lock(); }
 
  private:
   std::weak_ptr<Reducer> reducer_;
@@ -38,6 +39,12 @@ class CountTensors : public autograd::PostAccumulateGradHook {
  private:
   std::size_t* count_;
 };
+
+/// What is called when a gradient has been added to the parameter's .grad; null: nothing.
+const autograd::PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
+  if (!autograd::impl::get_autograd_meta(parameter)) return nullptr;  // never one that is trained
+  return autograd::impl::post_acc_grad_hooks(parameter).get();
+}
 
 /// That autograd itself has of a gradient's memory inside the second hook, which differs by release.
 std::size_t tensors_of_autograd() {
@@ -57,12 +64,17 @@ std::size_t tensors_of_autograd() {
 }  // namespace
 
 Hooked hooked(const at::Tensor& parameter) {
-  if (!autograd::impl::get_autograd_meta(parameter)) return Hooked::no;  // never one that is trained
-  const auto& hook = autograd::impl::post_acc_grad_hooks(parameter);
+  const auto* const hook = hook_of(parameter);
   if (!hook) return Hooked::no;
-  const auto* ours = dynamic_cast<const AfterAccumulation*>(hook.get());
+  const auto* const ours = dynamic_cast<const AfterAccumulation*>(hook);
   if (!ours) return Hooked::foreign;
   return ours->alive() ? Hooked::prepared : Hooked::no;
+}
+
+bool amid_step(const at::Tensor& parameter) {
+  const auto* const ours = dynamic_cast<const AfterAccumulation*>(hook_of(parameter));
+  const auto reducer = ours ? ours->reducer() : nullptr;
+  return reducer && reducer->amid_step();
 }
 
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {

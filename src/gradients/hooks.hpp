@@ -22,6 +22,9 @@ enum class Hooked {
 };
 Hooked hooked(const at::Tensor& parameter);
 
+/// Whether the parameter is prepared, and a step of its model half done (Reducer::amid_step).
+bool amid_step(const at::Tensor& parameter);
+
 /// `index` is what the reducer is told.
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index);
 

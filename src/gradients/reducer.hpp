@@ -65,6 +65,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Passes that have been averaged: with a fused optimizer in its step, with virtual workers after a step's last
   /// micro-batch, else at the end of backward(). The same on all ranks, but for passes without gradients.
   std::int64_t passes() const noexcept { return passes_; }
+  /// Whether a step is half done: with virtual workers, before its last micro-batch.
+  bool amid_step() const noexcept { return !steps_->complete(); }
   /// Whether any rank had been asked to stop when the last of them began. The same on all ranks.
   bool any_stop_requested() const noexcept { return any_stop_requested_; }
 

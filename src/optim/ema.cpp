@@ -1,5 +1,6 @@
 #include "muster/ema.hpp"
 
+#include "gradients/hooks.hpp"
 #include "muster/error.hpp"
 #include "optim/weight_averages.hpp"
 
@@ -71,6 +72,7 @@ void WeightAverages::copy_first() {
 
 void WeightAverages::update() {
   require_own("updating an average of weights");
+  if (std::ranges::any_of(parameters_, gradients::amid_step)) return;
   const at::NoGradGuard no_grad;
   if (updates_ == 0) {
     copy_first();

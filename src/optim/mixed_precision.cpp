@@ -1,5 +1,6 @@
 #include "muster/mixed_precision.hpp"
 
+#include "gradients/hooks.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 
@@ -115,6 +116,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
            "Call it once, after the last backward()");
   progress.found_inf = communicator_.all_reduce(std::int64_t{unscale_here(optimizer)}, ReduceOp::max) != 0;
   progress.unscaled = true;
+  for (const auto& group : optimizer.param_groups())
+    progress.amid_step = progress.amid_step || std::ranges::any_of(group.params(), detail::gradients::amid_step);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -131,12 +134,14 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::update(std::optional<double> new_scale) {
   if (!is_enabled()) return;
-  if (new_scale) {
+  const auto any = [&](bool Progress::*what) {
+    return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
+  };
+  if (any(&Progress::amid_step)) {
+    // Gradients of this scale are put aside, to be summed with those of the step's other batches.
+  } else if (new_scale) {
     scale_.fill_(*new_scale);
   } else {
-    const auto any = [&](bool Progress::*what) {
-      return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
-    };
     if (!any(&Progress::unscaled))
       refuse("updating a gradient scaler", "there was no step() since the last update()", "Call step() first");
     const auto found_inf = at::full({}, any(&Progress::found_inf) ? 1.0 : 0.0, scale_.options());

@@ -89,7 +89,7 @@ const OpenPass* Steps::without_position() const {
   return found == passes_.end() ? nullptr : &*found;
 }
 
-bool Steps::complete() const {
+bool Steps::complete() const noexcept {
   return std::ranges::all_of(passes_, [](const auto& pass) { return !pass.batch || pass.batch->completes_step(); });
 }
 

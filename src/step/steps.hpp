@@ -87,7 +87,7 @@ class Steps {
   /// An open pass whose position cannot be saved; null if there is none.
   const OpenPass* without_position() const;
   /// Whether no step is half done.
-  bool complete() const;
+  bool complete() const noexcept;
 
   /// Until leave_scope(), `batch` counts; null where all ranks count the same.
   std::int64_t enter_scope(BatchWeightPtr batch);

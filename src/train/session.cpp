@@ -77,6 +77,7 @@ const std::string& Session::experiment_name() const noexcept { return state_->ru
 const Json& Session::metadata() const noexcept { return state_->plan.options.metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
 std::int64_t Session::global_step() const noexcept { return state_->counters.steps->global_step; }
+bool Session::step_complete() const noexcept { return state_->counters.steps->complete(); }
 at::Device Session::get_device() const { return state_->workers.device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers.own; }
 void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }

@@ -122,6 +122,53 @@ TEST(VirtualWorkers, TheSameBitsWhenTheirNumberChangesHalfWay) {
   }
 }
 
+/// Trains three epochs of two steps, with what loops do at each batch beside the optimizer's step.
+StateDict trained_with_more(const std::filesystem::path& storage, int workers) {
+  const TorchTrainerOptions options{.scaling_config = {.num_workers = workers, .virtual_workers = 12},
+                                    .run_config = {.name = "more" + std::to_string(workers)},
+                                    .datasets = {{"train", data_of({})}}};
+  const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+    auto net = session.prepare_model(
+        torch::nn::Sequential(torch::nn::Linear(1, 8), torch::nn::Dropout(0.2), torch::nn::Linear(8, 1)));
+    auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), 0.05));
+    EMA ema(net, {.decay = 0.9, .warmup = true});
+    CosineWithWarmup scheduler(optimizer, {.warmup_steps = 2, .total_steps = 8});
+    auto scaler = session.grad_scaler({.init_scale = 4, .growth_interval = 2});
+    auto state = session.state(
+        {{"model", net}, {"optimizer", optimizer}, {"ema", ema}, {"scheduler", scheduler}, {"scaler", scaler}});
+    EXPECT_TRUE(session.step_complete());
+    auto shard = session.get_dataset_shard("train");
+    for ([[maybe_unused]] auto epoch : session.epochs(3)) {
+      for (auto& batch : shard.iter_torch_batches({.batch_size = 2, .shuffle = true})) {
+        optimizer.zero_grad();
+        scaler.scale(torch::mse_loss(net->forward(batch["x"]), batch["y"])).backward();
+        scaler.step(optimizer);
+        scaler.update();
+        ema.update();
+        if (session.step_complete()) scheduler.step();
+      }
+      session.report({}, state);
+    }
+    EXPECT_EQ(session.global_step(), 6);
+    EXPECT_EQ(ema.updates(), 6);
+    EXPECT_EQ(scaler.get_scale(), 32) << "doubled after every second step";
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_TRUE(result && result->checkpoint);
+  return result->checkpoint->to_dict();
+}
+
+TEST(VirtualWorkers, AveragesSchedulesAndScalesAdvanceByTheStep) {
+  const auto storage = test::shared_folder();
+  const auto want = trained_with_more(storage, 1);
+  for (int workers = 2; workers <= world().size(); ++workers) {
+    const auto have = trained_with_more(storage, workers);
+    expect_same_bits(have, want, std::to_string(workers));
+    for (const char* entry : {"ema", "scheduler", "scaler"})
+      EXPECT_EQ(have.values.at(entry), want.values.at(entry)) << workers << ", " << entry;
+  }
+}
+
 TEST(VirtualWorkers, WhatTheyCannotDoIsRefused) {
   const auto storage = test::shared_folder();
   const auto attempt = [&](const std::string& name, int virtual_workers,
