@@ -35,8 +35,9 @@ struct ModelOptions {
   /// Whether a thread of its own makes the averages while backward() computes. Unless given, where that gains: where a
   /// rank has a core more than threads of torch. For parameters on the CPU; gloo and NCCL have threads anyway.
   std::optional<bool> progress_thread = {};
-  /// Batch-norms that stand in a torch::nn::Sequential of the model become those of muster/sync_batch_norm.hpp, with
-  /// the same parameters and names; any other is an Error (ExitCode::usage) that names it, before anything is changed.
+  /// torch's batch-norms that stand in a torch::nn::Sequential of the model become those of muster/sync_batch_norm.hpp,
+  /// with the same parameters and names; any other, one derived from them too, is an Error (ExitCode::usage) that names
+  /// it, before anything is changed.
   bool sync_batch_norm = false;
 };
 void to_json(Json& json, const ModelOptions& options);

@@ -33,6 +33,7 @@
 #include <cstddef>
 #include <ostream>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -170,23 +171,30 @@ bool exchange(const Place& place) {
   return true;
 }
 
+/// Of the very class: one that is derived from it may compute something else.
 bool is_torchs(const nn::Module& module) {
-  return module.as<nn::BatchNorm1d>() || module.as<nn::BatchNorm2d>() || module.as<nn::BatchNorm3d>();
+  const auto& type = typeid(module);
+  return type == typeid(nn::BatchNorm1dImpl) || type == typeid(nn::BatchNorm2dImpl) ||
+         type == typeid(nn::BatchNorm3dImpl);
 }
 
-/// Another's, which has the statistics of one: a scripted one, or one that a user has written.
-bool is_foreign(const nn::Module& module) {
+/// torch's or derived from it, with running statistics or without; or another's, which has the statistics of one: a
+/// scripted one, or one that a user has written.
+bool is_batch_norm(const nn::Module& module) {
   if (dynamic_cast<const Synchronised*>(&module) || module.as<nn::InstanceNorm1d>() ||
       module.as<nn::InstanceNorm2d>() || module.as<nn::InstanceNorm3d>())
     return false;
-  return module.named_buffers(/*recurse=*/false).contains("running_mean");
+  return module.as<nn::BatchNorm1d>() || module.as<nn::BatchNorm2d>() || module.as<nn::BatchNorm3d>() ||
+         module.named_buffers(/*recurse=*/false).contains("running_mean");
 }
 
+/// Those of the module and its parts; any batch-norm that stands elsewhere is an Error.
 void find_places(nn::Module& module, const std::string& path, std::vector<Place>& places) {
   auto* const parent = module.as<nn::Sequential>();
-  if (is_foreign(module) || (is_torchs(module) && path.empty()))
+  if (is_batch_norm(module))
     throw Error(ExitCode::usage, "exchanging batch-norms for synchronised ones",
-                (path.empty() ? "the model itself" : path) + " is a batch-norm that does not stand in a Sequential",
+                (path.empty() ? "the model itself" : path) + " is a batch-norm that " +
+                    (is_torchs(module) ? "does not stand in a Sequential" : "is not of torch's own class"),
                 "Write muster::SyncBatchNorm2d, or 1d or 3d, there");
   std::ptrdiff_t number = 0;
   for (const auto& child : module.named_children()) {

@@ -374,7 +374,12 @@ TEST(SyncBatchNorm, TakesThePlaceOfThoseInASequential) {
 
 TEST(SyncBatchNorm, WhatCannotBeExchangedIsNamed) {
   struct Block : nn::Module {
-    Block() { register_module("norm", nn::BatchNorm2d(4)); }
+    explicit Block(bool tracks = true) {
+      register_module("norm", nn::BatchNorm2d(nn::BatchNormOptions(4).track_running_stats(tracks)));
+    }
+  };
+  struct Derived : nn::BatchNorm1dImpl {
+    Derived() : nn::BatchNorm1dImpl(4) {}
   };
   torch::jit::Module script("__torch__.Norm");
   script.register_buffer("running_mean", at::zeros({4}));
@@ -387,6 +392,8 @@ TEST(SyncBatchNorm, WhatCannotBeExchangedIsNamed) {
   };
   const std::pair<std::shared_ptr<nn::Module>, std::string> modules[] = {
       {sequential(std::make_shared<Block>()), "last.norm is"},
+      {sequential(std::make_shared<Block>(/*tracks=*/false)), "last.norm is"},
+      {nn::Sequential(nn::Linear(2, 4), nn::BatchNorm1d(4), std::make_shared<Derived>()).ptr(), "2 is a batch-norm"},
       {sequential(std::make_shared<ScriptModuleImpl>(script)), "last is"},
       {std::make_shared<nn::BatchNorm1dImpl>(4), "the model itself is"}};
   for (const auto& [module, words] : modules) {
