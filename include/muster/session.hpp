@@ -259,8 +259,8 @@ class Session {
   Autocast autocast(const AutocastOptions& options = {}) const;
   /// The scaler that half precision needs; it must not outlive the session. Collective.
   GradScaler grad_scaler(const GradScalerOptions& options = {}) const;
-  /// Batch-norm statistics become the mean over the workers, then the module is in evaluation mode while the scope
-  /// lives. Collective.
+  /// Batch-norm statistics become the mean over the workers, in every prepared model that has a module in common with
+  /// this one; then this one is in evaluation mode while the scope lives. Collective.
   Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
   template <ModuleHolder Holder>
   Evaluation evaluation(const Holder& holder) const {

@@ -13,6 +13,9 @@
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
+#include <set>
+
 namespace muster {
 
 /// What the backend has given the session. Known here alone, since c10d's header is heavy.
@@ -153,8 +156,13 @@ GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
 }
 
 Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
+  // A part of a prepared model, or a container of several.
+  std::set<const torch::nn::Module*> parts;
+  for (const auto& part : module->modules()) parts.insert(part.get());
   for (const auto& prepared : state_->models)
-    if (prepared->module() == module.get()) prepared->synchronise_buffers();
+    if (std::ranges::any_of(prepared->module()->modules(),
+                            [&](const auto& part) { return parts.contains(part.get()); }))
+      prepared->synchronise_buffers();
   return Evaluation(std::move(module));
 }
 

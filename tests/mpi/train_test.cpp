@@ -739,6 +739,39 @@ TEST(Train, EvaluationLeavesTheModeAsItWas) {
   });
 }
 
+TEST(Train, EvaluationOfAPartOrOfSeveralModelsHasTheMeanStatistics) {
+  const auto [code, result] = run({test::shared_folder(), {}, with_line("parts")}, [](Session& session, const Config&) {
+    const auto make = [&] {
+      return session.prepare_model(torch::nn::Sequential(torch::nn::Linear(1, 2), torch::nn::BatchNorm1d(2)));
+    };
+    auto net = make(), other = make();
+    const auto mean_of = [](const torch::nn::Sequential& layers) {
+      return layers->ptr(1)->as<torch::nn::BatchNorm1d>()->running_mean;
+    };
+    const auto differ = [&] {
+      for (const auto& layers : {net, other}) mean_of(layers).fill_(session.world_rank());
+    };
+    const double mean = (session.world_size() - 1) / 2.0;
+    {
+      differ();
+      const auto evaluation = session.evaluation(net[1]);
+      EXPECT_TRUE(net->is_training());
+      EXPECT_FALSE(net[1]->is_training());
+      EXPECT_NEAR(mean_of(net)[0].item<double>(), mean, 1e-6);
+      EXPECT_EQ(mean_of(other)[0].item<double>(), session.world_rank()) << "has no part in it";
+    }
+    {
+      differ();
+      auto both = std::make_shared<torch::nn::Module>();
+      both->register_module("net", net);
+      both->register_module("other", other);
+      const auto evaluation = session.evaluation(both);
+      for (const auto& layers : {net, other}) EXPECT_NEAR(mean_of(layers)[0].item<double>(), mean, 1e-6);
+    }
+  });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+}
+
 TEST(Train, CallbacksAndBackendsAreCalled) {
   struct Counter : Callback {
     void on_report(const Json& row) override { seen.push_back(row.at("training_iteration")); }
