@@ -314,6 +314,34 @@ TEST(Streams, ARunGoesOnWithANewPass) {
   EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1, 1, 2}));
 }
 
+TEST(Streams, AStepTooSmallForTheWorkersIsRefused) {
+  if (world().size() == 1) return;
+  const auto storage = test::shared_folder();
+  // A range of workers keeps the samples of a step when there are more of them.
+  const auto train = [&](int workers, std::int64_t epochs, const BatchOptions& batches) {
+    auto options = with("small", Dataset::from_stream(numbered([](int) { return 3; })));
+    options.scaling_config.num_workers = {1, workers};
+    const auto [code, result] =
+        run({storage, {"--resume", workers == 1 ? "auto" : "must"}, options}, [&](Session& session, const Config&) {
+          std::int64_t rows = 0;
+          auto state = session.state({{"rows", rows}});
+          state.restore();
+          for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
+            for (auto& batch : session.get_dataset_shard().iter_batches(batches)) rows += batch.global_size();
+            session.report({{"rows", rows}}, state);
+          }
+        });
+    return std::pair(code, result && result->error ? std::string(result->error->what()) : std::string());
+  };
+  const auto first = train(1, 1, {.batch_size = 1});
+  EXPECT_EQ(first.first, 0) << first.second;
+  const auto workers = std::to_string(world().size());
+  expect_error(train(world().size(), 2, {.batch_size = 1}), ExitCode::usage,
+               "a step has fewer rows (1, as before the restart) than there are workers (" + workers + ")");
+  const auto again = train(world().size(), 2, {.global_batch_size = world().size()});
+  EXPECT_EQ(again.first, 0) << again.second;
+}
+
 TEST(Streams, PassesThatAreLeftEarlyEndTogether) {
   // Without an end: a program takes as many as it wants.
   const auto make = [](const StreamShard& shard) {

@@ -73,6 +73,12 @@ class StreamBatches final : public BatchStream {
   Prefetch::Produce reader(const Pass& pass) override {
     if (pass.was) return [] { return std::nullopt; };
     const bool split = shard().options().split;
+    if (split && pass.plan.global_batch < pass.share.total)
+      throw Error(ExitCode::usage, doing(),
+                  "a step has fewer rows (" + std::to_string(pass.plan.global_batch) +
+                      ", as before the restart) than there are workers (" + std::to_string(pass.share.total) +
+                      "), and each has rows of its own",
+                  "Start fewer workers, or give a global_batch_size of at least " + std::to_string(pass.share.total));
     const auto rows = share_of(pass.plan.global_batch, pass.share.total, pass.share.first).count;
     const StreamShard mine{.worker = pass.share.first, .workers = pass.share.total, .epoch = pass.epoch};
     return [next = shard().dataset.source()->open(split ? mine : StreamShard{.epoch = pass.epoch}, rows), rows,
