@@ -12,15 +12,17 @@
 namespace muster::detail::observe {
 namespace {
 
-/// The key of a callback's state: its class, and which of that class it is.
+std::string class_of(const Callback& callback) { return c10::demangle(typeid(callback).name()); }
+
+/// The key of a callback's state: its class, and which it is of those whose class is called so: two source files may
+/// each have one of their own.
 std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, const Callback& callback) {
+  const auto name = class_of(callback);
   int number = 1;
   for (const auto& other : callbacks) {
-    const auto& before = *other;
-    if (&before == &callback) break;
-    number += typeid(before) == typeid(callback);
+    if (other.get() == &callback) break;
+    number += class_of(*other) == name;
   }
-  const auto name = c10::demangle(typeid(callback).name());
   return number == 1 ? name : name + " " + std::to_string(number);
 }
 

@@ -230,6 +230,26 @@ TEST(Sinks, AreMadeWhereTheyRun) {
   EXPECT_EQ(counter->reports, 2) << "on every worker";
 }
 
+TEST(Callbacks, TwoClassesOfOneNameHaveAStateEach) {
+  std::vector<std::shared_ptr<Callback>> callbacks;
+  {
+    struct Counter : Callback {
+      Json state() const override { return "one"; }
+    };
+    callbacks.push_back(std::make_shared<Counter>());
+  }
+  {
+    struct Counter : Callback {
+      Json state() const override { return "other"; }
+    };
+    callbacks.push_back(std::make_shared<Counter>());
+  }
+  const auto state = Callbacks(callbacks).state();
+  ASSERT_EQ(state.size(), 2u) << state;
+  EXPECT_EQ(state.front(), Json("one"));
+  EXPECT_EQ(state.back(), Json("other"));
+}
+
 TEST(Progress, FitsItsWidth) {
   const EpochPosition position{.epoch = 2, .epochs = 10, .consumed = 300, .samples = 600};
   EXPECT_EQ(progress_line(position, 1234, 60).size(), 59u);
