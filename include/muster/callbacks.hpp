@@ -39,8 +39,9 @@ struct EarlyStoppingOptions {
 void to_json(Json& json, const EarlyStoppingOptions& options);
 void from_json(const Json& json, EarlyStoppingOptions& options);
 
-/// Ends training, as done, where a metric does not get better. A run that is taken up again goes on counting; with more
-/// patience it goes on training.
+/// Ends training, as done, where a metric does not get better. A run that is taken up again goes on counting. One that
+/// has ended so is finished, and trains no more unless it is started with another train_loop_config or --resume must;
+/// then it goes on where there is more patience.
 std::shared_ptr<Callback> early_stopping(const EarlyStoppingOptions& options);
 
 struct PlateauOptions {

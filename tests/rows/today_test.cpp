@@ -83,8 +83,12 @@ TEST(TodayRow, EarlyStopping) {
       run({storage, {}, with("again", {.metric = "loss", .patience = 2, .min_delta = 0.1})}, losing(losses));
   EXPECT_EQ(again.first, 0);
   EXPECT_EQ(reports(again.second), 4u) << "as without the break";
-  // With more patience it goes on, with changed settings, as it is finished.
+  // With more patience it goes on where it is told to, as it is finished.
   auto more = with("again", {.metric = "loss", .patience = 20});
+  EXPECT_EQ(reports(run({storage, {}, more}, losing(losses)).second), 4u) << "it is finished";
+  const auto longer = with("again", {.metric = "loss", .patience = 4, .min_delta = 5});
+  EXPECT_EQ(reports(run({storage, {"--resume", "must"}, longer}, losing(losses)).second), 6u)
+      << "it waits for two more";
   more.train_loop_config = {{"more", true}};
   EXPECT_EQ(reports(run({storage, {}, more}, losing(losses)).second), 8u);
 
