@@ -95,7 +95,8 @@ struct Preemption {
   std::optional<std::chrono::nanoseconds> time_left = {};
 };
 
-/// Epochs from where the run stands to `count`; each step tells the session which one it is.
+/// Epochs from where the run stands to `count`; each step tells the session which one it is. After a loop that has come
+/// to its end that is the next epoch, after one that was left the same.
 class Epochs {
  public:
   class iterator {

@@ -61,6 +61,7 @@ class Steps {
   bool epoch_set = false;            ///< by the training function
   bool counted = false;              ///< so are the epochs: it sets them, or loops over Session::epochs()
   std::int64_t complete_epoch = -1;  ///< the last one that was saved as over
+  std::int64_t last_over = -1;       ///< the epoch at which a loop over session.epochs() has come to its end
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;
 

@@ -38,7 +38,8 @@ bool State::restore() {
 }
 
 Epochs::iterator Epochs::begin() const {
-  const auto epoch = session_->counters.steps->epoch;
+  const auto& steps = *session_->counters.steps;
+  const auto epoch = steps.epoch + (steps.epoch == steps.last_over ? 1 : 0);
   session_->counters.epochs = count_;
   if (epoch < count_) session_->data.cursors->begin_epoch(epoch);
   return {session_, epoch};
@@ -49,7 +50,11 @@ Epochs::iterator Epochs::end() const { return {session_, count_}; }
 Epochs::iterator& Epochs::iterator::operator++() {
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
-  if (++epoch_ >= session_->counters.epochs) return *this;  // the last is over
+  if (epoch_ + 1 >= session_->counters.epochs) {
+    session_->counters.steps->last_over = epoch_++;
+    return *this;
+  }
+  ++epoch_;
   session_->stop_if_asked();
   session_->data.cursors->begin_epoch(epoch_);
   return *this;

@@ -813,6 +813,41 @@ TEST(Train, WhatBeginsAgainAfterLoadingByHandIsSaid) {
   EXPECT_EQ(log.find("begin again"), log.rfind("begin again")) << "once";
 }
 
+TEST(Train, ASecondEpochLoopGoesOnAfterTheFirst) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> seen;
+  const auto train = [&](bool fails) {
+    return [&, fails](Session& session, const Config&) {
+      std::int64_t passes = 0;
+      auto state = session.state({{"passes", passes}});
+      state.restore();
+      const auto shard = session.get_dataset_shard();
+      const auto pass = [&](std::int64_t epoch) {
+        for ([[maybe_unused]] auto& batch : shard.iter_torch_batches({.batch_size = 4})) continue;
+        seen.push_back(epoch);
+        ++passes;
+      };
+      for (auto epoch : session.epochs(2)) pass(epoch);
+      session.report({{"passes", passes}}, state);
+      if (fails) throw std::runtime_error("between the loops");
+      for (auto epoch : session.epochs(2)) pass(epoch);
+      for (auto epoch : session.epochs(9)) {
+        pass(epoch);
+        if (epoch == 3) break;
+      }
+      for (auto epoch : session.epochs(5)) pass(epoch);
+      EXPECT_EQ(passes, 6);
+    };
+  };
+  const std::vector<std::int64_t> want{0, 1, 2, 3, 3, 4};
+  EXPECT_EQ(run({storage, {}, with_line("straight")}, train(false)).first, 0);
+  EXPECT_EQ(seen, want);
+  seen.clear();
+  EXPECT_EQ(run({storage, {}, with_line("resumed")}, train(true)).first, 1);
+  EXPECT_EQ(run({storage, {}, with_line("resumed")}, train(false)).first, 0);
+  EXPECT_EQ(seen, want);
+}
+
 TEST(Train, AnEpochLoopOfOnesOwnCountsAsEpochsDo) {
   const auto storage = test::shared_folder();
   auto options = with_line("own");
