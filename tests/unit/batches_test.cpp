@@ -110,6 +110,27 @@ TEST(Batches, OfOneRankInOrder) {
   }
 }
 
+TEST(Batches, MayBeReplacedByTheProgram) {
+  struct Counting : step::Moments {
+    void micro_batch_changed(int) override {}
+    void batch_begun(const step::OpenPass&) override {}
+    void between_batches() override { ++between; }
+    int between = 0;
+  };
+  for (const bool replaced : {false, true}) {
+    const World world(10, 1);
+    const auto moments = std::make_shared<Counting>();
+    world.cursors.front()->steps->moments = moments;
+    std::int64_t taken = 0;
+    for (auto& batch : world.shard().iter_torch_batches({.batch_size = 4})) {
+      taken += batch.size();
+      if (replaced) batch = Batch({{"other", at::arange(3)}});
+      EXPECT_EQ(world.states.front()->position().at("consumed"), taken);
+    }
+    EXPECT_EQ(moments->between, 3) << "a run that is asked to stop stops there";
+  }
+}
+
 TEST(Batches, EverySampleOnceAtAnyWorld) {
   for (const std::int64_t size : {1, 3, 10, 11})
     for (int ranks = 1; ranks <= 4; ++ranks)

@@ -114,12 +114,14 @@ void BatchStream::start() {
 }
 
 void BatchStream::advance() {
-  if (current_.step()) shard_->end_batch(*pass_);
+  if (std::exchange(in_hand_, false)) shard_->end_batch(*pass_);
   current_ = {};  // its memory may serve the next
   auto next = take(*batches_);
   if (!next) return end();
   current_ = std::move(*next);
-  if (current_.step()) shard_->begin_batch(*pass_, current_.step(), current_.global_size());
+  if (!current_.step()) return;
+  shard_->begin_batch(*pass_, current_.step(), current_.global_size());
+  in_hand_ = true;
 }
 
 void BatchStream::end() {

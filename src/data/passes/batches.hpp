@@ -84,7 +84,8 @@ class BatchStream {
   std::int64_t count_;
   std::optional<Pass> pass_;  ///< once it has begun
   std::optional<Prefetch> batches_;
-  Batch current_;
+  Batch current_;         ///< the program may move from it, or put another in its place
+  bool in_hand_ = false;  ///< it is one that counts
   bool at_end_ = false;
 };
 
