@@ -214,7 +214,7 @@ void SessionState::end_training() {
   stop.file.remove();
   if (numbers) numbers->warn();
   if (stop.told) throw_stopped(newest && (!begun_from || newest->path() != begun_from->path()));
-  if (counters.steps->counted || counters.epochs > 0) return;
+  if (stop.ended || counters.steps->counted || counters.epochs > 0) return;
   if (const auto name = data.cursors->not_taken_up(); !name.empty())
     throw Error(
         ExitCode::user_error, "going on in \"" + name + "\"",

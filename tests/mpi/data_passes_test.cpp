@@ -133,6 +133,25 @@ TEST(Passes, OfAnEpochThatNobodyCountsDoNotGetLost) {
   }
 }
 
+TEST(Passes, ARunThatEndsWithoutAnotherOneIsDone) {
+  const auto storage = test::shared_folder();
+  for (const bool again : {false, true}) {
+    const auto [code, result] =
+        run({storage, {}, with("steps", {{"train", numbers(12)}})}, [&](Session& session, const Config&) {
+          auto shard = session.get_dataset_shard();
+          auto state = session.state({});
+          EXPECT_EQ(state.restore(), again);
+          while (session.global_step() < 2)
+            for ([[maybe_unused]] auto& batch : shard.iter_torch_batches({.global_batch_size = 4}))
+              if (session.global_step() == 2) {
+                session.report({}, state);  // in the middle of a pass
+                throw Stop();
+              }
+        });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+}
+
 /// The train loop of an epoch, validating as told after every second step; the samples that each validation saw.
 std::vector<std::int64_t> validating(const std::filesystem::path& storage, const std::string& name, bool gradients,
                                      bool again, Samples& samples) {

@@ -164,6 +164,8 @@ TEST(DataLoader, TwoThatTrainTogetherHaveNamesOfTheirOwn) {
   c.reset();
   EXPECT_EQ(pass(*prepare_data_loader(self, numbers(6), {.name = "other", .batch_size = 2})), indices(6))
       << "made anew";
+  EXPECT_THROW(prepare_data_loader(self, numbers(6), {.batch_size = 2}, DistributedSequentialSampler(6, 1, 0)), Error)
+      << "where the first one stands would be lost";
 }
 
 TEST(DataLoader, OneThatDoesNotTrainLeavesTheEpochOfAnotherOfItsName) {

@@ -177,6 +177,10 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   }
   if (last_.under_way) finish();
   awaited_ = false;
+  if (pass.position == 0 && count > 0 && pass.plan.global_batch > count && options.drop_last)
+    log::warn(named() + "a step takes " + std::to_string(pass.plan.global_batch) +
+              " samples over all workers, there are " + std::to_string(count) +
+              ", and drop_last leaves them out: nothing is trained");
   if (steps_->counted && std::exchange(steps_->complete_epoch, -1) == epoch_.number)
     log::warn(named() +
               "this epoch was saved between two of its passes, and is over for a run that goes on from there. "

@@ -5,11 +5,18 @@
 namespace muster::detail::data {
 
 void Cursors::add(const std::shared_ptr<Cursor>& cursor) {
-  const auto& name = cursor->options().name;
-  if (const auto other = cursors_.find(name);
-      other != cursors_.end() && other->second->options().loader != cursor->options().loader)
-    throw Error(ExitCode::usage, "taking the data \"" + name + "\"", "a dataset and a data loader have that name",
-                "Give the loader another one: DataLoaderOptions{.name = …}");
+  const auto& options = cursor->options();
+  const auto& name = options.name;
+  if (const auto found = cursors_.find(name); found != cursors_.end()) {
+    const auto& other = found->second->options();
+    const char* const remedy = "Give each a name of its own: DataLoaderOptions{.name = …}";
+    if (other.loader != options.loader)
+      throw Error(ExitCode::usage, "taking the data \"" + name + "\"", "a dataset and a data loader have that name",
+                  remedy);
+    if (other.resumable != options.resumable)
+      throw Error(ExitCode::usage, "taking the data \"" + name + "\"",
+                  "two data loaders have that name, and one of them a sampler of its own", remedy);
+  }
   cursor->owner_ = weak_from_this();
   cursor->steps_ = steps;
   cursor->begin_epoch(steps->epoch);
@@ -23,8 +30,10 @@ std::shared_ptr<Cursor> Cursors::find_loader(const std::string& name) const {
 }
 
 void Cursors::enter_epoch(std::int64_t epoch) {
-  if (epoch != steps->epoch)
+  if (epoch != steps->epoch) {
     for (auto& [name, saved] : early_) saved.complete = true;
+    steps->complete_epoch = -1;
+  }
   steps->epoch = epoch;
 }
 
@@ -81,7 +90,7 @@ bool Cursors::epoch_complete() const {
 
 std::string Cursors::not_taken_up() const {
   for (const auto& [name, cursor] : cursors_)
-    if (cursor->awaited_) return name;
+    if (cursor->awaited_ && cursor->epoch_.to_skip < cursor->epoch_.finished) return name;
   return {};
 }
 

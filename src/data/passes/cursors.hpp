@@ -157,7 +157,8 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void restore(const std::string& name, const Json& position, bool complete);
   /// Whether every training pass that was begun in this epoch is over, and there was one if there is data.
   bool epoch_complete() const;
-  /// What was in the middle of a pass when the run was saved, and has not come to it again; empty if nothing.
+  /// What was in the middle of a pass when the run was saved, has given passes that came back empty since, and has not
+  /// come to that one; empty if nothing.
   std::string not_taken_up() const;
 
  private:
