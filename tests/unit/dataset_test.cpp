@@ -175,6 +175,27 @@ TEST(Hdf5, StoredTypesAreKept) {
   }
 }
 
+TEST(Hdf5, AnUnsignedNumberThatNoTensorHoldsIsAnError) {
+  const Folder folder;
+  const std::uint64_t values[] = {1, 1ULL << 62, (1ULL << 63) + 5};
+  for (const hid_t stored : {H5T_STD_U64LE, H5T_STD_U64BE})
+    for (const hsize_t rows : {2, 3}) {
+      const auto path = folder.file(std::to_string(rows) + (stored == H5T_STD_U64LE ? "le.h5" : "be.h5"));
+      H5File(path).dataset("id", {rows}, stored, H5T_NATIVE_UINT64, values);
+      const Dataset dataset(path);
+      EXPECT_EQ(dataset.schema().front().dtype, at::kLong);
+      EXPECT_TRUE(at::equal(dataset.read(Samples{0, 1})["id"], at::tensor({std::int64_t{1}, std::int64_t{1} << 62})));
+      if (rows == 2) continue;
+      try {
+        dataset.read(Samples{1, 2});
+        ADD_FAILURE() << "it became another number";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::data);
+        EXPECT_NE(std::string(error.what()).find("row 2 holds a number above 2^63"), std::string::npos) << error.what();
+      }
+    }
+}
+
 TEST(Hdf5, ABoolIsZeroOrOneWhateverIsStored) {
   const Folder folder;
   const std::uint8_t flags[] = {0, 1, 2, 255};

@@ -56,7 +56,9 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
 
   const auto stored = hdf5::part_of(dataset_.get(), H5Dget_type, doing);
   column_.dtype = hdf5::scalar_type(stored.get(), shown_);
-  memory_type_ = hdf5::type_of(column_.dtype);
+  unsigned_ = column_.dtype == at::kLong && H5Tget_size(stored.get()) == 8 && H5Tget_sign(stored.get()) == H5T_SGN_NONE;
+  // HDF5 would give the largest signed one for all that are larger.
+  memory_type_ = unsigned_ ? hdf5::Handle(H5Tcopy(H5T_NATIVE_UINT64), H5Tclose) : hdf5::type_of(column_.dtype);
   row_bytes_ = static_cast<std::int64_t>(c10::elementSize(column_.dtype));
   for (const auto size : shape) row_bytes_ = checked_product(row_bytes_, size, doing, "its shape");
   static_cast<void>(checked_product(row_bytes_, rows_, doing, "its shape"));
@@ -102,6 +104,16 @@ void Hdf5Column::read(const File& bytes, std::span<const Wanted> wanted) {
   if (column_.dtype == at::kBool)  // a file may hold any byte, a bool only two
     for (const auto& [row, into] : wanted)
       std::transform(into, into + row_bytes_, into, [](std::byte b) { return std::byte{b != std::byte{0}}; });
+  if (unsigned_)
+    for (const auto& [row, into] : wanted)
+      for (std::int64_t at = 0; at < row_bytes_; at += 8) {
+        std::int64_t value = 0;
+        std::memcpy(&value, into + at, sizeof value);
+        if (value < 0)
+          throw Error(ExitCode::data, "reading " + shown_,
+                      "row " + std::to_string(row) + " holds a number above 2^63 − 1, and tensors hold none",
+                      "Convert it, or choose other columns");
+      }
 }
 
 void Hdf5Column::read_direct(const File& bytes, std::span<const Wanted> wanted) const {

@@ -50,6 +50,7 @@ class Hdf5Column {
   hdf5::Handle dataset_, memory_type_;
   std::int64_t rows_ = 0, row_bytes_ = 0;
   std::int64_t offset_ = -1;  ///< of the first value in the file; −1: HDF5 reads
+  bool unsigned_ = false;     ///< of 8 bytes: tensors have no such integers, and hold the lower half
   bool cached_ = false;
   std::vector<std::byte> whole_;  ///< the cached values, filled under HDF5's lock
 };
