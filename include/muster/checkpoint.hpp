@@ -32,6 +32,8 @@ class DictEntry {
             return StateEntry(std::forward<T>(value));
           else if constexpr (std::convertible_to<T, at::Tensor>)
             return copy_of(at::Tensor(std::forward<T>(value)));
+          else if constexpr (std::floating_point<std::remove_cvref_t<T>>)
+            return copy_of(static_cast<double>(value));  // which may be infinite, and JSON may not
           else
             return copy_of(Json(std::forward<T>(value)));
         }()) {}

@@ -30,8 +30,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* share_name = "share.json";
-
 fs::path note_of(const Tier& run) { return run.folder() / "fast_tier.json"; }
 
 /// The host of this rank is in the name, since nodes may share the folder after all.

@@ -2,7 +2,7 @@
 //
 // Each node has there what its own ranks have written, and the manifest, which is the same on all:
 //   FOLDER/muster-ID-HOST/checkpoint_000003/   state.h5 with holes, the user's files, manifest.json, and
-//     share.json                               {"pieces": [0, 1, …], "files": ["notes/a.txt", …]}: what is here
+//     .share.json                              {"pieces": [0, 1, …], "files": ["notes/a.txt", …]}: what is here
 // The run's folder has fast_tier.json, {"folder": FOLDER, "id": ID, "used": true}: so that nothing is taken up that
 // another run of that name had left, nobody can guess the folder's name, and what is left on a node that comes back too
 // late is not found. It says "used" before the first checkpoint is published there, for those who do not see the nodes.

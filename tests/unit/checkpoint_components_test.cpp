@@ -315,6 +315,20 @@ TEST(Components, AllDifferencesAreListedAndNothingChanges) {
   EXPECT_EQ(text, "as before");
 }
 
+TEST(Components, NumbersThatJsonDoesNotKeepAreKeptOrRefused) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  double best = -infinity;
+  const auto given = Checkpoint::from_dict({{"best", infinity}, {"old", best}, {"epoch", 3}});
+  given.load("best", best);
+  EXPECT_EQ(best, infinity);
+  given.load("old", best);
+  EXPECT_EQ(best, -infinity);
+  Json json{{"losses", {0.5, infinity}}};
+  EXPECT_SAYS(error_of([&] { collect({{"best", json}}); }), "saving best/losses/1: it is inf");
+  json["losses"][1] = nullptr;
+  EXPECT_EQ(collect({{"best", json}}).values.at("best"), json);
+}
+
 TEST(Components, OptimizersOfOtherShapeAreRefused) {
   auto net = std::make_shared<Net>();
   optim::Adam optimizer(net->parameters());
