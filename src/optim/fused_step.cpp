@@ -256,7 +256,7 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
   }
   const bool looks = look == Look::meanwhile && !surveys;
   const double ranks = gradients_->communicator().size();
-  const double scale = (scales ? std::min(1.0, max_norm / (stepped.norm + 1e-6)) : 1.0) / ranks;
+  const double scale = (scales ? std::min(max_norm / (stepped.norm + 1e-6), 1.0) : 1.0) / ranks;
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
     const bool finite = in_floats(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, looks)
                                                 : step_chunk<double>(chunk, gradients, scale, looks);

@@ -8,13 +8,17 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <set>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 namespace muster::detail::optim {
@@ -220,7 +224,9 @@ class Step final : public OptimizerStep, public Freezable {
   double grad_norm() const noexcept override { return grad_norm_; }
   bool fused() const noexcept override { return fused_ != nullptr; }
   std::int64_t skipped_steps() const noexcept override { return numbers_.skipped(); }
-  std::optional<FrozenMemory> freeze() override { return fused_ ? fused_->freeze() : std::nullopt; }
+  std::optional<FrozenMemory> freeze() override {
+    return fused_ && !gradients_.expired() ? fused_->freeze() : std::nullopt;
+  }
 
  private:
   /// Whether the optimizer steps these parameters and no others.
@@ -265,7 +271,12 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
   if (options.max_grad_norm < 0)
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
   drop_repeated(optimizer);
-  auto step = std::make_unique<Step>(reducer_of(optimizer, models), options, Numbers(wide.numbers, wide.number, models),
+  auto its = options;
+  // One that is derived from these may step otherwise.
+  const std::type_info& type = typeid(optimizer);
+  if (type != typeid(torch::optim::SGD) && type != typeid(torch::optim::Adam) && type != typeid(torch::optim::AdamW))
+    its.fuse = Fuse::never;
+  auto step = std::make_unique<Step>(reducer_of(optimizer, models), its, Numbers(wide.numbers, wide.number, models),
                                      wide.freezables);
   step->fuse(optimizer);
   return step;

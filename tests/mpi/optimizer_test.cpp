@@ -173,6 +173,24 @@ TEST(PreparedOptimizer, WhatCannotBeFusedIsStillRight) {
   EXPECT_FALSE(small.optimizer->fused()) << "it gains nothing";
 }
 
+/// Steps as its base does, which nobody else can know.
+struct Derived : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    ++steps;
+    return SGD::step(std::move(closure));
+  }
+  int steps = 0;
+};
+
+TEST(PreparedOptimizer, OfADerivedClassItsOwnStepIsCalled) {
+  Training<Derived> training(torch::optim::SGDOptions(0.1), {.fuse = Fuse::always});
+  EXPECT_FALSE(training.optimizer->fused());
+  for (int step = 0; step < 3; ++step) training.step(step);
+  EXPECT_EQ(training.optimizer->steps, 3);
+  for (const auto& p : training.net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
+}
+
 /// The same change to the parameters of both, between steps.
 void expect_alike_with(const std::function<void(Net&, int step)>& change, const std::string& what) {
   const auto options = torch::optim::AdamOptions(1e-2);
