@@ -14,8 +14,10 @@
 #include <malloc.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <thread>
 
 namespace muster {
@@ -202,9 +204,12 @@ int Launch::run_body(const std::function<int()>& body) {
   try {
     const auto& world = communicator();
     const auto limit = mine.kind == Outcome::Kind::done ? comm::time_limit(world) : comm::final_grace(world);
-    const auto cause = comm::root_cause(comm::agree(world, mine, limit), world.topology().hosts);
+    if (mine.kind == Outcome::Kind::done) mine.text = std::to_string(status);
+    const auto outcomes = comm::agree(world, mine, limit);
+    const auto cause = comm::root_cause(outcomes, world.topology().hosts);
     print(cause);
-    if (cause) status = static_cast<int>(cause->code());
+    const auto ended_badly = std::ranges::find_if(outcomes, [](const Outcome& one) { return one.text != "0"; });
+    status = cause ? static_cast<int>(cause->code()) : ended_badly != outcomes.end() ? std::stoi(ended_badly->text) : 0;
     if (rank() == 0 && state_->environment)
       detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(status));
     return status;

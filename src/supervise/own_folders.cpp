@@ -3,31 +3,48 @@
 #include "muster/error.hpp"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace muster::detail::supervise {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* prefix = "muster-run-";
+// PREFIX PID SUFFIX
+constexpr const char *prefix = "muster-run-", *suffix = "-XXXXXX";
 
 int open_folder(const fs::path& folder) {
   return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+/// The process whose folder bears that name, if it is such a one.
+std::optional<pid_t> maker_of(const std::string& name) {
+  const std::string_view start = prefix;
+  if (!name.starts_with(start)) return {};
+  const auto dash = name.find('-', start.size());
+  pid_t process = 0;
+  const auto [end, error] = std::from_chars(name.data() + start.size(), name.data() + name.size(), process);
+  if (error != std::errc() || end != name.data() + dash || name.size() - dash != std::strlen(suffix)) return {};
+  return process;
 }
 
 /// Those of dead processes: of this user, and nobody holds the lock.
 void remove_leftovers(const fs::path& parent) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(parent, ignored)) {
-    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    const auto maker = maker_of(entry.path().filename().string());
+    if (!maker || ::kill(*maker, 0) == 0 || errno != ESRCH) continue;
     const int folder = open_folder(entry.path());
     struct stat found {};
     if (folder >= 0 && ::fstat(folder, &found) == 0 && found.st_uid == ::geteuid() &&
@@ -51,7 +68,7 @@ fs::path temporary_parent() {
 fs::path make_folder(const fs::path& parent, int& lock) {
   remove_leftovers(parent);
   for (;;) {
-    auto name = (parent / (prefix + std::to_string(::getpid()) + "-XXXXXX")).string();
+    auto name = (parent / (prefix + std::to_string(::getpid()) + suffix)).string();
     if (::mkdtemp(name.data()) == nullptr)
       throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
                   "Make room there; TMPDIR names another place than /tmp");

@@ -66,6 +66,15 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
+TEST(Run, EndsWithTheSameCodeOnAllRanks) {
+  const auto code_of = [](int rank) { return rank == 0 ? 0 : 2 + rank; };
+  char name[] = "program";
+  char* argv[] = {name};
+  Launch launch(1, argv);
+  const int code = launch.run([&] { return code_of(launch.rank()); });
+  EXPECT_EQ(code, code_of(world().size() == 1 ? 0 : 1)) << "that of the lowest rank which has not ended well";
+}
+
 TEST(Flags, WhatARankWasNotGivenItTakesFromRankZero) {
   std::optional<Variable> seed, name, width, threads;
   std::vector<std::string> flags{"--workers", "1"};

@@ -1,13 +1,21 @@
 // What muster run reads and decides, without a process.
 #include "muster/error.hpp"
 #include "supervise/launch_command.hpp"
+#include "supervise/own_folders.hpp"
 #include "supervise/verdict.hpp"
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace muster::detail::supervise {
 namespace {
@@ -15,6 +23,25 @@ namespace {
 using train::Failures;
 
 const std::string dashes(74, '-');
+
+TEST(OwnFolders, OnlyThoseOfDeadProcessesAreRemoved) {
+  namespace fs = std::filesystem;
+  char parent[] = "/tmp/own_folders_XXXXXX";
+  ASSERT_NE(::mkdtemp(parent), nullptr);
+  const std::string dead = "muster-run-999999999-abcdef";
+  const std::vector<std::string> others{"muster-run-demo", "muster-run-999999999-abcdefg", "muster-run--abcdef",
+                                        "muster-run-" + std::to_string(::getpid()) + "-abcdef"};
+  for (const auto& name : others) fs::create_directories(fs::path(parent) / name / "runs");
+  fs::create_directories(fs::path(parent) / dead / "runs");
+  const char* const before = std::getenv("TMPDIR");
+  const std::optional<std::string> kept = before ? std::optional<std::string>(before) : std::nullopt;
+  ::setenv("TMPDIR", parent, 1);
+  { const OwnFolders own; }
+  kept ? ::setenv("TMPDIR", kept->c_str(), 1) : ::unsetenv("TMPDIR");
+  EXPECT_FALSE(fs::exists(fs::path(parent) / dead));
+  for (const auto& name : others) EXPECT_TRUE(fs::exists(fs::path(parent) / name / "runs")) << name;
+  fs::remove_all(parent);
+}
 
 TEST(LauncherOutput, PassesOnWhatRanksWrite) {
   LauncherOutput output;
