@@ -58,8 +58,9 @@ namespace muster {
 inline constexpr const char* BATCH_SIZE = "*batch_size";
 
 /// When the default train_epoch() steps the schedulers. One that waits for a metric is stepped by
-/// OperatorTrainer::update_scheduler() alone. The first step() of libtorch's own schedulers only sets the rate that is
-/// there, which Python's do when they are made: register_training() makes it, so that rates are those of Python.
+/// OperatorTrainer::update_scheduler() alone. The first step() of torch::optim::StepLR changes nothing, which in Python
+/// the constructor makes: register_training() makes it, so that rates are those of Python. One of your own is left
+/// alone.
 enum class SchedulerStepFreq { batch, epoch, manual };
 
 /// What a call of train() or validate() is.

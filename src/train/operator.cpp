@@ -2,7 +2,6 @@
 
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
-#include "muster/schedulers.hpp"
 #include "train/operator_parts.hpp"
 #include "train/same_data.hpp"
 
@@ -262,7 +261,8 @@ void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
-  if (!dynamic_cast<const Schedule*>(scheduler.get()) && detail::train::StepCount::of(*scheduler) == 0)
+  // A user's own may do something in its first step.
+  if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && detail::train::StepCount::of(*scheduler) == 0)
     scheduler->step();
   parts().schedulers.push_back(std::move(scheduler));
 }

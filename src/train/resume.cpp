@@ -166,7 +166,8 @@ std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
 
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   require_training("restoring a state");
-  if (const auto& newest = outputs.newest; newest && (!start.from || newest->path() != start.from->path()))
+  const auto& newest = outputs.behind ? outputs.behind : outputs.newest;
+  if (newest && (!start.from || newest->path() != start.from->path()))
     throw Error(ExitCode::usage, "restoring a state",
                 "a report has saved " + newest->path().filename().string() + " since the run was started",
                 "Restore before the first report; session.get_checkpoint()->load(name, object) takes up entries later");
