@@ -248,7 +248,8 @@ TEST(Watch, SaysWhoIsLateOnWhicheverNode) {
         const std::string text = error.what();
         const auto says = [&](const std::string& what) { return text.find(what) != std::string::npos; };
         EXPECT_TRUE(says("waiting for barrier()") && says("0.3 s")) << text;
-        EXPECT_TRUE(says("rank 3 (" + std::to_string(nodes[3]) + ") has not come: it has made no call yet")) << text;
+        EXPECT_TRUE(says("rank 3 (" + std::to_string(nodes[3]) + ") has not come: ")) << text;
+        EXPECT_TRUE(says("it has made no call yet")) << text;  // after what the kernel has to say, on a busy machine
         EXPECT_TRUE(says("in step 41 of epoch 2")) << text;
         EXPECT_TRUE(says("Rank 3 stands in\n")) << text;
       }
