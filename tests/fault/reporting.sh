@@ -16,7 +16,7 @@ run() {
   local from last
   from=$(sed -n 's/^from //p' "$folder/output")
   [ -z "$from" ] || [ "$from" -ge "$saved" ] || complain "$saved was saved, and it goes on from $from"
-  last=$(sed -n 's/^saved //p' "$folder/output" | tail -n 1)
+  last=$(sed -n 's/^saved \([0-9][0-9]*\)$/\1/p' "$folder/output" | tail -n 1)
   saved=${last:-$saved}
   [ $code != 124 ] || complain "it does not end"
   ! grep -q "damaged" "$folder/output" || [ -n "${may_be_damaged:-}" ] || complain "what is not whole was published"
