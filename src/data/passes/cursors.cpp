@@ -13,7 +13,7 @@ void Cursors::add(const std::shared_ptr<Cursor>& cursor) {
     if (other.loader != options.loader)
       throw Error(ExitCode::usage, "taking the data \"" + name + "\"", "a dataset and a data loader have that name",
                   remedy);
-    if (other.resumable != options.resumable)
+    if (options.loader && other.resumable != options.resumable)
       throw Error(ExitCode::usage, "taking the data \"" + name + "\"",
                   "two data loaders have that name, and one of them a sampler of its own", remedy);
   }
