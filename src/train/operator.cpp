@@ -2,6 +2,7 @@
 
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
+#include "optim/step_count.hpp"
 #include "train/operator_parts.hpp"
 #include "train/same_data.hpp"
 
@@ -19,11 +20,6 @@ namespace {
 std::string name_of(const char* kind, std::size_t number, std::size_t all) {
   return all == 1 ? kind : kind + ("_" + std::to_string(number));
 }
-
-/// libtorch's count of a scheduler's steps is protected: a class derived from it may name the member.
-struct StepCount : torch::optim::LRScheduler {
-  static unsigned of(const torch::optim::LRScheduler& scheduler) { return scheduler.*(&StepCount::step_count_); }
-};
 
 /// The features of a batch, and its target.
 std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, const Batch& batch) {
@@ -262,7 +258,7 @@ void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
   // A user's own may do something in its first step.
-  if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && detail::train::StepCount::of(*scheduler) == 0)
+  if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && (*scheduler).*detail::optim::StepCount::of == 0)
     scheduler->step();
   parts().schedulers.push_back(std::move(scheduler));
 }

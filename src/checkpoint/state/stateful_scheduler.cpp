@@ -1,5 +1,6 @@
 // Learning-rate schedulers: what moves as they step. Settings are the program's, learning rates the optimizer's.
 #include "checkpoint/state/stateful.hpp"
+#include "optim/step_count.hpp"
 
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
@@ -14,11 +15,6 @@ using namespace detail::checkpoint;
 using torch::optim::LRScheduler;
 using torch::optim::ReduceLROnPlateauScheduler;
 
-/// step_count_ is protected: a class derived from it may name the member.
-struct StepCount : LRScheduler {
-  static constexpr unsigned LRScheduler::*of = &StepCount::step_count_;
-};
-
 // The plateau scheduler's members are private. An explicit instantiation may name them, and its friend hands them out.
 constexpr auto plateau_members();
 template <auto... members>
@@ -28,7 +24,9 @@ struct Reveal {
 template struct Reveal<&ReduceLROnPlateauScheduler::best, &ReduceLROnPlateauScheduler::num_bad_epochs,
                        &ReduceLROnPlateauScheduler::cooldown_counter, &ReduceLROnPlateauScheduler::last_epoch>;
 
-void visit_fields(LRScheduler& scheduler, auto&& field) { field("step_count", scheduler.*StepCount::of); }
+void visit_fields(LRScheduler& scheduler, auto&& field) {
+  field("step_count", scheduler.*detail::optim::StepCount::of);
+}
 void visit_fields(ReduceLROnPlateauScheduler& scheduler, auto&& field) {
   const auto [best, num_bad_epochs, cooldown_counter, last_epoch] = plateau_members();
   field("best", scheduler.*best);
