@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <set>
+#include <string_view>
 #include <utility>
 
 namespace muster::detail::gradients {
@@ -75,6 +76,7 @@ struct Reducer::Parameter {
 
 struct Reducer::Pass {
   std::weak_ptr<Reducer> reducer;
+  bool averages = true;     ///< else gradients are only added up
   std::size_t missing = 0;  ///< gradients that the exchanges are still to be given
 
   ~Pass() {
@@ -117,10 +119,13 @@ void Reducer::check_parameters() const {
     if (!found) refuse("parameter " + name + " was removed from the model after prepare_model");
     if (found->unsafeGetTensorImpl() != tensor) refuse("parameter " + name + " was replaced after prepare_model");
   }
-  if (now.size() != names_.size())
+  if (now.size() != names_.size()) {
+    std::set<std::string_view> known;
+    for (const auto& [name, tensor] : names_) known.insert(name);
     for (const auto& item : now)
-      if (std::none_of(names_.begin(), names_.end(), [&](const auto& known) { return known.first == item.key(); }))
+      if (!known.contains(item.key()))
         refuse("parameter " + item.key() + " was added to the model after prepare_model");
+  }
   for (const auto& p : parameters_)
     if (p.changed())
       refuse(c10::str("parameter ", p.name, " was ", p.type, at::IntArrayRef(p.sizes), " on ", p.device,
@@ -167,6 +172,7 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
   auto& p = parameters_[parameter];
   if (!accumulates(p.tensor)) return gradient;
   const double weight = steps_->weight();
+  if (pass_.expired()) begin_pass();
   p.fresh = !p.tensor.grad().defined();
   if (p.fresh) {
     // Whatever was there before has been thrown away.
@@ -181,7 +187,7 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
 
 void Reducer::after_accumulation(std::size_t parameter) {
   auto pass = pass_.lock();
-  if (!pass) pass = begin_pass();
+  if (!pass) pass = begin_pass();  // a backward() inside this one has ended its pass
   auto& p = parameters_[parameter];
   p.check_gradient();
   if (p.reached)
@@ -195,7 +201,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
   if (watches_numbers_ && p.tensor.numel() <= few && p.tensor.is_cpu()) look_at(p);
   const bool counts = steps_->weight() > 0.0;
   if (counts) p.padding = false;
-  if (!pass) {
+  if (!pass->averages) {
     p.pending |= counts;
     return;
   }
@@ -222,7 +228,7 @@ bool Reducer::averages(const at::Tensor& parameter) const {
   return std::ranges::any_of(parameters_, [&](const Parameter& p) { return p.tensor.is_same(parameter); });
 }
 
-/// None in no_sync(). Waits for nobody: the models of one backward() may begin in another order on each rank.
+/// Waits for nobody: the models of one backward() may begin in another order on each rank.
 std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   check_parameters();
@@ -239,11 +245,15 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
     p.use = Use::unused;
   }
   before_ = fingerprint();
-  if (!averages) return nullptr;
 
   const auto pass = std::make_shared<Pass>();
   pass->reducer = weak_from_this();
+  pass->averages = averages;
   pass_ = pass;
+  if (!averages) {
+    at_end_of_backward([pass] {});  // it lives until then
+    return pass;
+  }
   unfrozen_ = unfrozen();
   state_ = abandoned_.empty() && unfrozen_.empty() ? State::collecting : State::postponed;
   if (state_ == State::collecting) begin_exchanges(Arrival::in_backward);

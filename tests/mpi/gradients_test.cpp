@@ -1,4 +1,5 @@
 // What backward() leaves in .grad: the mean over the ranks, weighted by samples.
+#include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "support/prepared.hpp"
 
@@ -156,6 +157,25 @@ TEST_F(Gradients, NoSyncAddsUpHereAndTheNextPassAverages) {
   }
   loss(3).backward();
   expect_gradients(want);
+}
+
+TEST_F(Gradients, APassWithoutAveragingBeginsOnce) {
+  int begun = 0;
+  prepared_->reducer()->before_each_pass([&](bool averages) {
+    EXPECT_FALSE(averages);
+    ++begun;
+    return 1.0;
+  });
+  const NoSync scope(prepare_.no_sync_depth);
+  loss(1).backward();
+  EXPECT_EQ(begun, 1);
+  bool boom = true;
+  net_->in->weight.register_hook([&](const at::Tensor&) {
+    if (std::exchange(boom, false)) throw std::domain_error("boom");
+  });
+  EXPECT_THROW(loss(2).backward(), std::domain_error);
+  loss(3).backward();
+  EXPECT_EQ(begun, 3);
 }
 
 TEST_F(Gradients, UnevenPassesAddUpToTheSumOfTheirMeans) {
