@@ -89,6 +89,8 @@ class Exchange {
   virtual void finish() = 0;
   /// False where the gradients are put aside, and more passes of this rank are needed before there is an average.
   virtual bool complete() const { return true; }
+  /// Whether an average may take several passes: each adds its own gradients, without what was in .grad before.
+  virtual bool adds_up() const noexcept { return false; }
 
   // Of the pass that is finished and complete.
   /// On how many ranks the parameter was used; -1 where a rank has abandoned the pass.

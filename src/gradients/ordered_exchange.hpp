@@ -36,6 +36,7 @@ class OrderedExchange final : public Exchange {
   void add(std::size_t index, const at::Tensor& gradient, Use use) override;
   void finish() override;
   bool complete() const override { return complete_; }
+  bool adds_up() const noexcept override { return true; }
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   /// Those of any of the step's micro-batches.

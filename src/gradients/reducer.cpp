@@ -51,9 +51,10 @@ struct Reducer::Parameter {
   bool reached = false;  ///< in the pass under way
   bool added = false;    ///< to the exchange, in the last pass that it has begun
   Use use = Use::unused;
-  bool fresh = false;    ///< .grad is made by this pass
-  bool pending = false;  ///< .grad holds what was added up and not yet averaged
-  bool padding = false;  ///< .grad was made by passes of weight 0 alone
+  bool fresh = false;       ///< .grad is made by this pass
+  bool pending = false;     ///< .grad holds what was added up and not yet averaged
+  bool padding = false;     ///< .grad was made by passes of weight 0 alone
+  at::Tensor earlier = {};  ///< in .grad before a step of several passes, to which its average is to be added
 
   void check_gradient() const {
     const auto& gradient = tensor.grad();
@@ -254,6 +255,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
     at_end_of_backward([pass] {});  // it lives until then
     return pass;
   }
+  if (dense_->adds_up()) take_earlier();
   unfrozen_ = unfrozen();
   state_ = abandoned_.empty() && unfrozen_.empty() ? State::collecting : State::postponed;
   if (state_ == State::collecting) begin_exchanges(Arrival::in_backward);
@@ -267,6 +269,29 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
     at_end_of_backward([complete] { finish_all(*complete); });
   });
   return pass;
+}
+
+/// The passes of a step add up what they find in .grad, so the gradients of earlier steps are put aside until its end.
+void Reducer::take_earlier() {
+  if (steps_->batch().micro_batch == 0) {
+    bool left = false;
+    for (auto& p : parameters_) left |= std::exchange(p.earlier, {}).defined();
+    if (left)
+      throw Error(ExitCode::user_error, averaging,
+                  "the last step was left before its end, with gradients of earlier steps to be added to it",
+                  "Run one backward() for each batch of a split dataset");
+  }
+  for (auto& p : parameters_) {
+    auto& gradient = p.tensor.mutable_grad();
+    if (gradient.defined() && (p.dense() || (!p.sparse && p.tensor.requires_grad())))
+      p.earlier = std::exchange(gradient, {});
+  }
+}
+
+/// What an exception has left of a step's gradients is dropped.
+void Reducer::restore_earlier() noexcept {
+  for (auto& p : parameters_)
+    if (p.dense() || (!p.sparse && p.tensor.requires_grad())) p.tensor.mutable_grad() = std::move(p.earlier);
 }
 
 void Reducer::begin_exchanges(Arrival arrival) {
@@ -330,11 +355,16 @@ void Reducer::finish_pass() {
     add_rest();
   }
   state_ = dense_in_backward_ ? State::idle : State::awaiting_step;
-  finish_exchanges();
-  const bool complete = !dense_in_backward_ || dense_->complete();
-  if (complete && dense_in_backward_) count_pass(flags_of_all());
-  for (auto& p : parameters_)
-    if (in_backward(p)) complete ? store(p, true) : put_aside(p);
+  try {
+    finish_exchanges();
+    const bool complete = !dense_in_backward_ || dense_->complete();
+    if (complete && dense_in_backward_) count_pass(flags_of_all());
+    for (auto& p : parameters_)
+      if (in_backward(p)) complete ? store(p, true) : put_aside(p);
+  } catch (...) {
+    if (dense_->adds_up()) restore_earlier();
+    throw;
+  }
 }
 
 /// The thread of the dense ones may use the process group until they are finished.
@@ -362,6 +392,11 @@ void Reducer::store(Parameter& parameter, bool fetch) {
     }
   } else if (ranks == 0 && parameter.padding) {
     gradient.reset();
+  }
+  if (parameter.earlier.defined()) {
+    const at::NoGradGuard no_grad;
+    if (gradient.defined()) parameter.earlier.add_(gradient);
+    gradient = std::exchange(parameter.earlier, {});
   }
   parameter.pending = parameter.padding = false;
 }
@@ -414,6 +449,8 @@ void Reducer::pass_without_gradients() {
 /// An exception has cut backward() off: the exchange goes on with the gradients that it was given, so .grad gets memory
 /// of its own, to which anything may be written.
 void Reducer::take_own_memory() noexcept {
+  if (state_ != State::collecting && state_ != State::postponed) return;
+  if (dense_->adds_up()) return restore_earlier();
   if (state_ != State::collecting || !dense_in_backward_) return;
   for (auto& p : parameters_) {
     auto& gradient = p.tensor.mutable_grad();

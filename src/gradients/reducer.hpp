@@ -159,6 +159,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // A gradient's way.
   std::shared_ptr<Pass> begin_pass();
+  void take_earlier();
+  void restore_earlier() noexcept;
   void begin_exchanges(Arrival arrival);
   Flags flags() const;
   /// Whether the pass that the exchanges have begun is to bring its average.

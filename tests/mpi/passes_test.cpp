@@ -90,6 +90,18 @@ struct Prepared {
   std::shared_ptr<DataParallel> model;
 };
 
+/// Prepared as one of virtual workers, of which each rank has `count`.
+test::Preparation for_virtual_workers(int count) {
+  test::Preparation prepare;
+  prepare.shared.share = {.total = count * size(), .first = count * rank(), .count = count, .fixed = true};
+  prepare.options.comm_hook = {};
+  auto& weight = *prepare.weight;
+  weight.local = 1;
+  weight.global = weight.total = count * size();
+  weight.micro_batches = count;
+  return prepare;
+}
+
 /// Throws in backward() when a gradient has come that far.
 void throw_at(const at::Tensor& tensor, const std::shared_ptr<bool>& throws) {
   tensor.register_hook([throws](const at::Tensor&) {
@@ -145,12 +157,8 @@ TEST(CaughtException, OfTwoModelsThatComeInAnotherOrderNextTime) {
 }
 
 TEST(CaughtException, OfVirtualWorkersLeavesTheNextStepsWhole) {
-  test::Preparation prepare;
-  prepare.shared.share = {.total = size(), .first = rank(), .count = 1, .fixed = true};
-  prepare.options.comm_hook = {};
+  const auto prepare = for_virtual_workers(1);
   auto& weight = *prepare.weight;
-  weight.local = 1;
-  weight.global = size();
   Prepared a(prepare);
   const auto throws = std::make_shared<bool>(false);
   throw_at(a.net->in->weight, throws);
@@ -168,6 +176,69 @@ TEST(CaughtException, OfVirtualWorkersLeavesTheNextStepsWhole) {
     expect_gradients(a.net, want, "step " + std::to_string(step) + ", ");
     a.net->zero_grad();
   }
+}
+
+TEST(AddedUp, GradientsOfVirtualWorkersOverSteps) {
+  for (const int shards : {1, 3}) {
+    const auto prepare = for_virtual_workers(shards);
+    auto& weight = *prepare.weight;
+    Prepared a(prepare);
+    const auto throws = std::make_shared<bool>(false);
+    throw_at(a.net->in->weight, throws);
+    std::vector<at::Tensor> want(a.net->parameters().size());
+    const auto loss = [&](int step, int shard) { return a.net->loss(10 * step + shard, rank(), step % 3 != 1); };
+    for (int step = 0; step < 6; ++step) {
+      for (int shard = 0; shard < shards; ++shard) {
+        const auto own = torch::autograd::grad({loss(step, shard)}, a.net->parameters(), {}, {}, false, true);
+        for (std::size_t i = 0; i < own.size(); ++i) {
+          if (!own[i].defined()) continue;
+          const auto part = test::mean_over_ranks(own[i]) / shards;
+          want[i] = want[i].defined() ? want[i] + part : part;
+        }
+      }
+      for (weight.micro_batch = 0; weight.micro_batch < shards; ++weight.micro_batch) {
+        ++weight.number;
+        if (step == 2 || (step == 4 && weight.micro_batch == shards - 1)) {
+          *throws = true;
+          EXPECT_THROW(loss(step, weight.micro_batch).backward(), std::domain_error);
+          *throws = false;
+        }
+        loss(step, weight.micro_batch).backward();
+        if (weight.completes_step()) continue;
+        for (const auto& p : a.net->parameters()) EXPECT_FALSE(p.grad().defined());
+      }
+      const std::string what = std::to_string(shards) + " shards, step " + std::to_string(step) + ", ";
+      expect_gradients(a.net, want, what);
+      if (step == 3) {
+        a.net->zero_grad(/*set_to_none=*/false);
+        for (auto& w : want) w = at::zeros_like(w);
+      }
+    }
+  }
+}
+
+TEST(AddedUp, NothingRemainsOfAStepThatVirtualWorkersHaveLeft) {
+  const auto prepare = for_virtual_workers(2);
+  auto& weight = *prepare.weight;
+  Prepared a(prepare);
+  const auto backward = [&](int micro_batch) {
+    weight.micro_batch = micro_batch;
+    ++weight.number;
+    a.net->loss(micro_batch, rank()).backward();
+  };
+  backward(0);
+  a.net->zero_grad();
+  const auto want = mean_of((a.net->loss(0, rank()) + a.net->loss(1, rank())) / 2, a.net->parameters());
+  backward(0);
+  backward(1);
+  expect_gradients(a.net, want, "none from before, ");
+  // Whether the user wants those that were there before is not known.
+  backward(0);
+  EXPECT_THROW(backward(0), Error);
+  a.net->zero_grad();
+  backward(0);
+  backward(1);
+  expect_gradients(a.net, want, "after the error, ");
 }
 
 TEST(CaughtException, AfterTheLastGradientIsAnErrorOnRanksThatHadNone) {
@@ -618,13 +689,8 @@ TEST(AStopRequest, RidesWithSparseGradients) {
 
 TEST(AStopRequest, RidesWithTheShardsOfVirtualWorkers) {
   constexpr int shards = 2;
-  test::Preparation prepare;
-  prepare.shared.share = {.total = shards * size(), .first = shards * rank(), .count = shards, .fixed = true};
-  prepare.options.comm_hook = {};
+  auto prepare = for_virtual_workers(shards);
   auto& weight = *prepare.weight;
-  weight.local = 1;
-  weight.global = weight.total = shards * size();
-  weight.micro_batches = shards;
   int step = 0;
   prepare.shared.stop_requested = [&] { return weight.micro_batch == 0 && asked(step, rank()); };
   Prepared a(prepare);
