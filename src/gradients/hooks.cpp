@@ -40,8 +40,7 @@ class CountTensors : public autograd::PostAccumulateGradHook {
   std::size_t* count_;
 };
 
-/// What is called when a gradient has been added to the parameter's .grad; null: nothing.
-const autograd::PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
+const autograd::PostAccumulateGradHook* post_hook_of(const at::Tensor& parameter) {
   if (!autograd::impl::get_autograd_meta(parameter)) return nullptr;  // never one that is trained
   return autograd::impl::post_acc_grad_hooks(parameter).get();
 }
@@ -64,15 +63,17 @@ std::size_t tensors_of_autograd() {
 }  // namespace
 
 Hooked hooked(const at::Tensor& parameter) {
-  const auto* const hook = hook_of(parameter);
+  const auto* const hook = post_hook_of(parameter);
   if (!hook) return Hooked::no;
   const auto* const ours = dynamic_cast<const AfterAccumulation*>(hook);
   if (!ours) return Hooked::foreign;
   return ours->alive() ? Hooked::prepared : Hooked::no;
 }
 
+const void* hook_of(const at::Tensor& parameter) { return post_hook_of(parameter); }
+
 bool amid_step(const at::Tensor& parameter) {
-  const auto* const ours = dynamic_cast<const AfterAccumulation*>(hook_of(parameter));
+  const auto* const ours = dynamic_cast<const AfterAccumulation*>(post_hook_of(parameter));
   const auto reducer = ours ? ours->reducer() : nullptr;
   return reducer && reducer->amid_step();
 }

@@ -22,6 +22,9 @@ enum class Hooked {
 };
 Hooked hooked(const at::Tensor& parameter);
 
+/// What is called when a gradient has been added to the parameter's .grad; null: nothing.
+const void* hook_of(const at::Tensor& parameter);
+
 /// Whether the parameter is prepared, and a step of its model half done (Reducer::amid_step).
 bool amid_step(const at::Tensor& parameter);
 

@@ -51,10 +51,11 @@ struct Reducer::Parameter {
   bool reached = false;  ///< in the pass under way
   bool added = false;    ///< to the exchange, in the last pass that it has begun
   Use use = Use::unused;
-  bool fresh = false;       ///< .grad is made by this pass
-  bool pending = false;     ///< .grad holds what was added up and not yet averaged
-  bool padding = false;     ///< .grad was made by passes of weight 0 alone
-  at::Tensor earlier = {};  ///< in .grad before a step of several passes, to which its average is to be added
+  bool fresh = false;          ///< .grad is made by this pass
+  const void* hook = nullptr;  ///< that calls after_accumulation()
+  bool pending = false;        ///< .grad holds what was added up and not yet averaged
+  bool padding = false;        ///< .grad was made by passes of weight 0 alone
+  at::Tensor earlier = {};     ///< in .grad before a step of several passes, to which its average is to be added
 
   void check_gradient() const {
     const auto& gradient = tensor.grad();
@@ -110,7 +111,10 @@ Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, const ParallelContex
 Reducer::~Reducer() = default;
 
 void Reducer::install() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) install_hooks(parameters_[i].tensor, weak_from_this(), i);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    install_hooks(parameters_[i].tensor, weak_from_this(), i);
+    parameters_[i].hook = hook_of(parameters_[i].tensor);
+  }
 }
 
 void Reducer::check_parameters() const {
@@ -127,11 +131,16 @@ void Reducer::check_parameters() const {
       if (!known.contains(item.key()))
         refuse("parameter " + item.key() + " was added to the model after prepare_model");
   }
-  for (const auto& p : parameters_)
+  for (const auto& p : parameters_) {
+    if (hook_of(p.tensor) != p.hook)
+      throw Error(ExitCode::data, averaging,
+                  "parameter " + p.name + " was given a post-accumulate-gradient hook after prepare_model",
+                  "Leave that hook to muster");
     if (p.changed())
       refuse(c10::str("parameter ", p.name, " was ", p.type, at::IntArrayRef(p.sizes), " on ", p.device,
                       " in prepare_model and is ", p.tensor.scalar_type(), p.tensor.sizes(), " on ", p.tensor.device(),
                       " now"));
+  }
 }
 
 std::vector<std::size_t> Reducer::unfrozen() const {

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn.h>
 
 #include <cinttypes>
@@ -136,6 +138,22 @@ TEST_F(Gradients, BesideHooksOfTheUsersOwn) {
     expect_gradients(want);
     std::swap(net_, net);
   }
+}
+
+struct Nothing : torch::autograd::PostAccumulateGradHook {
+  void operator()(const torch::autograd::Variable&) override {}
+};
+
+TEST_F(Gradients, AHookInThePlaceOfTheirOwnIsRefusedByName) {
+  torch::autograd::impl::set_post_acc_grad_hooks(net_->middle->weight, std::make_unique<Nothing>());
+  try {
+    loss(1).backward();
+    ADD_FAILURE() << "middle.weight would not be averaged";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_NE(std::string(error.what()).find("middle.weight"), std::string::npos) << error.what();
+  }
+  for (const auto& p : parameters()) EXPECT_FALSE(p.grad().defined()) << "nothing is changed";
 }
 
 TEST_F(Gradients, ANanOfAGhostDoesNotCount) {
