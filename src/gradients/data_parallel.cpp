@@ -224,6 +224,7 @@ void DataParallel::enter(int micro_batch) {
 void DataParallel::synchronise_buffers() {
   if (!reducer_) return;
   reducer_->check_parameters();
+  reducer_->recover();  // the group may be used by what exceptions have cut off
   if (micro_batches_) return micro_batches_->synchronise();
   std::vector<at::Tensor> statistics, others;
   for (const auto& buffer : module_->named_buffers())

@@ -294,6 +294,29 @@ TEST(CaughtException, InAPassThatUnfreezesLeavesTheNextOneWholeWhateverIsFrozenT
   }
 }
 
+TEST(CaughtException, LeavesBuffersWhole) {
+  // Ranks are cut off at another gradient each, and then average statistics.
+  const test::Preparation prepare;
+  for (const bool everywhere : {true, false}) {
+    Prepared a(prepare);
+    const auto statistic = a.net->register_buffer("running_mean", at::zeros({3}, at::kDouble));
+    const auto throws = std::make_shared<bool>(everywhere || rank() == 0);
+    throw_at(rank() == 0 ? a.net->out->weight : a.net->in->weight, throws);
+    if (*throws)
+      EXPECT_THROW(a.net->loss(1, rank()).backward(), std::domain_error);
+    else
+      EXPECT_THROW(a.net->loss(1, rank()).backward(), Error);
+    *throws = false;
+    statistic.fill_(rank() + 1.0);
+    a.model->synchronise_buffers();
+    expect_exactly(statistic, at::full({3}, 0.5 * (1 + size()), at::kDouble), "running_mean");
+    a.net->zero_grad();
+    const auto want = mean_of(a.net->loss(2, rank()), a.net->parameters());
+    a.net->loss(2, rank()).backward();
+    expect_gradients(a.net, want, "afterwards, ");
+  }
+}
+
 TEST(CaughtException, MayBeRecoveredFromBeforeTheNextPass) {
   const test::Preparation prepare;
   Prepared a(prepare);
