@@ -81,9 +81,10 @@ void average_tensors(c10d::ProcessGroup& group, const std::vector<at::Tensor>& t
   });
 }
 
-bool is_running_statistic(std::string_view name) {
+/// Of a batch-norm, whose mean over the ranks is taken.
+bool is_running_statistic(std::string_view name, const at::Tensor& buffer) {
   const auto last = name.substr(name.rfind('.') + 1);  // npos + 1 is 0
-  return last == "running_mean" || last == "running_var";
+  return (last == "running_mean" || last == "running_var") && (buffer.is_floating_point() || buffer.is_complex());
 }
 
 /// Whether nobody makes the group's work on these parameters advance but who waits for it, and a thread may.
@@ -136,7 +137,7 @@ class DataParallel::MicroBatchBuffers {
       : group_(std::move(group)), share_(share), of_micro_batch_(static_cast<std::size_t>(share.count)) {
     for (const auto& buffer : module.named_buffers()) {
       buffers_.push_back(buffer.value());
-      is_statistic_.push_back(is_running_statistic(buffer.key()));
+      is_statistic_.push_back(is_running_statistic(buffer.key(), buffer.value()));
       for (auto& micro_batch : of_micro_batch_) micro_batch.push_back(buffer.value().clone());
     }
   }
@@ -228,7 +229,7 @@ void DataParallel::synchronise_buffers() {
   if (micro_batches_) return micro_batches_->synchronise();
   std::vector<at::Tensor> statistics, others;
   for (const auto& buffer : module_->named_buffers())
-    (is_running_statistic(buffer.key()) ? statistics : others).push_back(buffer.value());
+    (is_running_statistic(buffer.key(), buffer.value()) ? statistics : others).push_back(buffer.value());
   average_tensors(*group_, statistics);
   broadcast(*group_, others);
 }

@@ -68,6 +68,23 @@ TEST(Prepare, CopiesTensorsThatAreNotContiguous) {
   test::expect_same_bits_everywhere(module->named_buffers()["slice"], "a strided buffer");
 }
 
+TEST(Prepare, TakesBuffersOfAllTypes) {
+  auto module = std::make_shared<nn::Module>();
+  for (const auto type : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kUInt16, at::kHalf,
+                          at::kBFloat16, at::kDouble, at::kComplexFloat, at::kComplexHalf, at::kFloat8_e4m3fn}) {
+    const auto of_type = module->register_module(c10::toString(type), std::make_shared<nn::Module>());
+    of_type->register_buffer("values", (values({2, 3}, 1) * 9).abs().to(type));
+    if (at::isIntegralType(type, /*includeBool=*/true))
+      of_type->register_buffer("running_mean", at::full({2}, world().rank()).to(type));
+  }
+  const auto prepared = Preparation()(module);
+  for (const auto& b : module->named_buffers()) test::expect_same_bits_everywhere(b.value(), b.key());
+  for (auto& b : module->buffers()) b.copy_(at::full({1}, world().rank() + 3));
+  prepared->synchronise_buffers();
+  for (const auto& b : module->named_buffers()) test::expect_same_bits_everywhere(b.value(), b.key());
+  EXPECT_EQ(module->named_buffers()["Long.running_mean"][0].item<std::int64_t>(), 3) << "rank 0's";
+}
+
 TEST(Prepare, NamesTheParameterAndTheRanksThatDiffer) {
   const int last = world().size() - 1;
   auto module = std::make_shared<nn::SequentialImpl>(nn::Linear(3, 4), nn::Linear(4, world().rank() == last ? 5 : 2));
