@@ -12,6 +12,7 @@
 #include "gradients/sync_batch_norm.hpp"
 #include "muster/error.hpp"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -49,7 +50,8 @@ struct Transfer {
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-/// All started, then each finished in order. A tensor that stands under two names goes once.
+/// All started, then each finished in order. A tensor that stands under two names goes once; one whose elements share
+/// memory, as expand() makes it, gets memory for each.
 template <class Start>
 void transfer(const std::vector<at::Tensor>& tensors, Start&& start) {
   const at::NoGradGuard no_grad;
@@ -57,6 +59,8 @@ void transfer(const std::vector<at::Tensor>& tensors, Start&& start) {
   std::set<const void*> seen;
   for (const auto& tensor : tensors) {
     if (tensor.numel() == 0 || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+      tensor.set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
     auto values = tensor.detach();
     auto contiguous = values.contiguous();
     std::vector<at::Tensor> one{contiguous};

@@ -492,21 +492,37 @@ TEST(GradientsOf, SeveralTypesAndLayouts) {
       module->register_parameter("scalar", values({}, 5)),
       module->register_parameter("nothing", values({0, 3}, 6)),
       module->register_parameter("images", values({2, 3, 4, 5}, 7).contiguous(at::MemoryFormat::ChannelsLast)),
+      module->register_parameter("half", values({7}, 10).to(at::kHalf)),
+      module->register_parameter("complex", at::complex(values({3, 2}, 11), values({3, 2}, 12))),
+      module->register_parameter("complex double",
+                                 at::complex(values({2}, 13), values({2}, 14)).to(at::kComplexDouble)),
+      module->register_parameter("conjugate", at::complex(values({2}, 15), values({2}, 16)).conj()),
+      module->register_parameter("every second", values({4, 6}, 17).slice(1, 0, 6, 2)),
+      module->register_parameter("many of every second", values({width, 2 * width}, 18).slice(1, 0, 2 * width, 2)),
+      module->register_parameter("expanded", values({1, 3}, 19).expand({4, 3})),
+      module->register_parameter("much expanded", values({width, 1}, 20).expand({width, width})),
   };
   const auto frozen = module->register_parameter("frozen", values({3}, 8), false);
   const auto count = module->register_parameter("count", at::arange(3), false);
   const auto prepared = test::Preparation()(module);
   const auto loss = [&] {
     at::Tensor sum = at::zeros({}, at::kDouble);
-    for (const auto& p : all) sum = sum + (p.to(at::kDouble) * values(p.sizes(), 9).to(at::kDouble)).square().sum();
+    for (const auto& p : all) {
+      const auto wide = p.to(p.is_complex() ? at::kComplexDouble : at::kDouble);
+      sum = sum + (wide * values(p.sizes(), 9).to(at::kDouble)).abs().square().sum();
+    }
     return sum;
   };
   const auto local = torch::autograd::grad({loss()}, all);
   loss().backward();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const auto want = test::mean_over_ranks(local[i]);
-    const double tolerance = all[i].scalar_type() == at::kBFloat16 ? 2e-2 : 1e-5;
-    EXPECT_TRUE(at::allclose(all[i].grad().to(at::kDouble), want, tolerance, tolerance)) << i;
+    const auto parts = [](const at::Tensor& t) {
+      return (t.is_complex() ? at::view_as_real(t.resolve_conj()) : t).to(at::kDouble);
+    };
+    const auto want = test::mean_over_ranks(parts(local[i]));
+    const bool coarse = all[i].element_size() == 2;
+    const double tolerance = coarse ? 2e-2 : 1e-5;
+    EXPECT_TRUE(at::allclose(parts(all[i].grad()), want, tolerance, tolerance)) << i;
     expect_same_bits_everywhere(all[i].grad(), std::to_string(i));
   }
   expect_same_bits_everywhere(frozen, "frozen");

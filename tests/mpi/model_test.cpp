@@ -68,6 +68,27 @@ TEST(Prepare, CopiesTensorsThatAreNotContiguous) {
   test::expect_same_bits_everywhere(module->named_buffers()["slice"], "a strided buffer");
 }
 
+TEST(Prepare, GivesExpandedTensorsMemoryOfTheirOwn) {
+  auto module = std::make_shared<nn::Module>();
+  const auto weight = module->register_parameter("weight", values({1, 3}, 1).expand({4, 3}));
+  const auto frozen = module->register_parameter("frozen", values({1}, 2).expand({3}), false);
+  const auto mask = module->register_buffer("mask", (values({1, 3}, 3) > 0).expand({2, 3}));
+  const auto mean = module->register_buffer("running_mean", values({1}, 4).expand({3}));
+  std::vector<std::string> rank_zero;
+  for (const auto& t : {weight, frozen, mask, mean}) rank_zero.push_back(world().broadcast(c10::str(t)));
+  const auto prepared = Preparation()(module);
+  std::size_t at = 0;
+  for (const auto& t : {weight, frozen, mask, mean}) {
+    EXPECT_EQ(c10::str(t), rank_zero[at++]);
+    EXPECT_TRUE(t.is_contiguous()) << at;
+  }
+  (weight * values({4, 3}, 5)).sum().backward();
+  test::expect_close(weight.grad(), test::mean_over_ranks(values({4, 3}, 5)), "weight");
+  mean.set_data(at::full({1}, 1.0f + world().rank()).expand({3}));
+  prepared->synchronise_buffers();
+  test::expect_close(mean, at::full({3}, 0.5 * (1 + world().size())), "running_mean, expanded since");
+}
+
 TEST(Prepare, TakesBuffersOfAllTypes) {
   auto module = std::make_shared<nn::Module>();
   for (const auto type : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kUInt16, at::kHalf,
