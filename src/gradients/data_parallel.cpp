@@ -15,6 +15,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
@@ -40,6 +41,19 @@ void require_unprepared(const torch::nn::Module& module) {
       throw Error(ExitCode::data, preparing,
                   "parameter " + parameter.key() + " has a post-accumulate-gradient hook, which muster needs itself",
                   "Prepare the model without it");
+  }
+}
+
+/// Each rank would scale down the rows that its own batches look up, and the weights would differ.
+void require_equal_weights(const torch::nn::Module& module) {
+  for (const auto& part : module.named_modules()) {
+    const auto* const embedding = part.value()->as<torch::nn::EmbeddingImpl>();
+    const auto* const bag = part.value()->as<torch::nn::EmbeddingBagImpl>();
+    if ((embedding && embedding->options.max_norm()) || (bag && bag->options.max_norm()))
+      throw Error(ExitCode::usage, preparing,
+                  (part.key().empty() ? "the model" : part.key()) +
+                      " is an embedding with max_norm, which changes its weights in forward(), on each rank others",
+                  "Make it without max_norm, and scale the rows down after the optimizer's step");
   }
 }
 
@@ -193,6 +207,7 @@ class DataParallel::MicroBatchBuffers {
 std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module,
                                                     const ParallelContext& context, const ModelOptions& options) {
   require_unprepared(*module);
+  if (options.parallel != Parallel::none && context.communicator.size() > 1) require_equal_weights(*module);
   if (options.sync_batch_norm && options.parallel != Parallel::none) exchange_batch_norms(*module);
   module->to(context.device);
   std::shared_ptr<DataParallel> prepared(new DataParallel(std::move(module), context.communicator));

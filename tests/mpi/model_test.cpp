@@ -106,6 +106,21 @@ TEST(Prepare, TakesBuffersOfAllTypes) {
   EXPECT_EQ(module->named_buffers()["Long.running_mean"][0].item<std::int64_t>(), 3) << "rank 0's";
 }
 
+TEST(Prepare, RefusesAnEmbeddingThatWritesToItsWeightsInForward) {
+  for (const bool bag : {false, true}) {
+    nn::Sequential module;
+    if (bag)
+      module->push_back("words", nn::EmbeddingBag(nn::EmbeddingBagOptions(4, 3).max_norm(1.0)));
+    else
+      module->push_back("words", nn::Embedding(nn::EmbeddingOptions(4, 3).max_norm(1.0)));
+    const auto error = error_of([&] { Preparation()(module.ptr()); });
+    ASSERT_EQ(error.has_value(), world().size() > 1);
+    if (error) {
+      EXPECT_NE(std::string(error->what()).find("words"), std::string::npos) << error->what();
+    }
+  }
+}
+
 TEST(Prepare, NamesTheParameterAndTheRanksThatDiffer) {
   const int last = world().size() - 1;
   auto module = std::make_shared<nn::SequentialImpl>(nn::Linear(3, 4), nn::Linear(4, world().rank() == last ? 5 : 2));
