@@ -177,8 +177,9 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
       if (arrival_ == Arrival::in_backward) bucket.held = gradient.storage();
     } else {
       bucket.data = room_for_copy(bucket, own.parameter.nbytes());
-      own.copy = at::from_blob(bucket.data, own.parameter.sizes(), own.parameter.strides(),
-                               own.parameter.options().requires_grad(false));
+      own.copy = view_like(
+          own.parameter,
+          at::from_blob(bucket.data, {own.parameter.numel()}, own.parameter.options().requires_grad(false)), 0);
     }
   }
   if (own.copy.defined()) {

@@ -354,6 +354,20 @@ TEST_F(Gradients, ARankThatGoesOnAfterAnExceptionIsAnErrorOnTheOthers) {
   expect_gradients(want);
 }
 
+TEST_F(Gradients, OfAParameterInOtherMemory) {
+  const auto wider = values({width, 2 * width}, 3);
+  for (const auto& other : {wider.slice(1, 0, 2 * width, 2), wider.narrow(1, 0, width), wider.narrow(1, 0, width).t(),
+                            wider.narrow(1, 0, 1).expand({width, width}), values({width, width}, 4)}) {
+    net_->middle->weight.set_data(other);
+    for (int step = 0; step < 2; ++step) {
+      const auto want = together(loss(step));
+      zero_grad();
+      loss(step).backward();
+      expect_gradients(want);
+    }
+  }
+}
+
 TEST_F(Gradients, MadeElsewhereAreAveragedAllTheSame) {
   // Given by hand before backward() adds to them, the large one among them.
   const auto& weight = net_->middle->weight;
