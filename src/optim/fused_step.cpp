@@ -15,6 +15,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 namespace muster::detail::optim {
@@ -100,6 +101,9 @@ FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
 FusedStep::~FusedStep() = default;
 
 bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
+  std::set<const void*> storages;  // parameters of one would get memory for each, and no longer change together
+  for (const auto& p : parameters)
+    if (!storages.insert(p.storage().unsafeGetStorageImpl()).second) return false;
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) {
     return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.is_non_overlapping_and_dense() &&
            p.numel() > 0;

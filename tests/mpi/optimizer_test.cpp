@@ -141,6 +141,36 @@ TEST(PreparedOptimizer, AWeightInTwoPlacesIsSteppedOnce) {
     }
 }
 
+TEST(PreparedOptimizer, WeightsInTheSameMemoryStayThere) {
+  const auto trained = [](Fuse fuse) {
+    nn::Linear a(96, 96), b(96, 96);
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& p : a->parameters()) p.copy_(at::sin(at::arange(p.numel()) * 0.37).view(p.sizes()));
+    }
+    b->weight.set_data(a->weight);
+    b->bias.set_data(a->weight[0]);
+    const auto net = std::make_shared<nn::Module>();
+    net->register_module("a", a.ptr());
+    net->register_module("b", b.ptr());
+    const test::Preparation prepare;
+    const auto prepared = prepare(net);
+    torch::optim::SGD own(net->parameters(), torch::optim::SGDOptions(0.5));
+    auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+    EXPECT_FALSE(optimizer.fused());
+    for (int number = 0; number < 3; ++number) {
+      optimizer.zero_grad();
+      b->forward(a->forward(values({5, 96}, number))).square().mean().backward();
+      optimizer.step();
+    }
+    EXPECT_EQ(b->weight.const_data_ptr(), a->weight.const_data_ptr());
+    EXPECT_TRUE(at::equal(b->bias, a->weight[0]));
+    return a->weight.detach().clone();
+  };
+  EXPECT_TRUE(at::equal(trained(Fuse::always), trained(Fuse::never)));
+}
+
 TEST(PreparedOptimizer, AdamIsTorchs) {
   expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3), "Adam");
   expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3).weight_decay(0.01).betas({0.8, 0.99}).eps(1e-6),
