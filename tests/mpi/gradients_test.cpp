@@ -247,6 +247,31 @@ TEST_F(Gradients, DoubleBackward) {
   expect_gradients(weighted);
 }
 
+TEST_F(Gradients, MayBePartOfALoss) {
+  // Of the squares of the averages, whose gradient goes back through this rank's own gradients.
+  for (const bool uneven : {false, true}) {
+    if (uneven) batch({1, 5, 2, 3});
+    const auto first = together(loss(1));
+    const auto own = torch::autograd::grad({loss(1)}, parameters(), {}, true, true);
+    at::Tensor product = at::zeros({});
+    for (std::size_t i = 0; i < own.size(); ++i) product = product + (own[i] * (2 * first[i]).to(at::kFloat)).sum();
+    const auto want = together(product);
+
+    zero_grad();
+    loss(1).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    expect_gradients(first);
+    at::Tensor squares = at::zeros({});
+    for (const auto& p : parameters()) {
+      ASSERT_TRUE(p.grad().requires_grad());
+      squares = squares + p.grad().square().sum();
+    }
+    for (auto& p : parameters()) p.mutable_grad() = at::Tensor();
+    weight() = {.total = size()};  // the averages are weighted already
+    squares.backward();
+    expect_gradients(want);
+  }
+}
+
 TEST_F(Gradients, OfAParameterThatSomeRanksUse) {
   const bool mine = rank() == 0;  // the middle layer counts on rank 0 alone
   std::vector<at::Tensor> want;

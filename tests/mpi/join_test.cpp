@@ -155,6 +155,44 @@ TEST_F(Joining, PassesWithoutAveragingNeedNobody) {
   for (const auto& p : net_->parameters()) expect_same_bits_everywhere(p, "a parameter");
 }
 
+TEST_F(Joining, GradientsMayBeAddedUpOverTwoBatches) {
+  const auto batches = of_the_ranks({3, 6, 4});  // the last of three is added up in vain
+  {
+    const Join join({prepared_}, {});
+    torch::optim::SGD optimizer(net_->parameters(), torch::optim::SGDOptions(rate));
+    for (int step = 0; step < batches[static_cast<std::size_t>(world().rank())]; ++step) {
+      if (step % 2 == 0) {
+        optimizer.zero_grad();
+        const NoSync scope(prepare_.no_sync_depth);
+        loss_of(net_, world().rank(), step).backward();
+      } else {
+        loss_of(net_, world().rank(), step).backward();
+        optimizer.step();
+      }
+    }
+  }
+  auto want = make_net();
+  for (int step = 1; step < 6; step += 2) {
+    at::Tensor loss;
+    int active = 0;
+    for (int rank = 0; rank < world().size(); ++rank) {
+      if (step >= batches[static_cast<std::size_t>(rank)]) continue;
+      ++active;
+      const auto own = loss_of(want, rank, step - 1) + loss_of(want, rank, step);
+      loss = loss.defined() ? loss + own : own;
+    }
+    if (active == 0) continue;
+    const auto gradients = torch::autograd::grad({loss / active}, want->parameters());
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < gradients.size(); ++i) want->parameters()[i].sub_(gradients[i], rate);
+  }
+  const auto have = net_->named_parameters();
+  for (std::size_t i = 0; i < have.size(); ++i) {
+    expect_close(have[i].value(), want->parameters()[i], have[i].key());
+    expect_same_bits_everywhere(have[i].value(), have[i].key());
+  }
+}
+
 TEST_F(Joining, AnExceptionEndsTheScopeWithoutAWord) {
   EXPECT_THROW(
       {

@@ -147,6 +147,33 @@ TEST(SyncBatchNorm, WithItsOptions) {
     expect_as_one_rank<SyncBatchNorm1d, nn::BatchNorm1d>(options, {6, 4}, uneven(), at::kDouble, what);
 }
 
+TEST(SyncBatchNorm, ABatchMayBeEmptyAndInAnyOrderOfMemory) {
+  auto split = uneven();
+  if (world().size() > 1) split.back() = 0;
+  expect_as_one_rank<SyncBatchNorm1d, nn::BatchNorm1d>(24, {24}, split, at::kDouble, "a rank without samples");
+  for (const bool channels_last : {false, true}) {
+    const Prepared prepare;  // all ranks count the same
+    SyncBatchNorm2d norm(5);
+    nn::BatchNorm2d whole(5);
+    norm->to(at::kDouble);
+    whole->to(at::kDouble);
+    const auto prepared = prepare(norm.ptr());
+    const auto format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+    const auto all = values({sum_of(split), 5, 2, 3}, 1);
+    const auto x = own_part(all, split).contiguous(format).requires_grad_();
+    const auto x_whole = all.contiguous(format).requires_grad_();
+    const auto y = norm->forward(x), y_whole = whole->forward(x_whole);
+    expect_close(y, own_part(y_whole, split), "outputs");
+    const auto loss_of = [](const at::Tensor& made) { return torch::tanh(made + made.mul(3).sin()).sum(); };
+    loss_of(y).backward();
+    (loss_of(y_whole) / world().size()).backward();
+    expect_close(x.grad() / world().size(), own_part(x_whole.grad(), split), "gradient of the input");
+    expect_close(norm->weight.grad(), whole->weight.grad(), "gradient of the weight");
+    expect_close(norm->bias.grad(), whole->bias.grad(), "gradient of the bias");
+    expect_close(norm->running_var, whole->running_var, "running_var");
+  }
+}
+
 TEST(SyncBatchNorm, ABatchOfWeightZeroDoesNotCount) {
   if (world().size() == 1) return;
   auto split = uneven();
