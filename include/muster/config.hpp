@@ -52,9 +52,10 @@ struct ScalingConfig {
   /// Gradients are summed in the order of micro-batches, to which random state and batch statistics belong. The
   /// training function stays as it is: until the last batch of a step, gradients are put aside after backward(), so
   /// that zero_grad() and the optimizer's step() find none, and EMA::update() and GradScaler::update() change nothing.
-  /// A schedule cannot know: step it where session.step_complete() is true, and so whatever else belongs to a step.
-  /// Each batch has one backward(). `batch_size` is that of a micro-batch. With the same library and threads per
-  /// worker.
+  /// What an earlier step has left in .grad comes back at the end of the step, added to its average; if the step is
+  /// left before that, the next backward() is an Error. A schedule cannot know: step it where session.step_complete()
+  /// is true, and so whatever else belongs to a step. Each batch has one backward(). `batch_size` is that of a
+  /// micro-batch. With the same library and threads per worker.
   std::optional<int> virtual_workers = {};
 };
 void to_json(Json& json, const ScalingConfig& options);

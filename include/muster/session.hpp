@@ -206,7 +206,9 @@ class Session {
   /// gradients inside backward(): weighted by samples while a batch of a training pass is in hand (see step()), equally
   /// otherwise.
   /// The same module comes back. Parameters must have the same names and shapes everywhere. The gradients of embeddings
-  /// with sparse(true) are averaged as sparse ones. Collective.
+  /// with sparse(true) are averaged as sparse ones. A tensor made by expand() gets memory for each of its elements. On
+  /// several ranks an embedding with max_norm is an Error (ExitCode::usage): its forward() writes to the weights.
+  /// Collective.
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*> std::shared_ptr<M> prepare_model(
       std::shared_ptr<M> module, const ModelOptions& options = {}) {

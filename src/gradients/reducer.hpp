@@ -13,6 +13,7 @@
 //   unfrozen.
 // - An exception in backward() leaves something between this rank's gradients and the averages in .grad; zero_grad()
 //   and go on, on all ranks alike. A rank that goes on where others had no exception is an error on those.
+//   With virtual workers .grad is again what it was before the step.
 // - What zero_grad() has taken away is gone: no pass and no optimizer averages it.
 #pragma once
 
