@@ -1,7 +1,8 @@
-// Lists in messages.
+// Lists and counts in messages.
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -16,6 +17,12 @@ std::string listed(const std::vector<T>& items, std::size_t most, const Name& na
   for (std::size_t i = 0; i < std::min(items.size(), most); ++i)
     text += (i == 0 ? "" : ", ") + std::string(std::invoke(name, items[i]));
   return items.size() <= most ? text : text + " and " + std::to_string(items.size() - most) + " more";
+}
+
+/// "1 rank", "2 ranks".
+template <std::integral Count>
+std::string counted(Count count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
 /// "rank 1", "ranks 0, 2".

@@ -1,5 +1,6 @@
 #include "supervise/launch_command.hpp"
 
+#include "base/listed.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
@@ -75,7 +76,7 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
   if (ranks < 1) refuse(std::to_string(ranks) + " is not a number of ranks", "Ask for 1 or more");
   const int least = options.min_workers.value_or(1);
   if (least < 1 || least > ranks)
-    refuse("--min-workers is " + std::to_string(least) + " of " + std::to_string(ranks) + " ranks",
+    refuse("--min-workers is " + std::to_string(least) + " of " + counted(ranks, "rank"),
            "Give it from 1 to the number of ranks");
   if (options.max_failures.value_or(0) < -1)
     refuse("--max-failures is " + std::to_string(*options.max_failures), "Give a number, or -1 for no limit");

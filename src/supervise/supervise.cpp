@@ -3,6 +3,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
@@ -275,7 +276,7 @@ class Supervision {
     auto text = cause;
     if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
     text += ". Starting again";
-    if (next.ranks != demand_.ranks) text += " with " + std::to_string(next.ranks) + " ranks";
+    if (next.ranks != demand_.ranks) text += " with " + detail::counted(next.ranks, "rank");
     if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
     const auto& failures = counted(end);
     const int most = is_preemption(end) ? demand_.max_preemptions : demand_.max_failures;

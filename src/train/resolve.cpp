@@ -1,5 +1,6 @@
 #include "train/resolve.hpp"
 
+#include "base/listed.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
 #include "launch/settings.hpp"
@@ -29,16 +30,16 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full)
   if (range && workers < *asked.least())
     throw Error(ExitCode::usage, "choosing the workers",
                 "at least " + std::to_string(*asked.least()) + " were asked for and the launch has " +
-                    std::to_string(launch.size()) + (launch.size() == 1 ? " rank" : " ranks"),
+                    counted(launch.size(), "rank"),
                 "Start it with mpirun -n " + std::to_string(*asked.least()) + " or more, or ask for fewer");
   if (workers < 1)
     throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
                 "Ask for 1 or more");
   if (workers > launch.size())
-    throw Error(ExitCode::usage, "choosing the workers",
-                std::to_string(workers) + " workers were asked for and the launch has " +
-                    std::to_string(launch.size()) + (launch.size() == 1 ? " rank" : " ranks"),
-                "Start it with mpirun -n " + std::to_string(workers) + ", or ask for fewer with --workers");
+    throw Error(
+        ExitCode::usage, "choosing the workers",
+        std::to_string(workers) + " workers were asked for and the launch has " + counted(launch.size(), "rank"),
+        "Start it with mpirun -n " + std::to_string(workers) + ", or ask for fewer with --workers");
   return workers;
 }
 

@@ -1,4 +1,5 @@
 #include "base/file.hpp"
+#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "checkpoint/tier.hpp"
 #include "comm/on_ranks.hpp"
@@ -35,10 +36,6 @@ Json describe(const Plan& plan, const RunFolder& run) {
   return params;
 }
 
-std::string counted(std::size_t count, const char* what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 }  // namespace
 
 bool start(const Plan& plan, RunFolder& run) {
@@ -58,8 +55,8 @@ bool start(const Plan& plan, RunFolder& run) {
   const auto& nodes = world.topology().node_of_rank;
   const auto used_nodes = std::set<int>(nodes.begin(), nodes.begin() + plan.workers).size();
   if (world.rank() == 0)
-    log::info("run " + run.path().string() + ": " + counted(static_cast<std::size_t>(plan.workers), "worker") + " on " +
-              counted(used_nodes, "node") + ", " + counted(static_cast<std::size_t>(plan.threads), "thread") + " each");
+    log::info("run " + run.path().string() + ": " + counted(plan.workers, "worker") + " on " +
+              counted(used_nodes, "node") + ", " + counted(plan.threads, "thread") + " each");
   return true;
 }
 

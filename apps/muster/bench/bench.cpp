@@ -62,8 +62,8 @@ void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ra
   launched([&](Launch& launch) {
     if (ranks_given && launch.size() != options.ranks)
       throw Error(ExitCode::usage, "reading -n",
-                  "it asks for " + std::to_string(options.ranks) + " ranks and the launcher has started " +
-                      std::to_string(launch.size()),
+                  "it asks for " + std::to_string(options.ranks) + (options.ranks == 1 ? " rank" : " ranks") +
+                      " and the launcher has started " + std::to_string(launch.size()),
                   "Leave it out");
     measure_each(options, launch.rank() == 0, !options.for_starter,
                  [&](const Options& one) { return benchmark.inside(launch, one); });

@@ -1,5 +1,6 @@
 #include "checkpoint/state/collect.hpp"
 
+#include "base/listed.hpp"
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 #include "optim/weight_averages.hpp"
@@ -75,7 +76,7 @@ std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, 
   const auto refuse = [&](const std::string& fact) -> std::optional<StateDict> {
     return differences.push_back({"", fact}), std::nullopt;
   };
-  const auto count = [](std::size_t of) { return std::to_string(of) + (of == 1 ? " rank" : " ranks"); };
+  const auto count = [](std::size_t of) { return counted(of, "rank"); };
   if (ranks == 0) return refuse("each rank's own here, one for all in the checkpoint");
   if (size == 0)
     return refuse("each of " + count(ranks) +
