@@ -11,6 +11,13 @@
 //   }
 //   session.report({{"val_top5", top5}, {"val_f1", f1}});
 //
+// Here the metrics are made anew for each validation. One that lives longer, as the accuracy over a training epoch
+// does, is taken by the report that ends the epoch, {"accuracy", accuracy.take()}, so that what is saved there begins
+// the next.
+//
+// A dataset that is not split (DataConfig) is whole on each worker, so each sample counts once per worker. That changes
+// no ratio, but the counts of a ConfusionMatrix: a report warns.
+//
 // What add() takes, unless it says otherwise:
 //
 //   prediction  logits or probabilities [N, C, …], as torch::cross_entropy takes them, or classes [N, …]
@@ -37,7 +44,8 @@ namespace muster {
 class Metric;
 class StateEntry;
 
-/// What these metrics have in common. As one reported in the middle of an epoch, it belongs into the state; see Mean.
+/// What these metrics have in common. One over a training epoch belongs into the state, and the report that ends the
+/// epoch takes it; see Mean. Each has take(): what it is until now; it begins anew.
 class SampleMetric {
  public:
   void reset() noexcept;
@@ -56,6 +64,12 @@ class SampleMetric {
   Json evaluate() const;
   /// Adds to the sums.
   void count(const at::Tensor& sums);
+  template <class M>
+  static M taken(M& metric) {
+    M before = metric;
+    metric.reset();
+    return before;
+  }
   std::int64_t num_classes() const;
 
   Json kind_;  ///< its name and options, which are the same on all ranks
@@ -78,6 +92,7 @@ class Accuracy : public SampleMetric {
   Accuracy(const AccuracyOptions& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
   double value() const;
+  Accuracy take() { return taken(*this); }
 };
 
 enum class Average {
@@ -102,6 +117,7 @@ class F1 : public SampleMetric {
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
   /// NaN with Average::none.
   double value() const;
+  F1 take() { return taken(*this); }
   std::vector<double> per_class() const;
 };
 
@@ -118,6 +134,7 @@ class ConfusionMatrix : public SampleMetric {
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
   /// [num_classes, num_classes], in double.
   at::Tensor value() const;
+  ConfusionMatrix take() { return taken(*this); }
 };
 
 struct MeanIoUOptions {
@@ -133,6 +150,7 @@ class MeanIoU : public SampleMetric {
   MeanIoU(const MeanIoUOptions& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
   double value() const;
+  MeanIoU take() { return taken(*this); }
   std::vector<double> per_class() const;
 };
 
@@ -146,6 +164,7 @@ class AUC : public SampleMetric {
   /// `score`: of class 1, [N, …], any numbers that order the samples.
   void add(const at::Tensor& score, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
   double value() const;
+  AUC take() { return taken(*this); }
 };
 
 /// exp of the mean negative log-likelihood of tokens.
@@ -157,6 +176,7 @@ class Perplexity : public SampleMetric {
   /// What cross_entropy gave as the mean over so many tokens; with 0 of them it is ignored.
   void add(const at::Tensor& loss, std::int64_t tokens);
   double value() const;
+  Perplexity take() { return taken(*this); }
 };
 
 }  // namespace muster

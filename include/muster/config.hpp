@@ -194,7 +194,8 @@ class DatasetNames {
 
 /// What is not given is the trainer's default (DataParallelTrainer::default_dataset_config).
 struct DataConfig {
-  /// The datasets that are split among the workers; every other is whole on each.
+  /// The datasets that are split among the workers; every other is whole on each, where a metric that counts samples
+  /// counts each sample once per worker.
   DatasetNames datasets_to_split = DatasetNames::not_given();
   /// Split them all; false unless given.
   std::optional<bool> split_all = {};

@@ -38,7 +38,7 @@ class Mean {
     sum_ += value * static_cast<double>(samples);
     samples_ += samples;
   }
-  /// A tensor of one element; waits for its value.
+  /// A tensor of one element; waits for its value. Any other is an Error (ExitCode::user_error).
   void add(const at::Tensor& value, std::int64_t samples = 1);
 
   /// NaN before the first sample.
@@ -56,8 +56,8 @@ class Mean {
   std::int64_t samples_ = 0;
 };
 
-/// One reported value: a number, a Mean, a metric of classification.hpp, a tensor of one element, or any JSON (rank 0's
-/// is kept).
+/// One reported value: a number, a Mean, a metric of classification.hpp, a tensor of one real number, or any JSON (rank
+/// 0's is kept). A report refuses any other tensor with the name that it has there (ExitCode::user_error).
 class Metric {
  public:
   template <std::integral T>
@@ -78,6 +78,8 @@ class Metric {
   std::int64_t weight() const noexcept { return weight_; }
   /// What the value is made of, if it is to be made of all ranks' together; null otherwise.
   const Json& tally() const noexcept { return tally_; }
+  /// Why this cannot be reported; empty if it can.
+  const std::string& fault() const noexcept { return fault_; }
 
  private:
   static Metric of_samples(const SampleMetric& metric);
@@ -85,6 +87,7 @@ class Metric {
   Json value_;
   std::int64_t weight_ = -1;
   Json tally_ = {};
+  std::string fault_ = {};
 };
 
 using Metrics = std::map<std::string, Metric>;

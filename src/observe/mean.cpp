@@ -1,9 +1,11 @@
 // A Mean, and as an entry of a state.
 #include "checkpoint/state/stateful.hpp"
+#include "muster/error.hpp"
 #include "muster/metrics.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/item.h>
+#include <c10/util/StringUtil.h>
 
 namespace muster {
 namespace {
@@ -59,7 +61,12 @@ class StatefulMean : public Stateful {
 }  // namespace
 
 void Mean::add(const at::Tensor& value, std::int64_t samples) {
-  if (samples > 0) add(value.item().toDouble(), samples);
+  if (samples <= 0) return;
+  if (!value.defined() || value.numel() != 1)
+    throw Error(ExitCode::user_error, "adding to a mean",
+                value.defined() ? c10::str("the tensor has the shape ", value.sizes()) : "the tensor is undefined",
+                "Give one element, as loss.mean()");
+  add(value.item().toDouble(), samples);
 }
 
 Mean::operator StateEntry() { return StateEntry(std::make_shared<StatefulMean>(sum_, samples_)); }

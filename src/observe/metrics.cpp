@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/item.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +15,12 @@
 namespace muster {
 
 Metric::Metric(const at::Tensor& value) {
+  if (!value.defined() || value.numel() != 1 || value.is_complex()) {
+    fault_ = !value.defined()     ? "it is an undefined tensor"
+             : value.numel() == 1 ? "it is a complex number"
+                                  : c10::str("it is a tensor of the shape ", value.sizes());
+    return;
+  }
   const auto scalar = value.item();
   value_ = scalar.isBoolean()                         ? Json(scalar.toBool())
            : scalar.isIntegral(/*includeBool=*/false) ? Json(scalar.toLong())
@@ -65,16 +72,6 @@ Json mean_of(const std::vector<Json>& values) {
   return finite(equal ? first : Json(sum / weights));  // three times 0.2 by 3 is not 0.2
 }
 
-/// `ranks` as to_json() gives them; `combine` makes one value of what mean_of() takes.
-Json over_ranks(const std::vector<Json>& ranks, auto&& combine) {
-  std::map<std::string, std::vector<Json>> values;
-  for (const auto& rank : ranks)
-    for (const auto& [key, value] : rank.items()) values[key].push_back(value);
-  Json row = Json::object();
-  for (const auto& [key, of_ranks] : values) row[key] = combine(of_ranks);
-  return row;
-}
-
 }  // namespace
 
 bool is_reserved(std::string_view name) { return std::ranges::find(reserved, name) != reserved.end(); }
@@ -85,20 +82,50 @@ Json to_json(const Metrics& metrics) {
     if (is_reserved(key))
       throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a name that every report has already",
                   "Choose another name");
+    if (!metric.fault().empty())
+      throw Error(ExitCode::user_error, "reporting the metric \"" + key + "\"", metric.fault(),
+                  "Give one real number, as values.mean(), or a list as Json");
     auto& values = all[key] = Json::array({metric.value(), metric.weight()});
     if (!metric.tally().is_null()) values.push_back(metric.tally());
   }
   return all;
 }
 
-Json mean_over_ranks(const std::vector<Json>& ranks) { return over_ranks(ranks, mean_of); }
+Json mean_over_ranks(const std::vector<Json>& ranks) {
+  std::map<std::string, std::vector<Json>> values;
+  for (const auto& rank : ranks)
+    for (const auto& [key, value] : rank.items()) values[key].push_back(value);
+  Json row = Json::object();
+  for (const auto& [key, of_ranks] : values) row[key] = mean_of(of_ranks);
+  return row;
+}
 
 Json list_over_ranks(const std::vector<Json>& ranks) {
-  return over_ranks(ranks, [](const std::vector<Json>& values) {
-    Json list = Json::array();
-    for (const auto& value : values) list.push_back(finite(value[0]));
-    return list;
-  });
+  Json row = Json::object();
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    for (const auto& [key, value] : ranks[r].items()) {
+      auto& list = row[key];
+      if (list.is_null()) list = Json(ranks.size(), nullptr);
+      list[r] = finite(value[0]);
+    }
+  return row;
+}
+
+std::string counted_everywhere(const std::vector<Json>& ranks) {
+  if (ranks.size() < 2) return {};
+  for (const auto& [key, value] : ranks.front().items()) {
+    if (value.size() < 3 || value[2].at("kind").at("metric") != "confusion matrix") continue;
+    std::vector<double> first;
+    const bool equal = std::ranges::all_of(ranks, [&, &key = key](const Json& rank) {
+      Tally tally;
+      if (!rank.contains(key) || rank.at(key).size() < 3 || !from_json(rank.at(key)[2], tally)) return false;
+      const auto counts = samples_by_class(tally);
+      if (first.empty()) first = counts;
+      return counts == first;
+    });
+    if (equal && std::ranges::any_of(first, [](double count) { return count != 0; })) return key;
+  }
+  return {};
 }
 
 }  // namespace muster::detail::observe

@@ -3,6 +3,7 @@
 
 #include "muster/metrics.hpp"
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,7 +19,11 @@ Json to_json(const Metrics& metrics);
 /// by samples (1 where a rank gave none); what is made of tallies is made of all of them; anything else is that of the
 /// lowest rank. NaN and infinity become null.
 Json mean_over_ranks(const std::vector<Json>& ranks);
-/// The list of values per key, over the ranks that gave the key.
+/// The list of values per key, by rank; null for a rank that did not give the key.
 Json list_over_ranks(const std::vector<Json>& ranks);
+
+/// The first confusion matrix for which all ranks have counted as many samples of each class, as they do if each has
+/// gone over the same samples; empty if there is none, or one rank alone.
+std::string counted_everywhere(const std::vector<Json>& ranks);
 
 }  // namespace muster::detail::observe

@@ -139,6 +139,14 @@ Json value_of(const Tally& tally) {
   return metric == "perplexity" ? std::exp(mean) : mean;
 }
 
+std::vector<double> samples_by_class(const Tally& tally) {
+  if (tally.kind.at("metric") != "confusion matrix") return {};
+  const auto classes = tally.kind.at("num_classes").get<std::size_t>();
+  std::vector<double> samples(classes);
+  for (std::size_t i = 0; i < tally.sums.size(); ++i) samples[i / classes] += tally.sums[i];
+  return samples;
+}
+
 std::vector<double> f1_by_class(std::span<const double> sums) { return shares(sums, false); }
 std::vector<double> iou_by_class(std::span<const double> sums) { return shares(sums, true); }
 

@@ -29,6 +29,9 @@ Tally merged(const std::vector<Tally>& tallies);
 /// A number, or a list; NaN where it is undefined.
 Json value_of(const Tally& tally);
 
+/// Of a confusion matrix the samples of each class; empty for any other metric.
+std::vector<double> samples_by_class(const Tally& tally);
+
 /// By class, from the sums of F1 and MeanIoU: of each class what is predicted rightly, what is predicted, what there
 /// is.
 std::vector<double> f1_by_class(std::span<const double> sums);

@@ -1,4 +1,5 @@
 // A report: metrics over the workers, a checkpoint if there is something to save, a row for the sinks, a stop if asked.
+#include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
@@ -67,6 +68,22 @@ Json make_row(const Counters& counters, Json metrics, int world_size) {
 
 }  // namespace
 
+void SessionState::warn_of_whole_data(const std::vector<Json>& metrics) {
+  if (data.whole_counted) return;
+  std::string whole;
+  for (const auto& [name, shard] : data.shards)
+    if (!shard->options().split) whole += (whole.empty() ? "\"" : ", \"") + name + "\"";
+  if (whole.empty()) return;
+  const auto metric = observe::counted_everywhere(metrics);
+  if (metric.empty()) return;
+  data.whole_counted = true;
+  if (workers.is_first())
+    log::warn("reporting \"" + metric + "\": all " + std::to_string(workers.size()) +
+              " workers have counted as many samples of each class. Datasets that are not split are whole on each "
+              "worker, where each sample counts once per worker: " +
+              whole + ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split");
+}
+
 void SessionState::report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
                           const std::optional<Checkpoint>& files, const ReportOptions& options) {
   require_training("reporting");
@@ -131,6 +148,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   ++counters.training_iteration;
   std::vector<Json> of_ranks;
   for (const auto& one : all) of_ranks.push_back(one.metrics);
+  if (options.reduce) warn_of_whole_data(of_ranks);
   auto reduced = options.reduce ? observe::mean_over_ranks(of_ranks) : observe::list_over_ranks(of_ranks);
   Json row = make_row(counters, std::move(reduced), workers.size());
   row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));

@@ -82,6 +82,7 @@ struct SessionData {
   PreprocessorPtr preprocessor;  ///< may be null
   std::shared_ptr<data::Cursors> cursors;
   std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
+  bool whole_counted = false;  ///< that samples count once per worker has been said
 
   /// The shard of that name, made at its first use.
   std::shared_ptr<data::ShardState> shard(const std::string& name, const Workers& workers);

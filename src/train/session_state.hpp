@@ -63,6 +63,10 @@ struct SessionState {
   void report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
               const std::optional<Checkpoint>& files, const ReportOptions& options);
 
+  /// Warns, once, where a confusion matrix counts each sample of a dataset that is not split once per worker. The same
+  /// metrics of all workers on each.
+  void warn_of_whole_data(const std::vector<Json>& metrics);
+
   // save.cpp
 
   /// Commits a checkpoint, and gives it; `row` is an empty object between two reports. Collective.

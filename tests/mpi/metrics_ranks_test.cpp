@@ -1,5 +1,7 @@
 // Metrics of samples over ranks with uneven shards: what one rank with all samples has.
 #include "muster/classification.hpp"
+
+#include "base/file.hpp"
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>
@@ -174,6 +176,107 @@ TEST(MetricsOverRanks, CoverTheWholeOfAResumedEpoch) {
     ASSERT_EQ(code, 0) << (result->error ? result->error->what() : "");
     expect_all(result->metrics);
   }
+}
+
+TEST(MetricsOverRanks, AreTakenByTheReportThatEndsTheEpoch) {
+  const auto storage = test::shared_folder();
+  const auto attempt = [&](std::int64_t fails_after) {
+    return run({storage, {}, of_samples("taken")}, [&](Session& session, const Config&) {
+      All all;
+      Mean mean;
+      auto entries = all.entries();
+      entries.emplace_back("mean", mean);
+      auto state = session.state(entries);
+      state.restore();
+      const auto shard = session.get_dataset_shard();
+      for (auto epoch : session.epochs(2)) {
+        for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
+          // The first epoch counts what none of the second is.
+          const auto x = epoch == 0 ? at::zeros_like(batch["x"]) : batch["x"];
+          all.add(x, batch["y"], batch["w"], batch.size());
+          mean.add(static_cast<double>(epoch), batch.size());
+        }
+        session.report({{"accuracy", all.accuracy.take()},
+                        {"top2", all.top2.take()},
+                        {"macro", all.macro.take()},
+                        {"micro", all.micro.take()},
+                        {"each", all.each.take()},
+                        {"matrix", all.matrix.take()},
+                        {"iou", all.iou.take()},
+                        {"auc", all.auc.take()},
+                        {"perplexity", all.perplexity.take()},
+                        {"mean", mean.take()}},
+                       state);
+        if (epoch == fails_after) throw std::runtime_error("killed between two epochs");
+      }
+    });
+  };
+  EXPECT_EQ(attempt(0).first, 1);
+  const auto [code, result] = attempt(-1);
+  ASSERT_EQ(code, 0) << (result->error ? result->error->what() : "");
+  ASSERT_EQ(result->metrics_history.size(), 2u);
+  expect_all(result->metrics);
+  EXPECT_EQ(result->metrics.at("mean"), 1);
+  EXPECT_NE(result->metrics_history.front().at("accuracy"), result->metrics.at("accuracy"));
+}
+
+TEST(MetricsOverRanks, AConfusionMatrixOfADatasetThatIsNotSplitIsWarnedOfOnce) {
+  const auto storage = test::shared_folder();
+  const auto log_after = [&](const std::string& name, const DataConfig& config, bool counts_whole) {
+    TorchTrainerOptions options{.dataset_config = config, .run_config = {.name = name}};
+    options.datasets = {{"train", Samples().dataset()}, {"valid", Samples().dataset()}};
+    const auto [code, result] = run({storage, {"--log-level", "warn"}, options}, [&](Session& session, const Config&) {
+      const auto train = session.get_dataset_shard(), valid = session.get_dataset_shard("valid");
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        ConfusionMatrix matrix({num_classes});
+        Accuracy accuracy;
+        const auto& shard = counts_whole ? valid : train;
+        for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
+          matrix.add(batch["x"], batch["y"], batch.size());
+          accuracy.add(batch["x"], batch["y"], batch.size());
+        }
+        session.report({{"accuracy", accuracy}, {"matrix", matrix}});
+      }
+    });
+    EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+    return detail::read_file(storage / name / "logs" / "rank_00000.log");
+  };
+  const auto whole = log_after("whole", {}, true);
+  if (world().size() > 1) {
+    for (const char* part : {"\"matrix\"", "\"valid\"", "split_all"})
+      EXPECT_NE(whole.find(part), std::string::npos) << whole;
+    EXPECT_EQ(whole.find("split_all"), whole.rfind("split_all")) << "once: " << whole;
+  } else {
+    EXPECT_EQ(whole.find("split_all"), std::string::npos) << whole;
+  }
+  EXPECT_EQ(log_after("split", {.split_all = true}, true).find("split_all"), std::string::npos);
+  EXPECT_EQ(log_after("train", {}, false).find("split_all"), std::string::npos) << "the data that are split";
+}
+
+TEST(MetricsOverRanks, OneThatIsNoNumberIsNamedOnAllRanks) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, {}, of_samples("tensors")}, [&](Session& session, const Config&) {
+    const bool last = session.world_rank() == session.world_size() - 1;
+    session.report({{"loss", 1.0}, {"by_class", last ? at::ones({3}) : at::ones({1})}});
+  });
+  EXPECT_EQ(code, 1);
+  const std::string text(result->error ? result->error->what() : "no error");
+  for (const char* part : {"\"by_class\"", "shape [3]"}) EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(MetricsOverRanks, AListHasNullForARankThatLacksTheKey) {
+  const auto storage = test::shared_folder();
+  const int last = world().size() - 1;
+  const auto [code, result] = run({storage, {}, of_samples("list")}, [&](Session& session, const Config&) {
+    Metrics metrics{{"all", session.world_rank()}};
+    if (session.world_rank() == last) metrics.emplace("one", 7);
+    session.report(metrics, {.reduce = false});
+  });
+  ASSERT_EQ(code, 0) << (result->error ? result->error->what() : "");
+  Json all = Json::array(), one = Json::array();
+  for (int r = 0; r <= last; ++r) all.push_back(r), one.push_back(r == last ? Json(7) : Json());
+  EXPECT_EQ(result->metrics.at("all"), all);
+  EXPECT_EQ(result->metrics.at("one"), one);
 }
 
 TEST(MetricsOverRanks, OneThatIsAnotherOnSomeRanksIsRefusedEverywhere) {

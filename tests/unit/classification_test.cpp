@@ -233,6 +233,22 @@ TEST(SampleMetrics, AreMadeOfAllRanksCounts) {
   EXPECT_EQ(mean_over_ranks(encoded({{}, {{"m", ranks[0]}}})).at("m"), 1) << "of the ranks that gave it";
 }
 
+TEST(SampleMetrics, AreTakenWithWhatTheyHave) {
+  const auto expect_taken = [](const auto& fresh, auto metric) {
+    const auto before = detail::observe::to_json(Metrics{{"m", metric}});
+    EXPECT_EQ(detail::observe::to_json(Metrics{{"m", metric.take()}}), before);
+    EXPECT_EQ(detail::observe::to_json(Metrics{{"m", metric}}).dump(),
+              detail::observe::to_json(Metrics{{"m", fresh}}).dump());
+  };
+  const auto prediction = classes({1, 0, 1}), target = classes({1, 1, 0});
+  expect_taken(Accuracy(), with(Accuracy(), prediction, target));
+  expect_taken(F1(), with(F1(), prediction, target));
+  expect_taken(ConfusionMatrix(), with(ConfusionMatrix(), prediction, target));
+  expect_taken(MeanIoU(), with(MeanIoU(), prediction, target));
+  expect_taken(AUC(), with(AUC(), numbers({0.1, 0.7, 0.3}), target));
+  expect_taken(Perplexity(), with(Perplexity(), at::ones({3, 2}), target));
+}
+
 TEST(SampleMetrics, RefuseWhatDoesNotFit) {
   Accuracy accuracy;
   const auto refused = [&](const at::Tensor& prediction, const at::Tensor& target) {

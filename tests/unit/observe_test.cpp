@@ -6,6 +6,7 @@
 #include "observe/sinks.hpp"
 #include "support/folder.hpp"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -68,7 +69,24 @@ TEST(RowOfRanks, WritesNaNAsNull) {
 }
 
 TEST(RowOfRanks, CanKeepTheList) {
-  EXPECT_EQ(reduced({{{"a", 1}}, {{"a", 2}, {"b", 3}}}, false), Json::parse(R"({"a": [1, 2], "b": [3]})"));
+  EXPECT_EQ(reduced({{{"a", 1}}, {{"a", 2}, {"b", 3}}}, false), Json::parse(R"({"a": [1, 2], "b": [null, 3]})"));
+}
+
+TEST(RowOfRanks, NamesWhatIsNoNumber) {
+  for (const auto& tensor : {at::ones({2, 3}), at::ones({0}), at::Tensor(), at::ones({1}, at::kComplexFloat)}) {
+    try {
+      to_json(Metrics{{"fine", at::ones({1, 1})}, {"by_class", tensor}});
+      ADD_FAILURE() << "it was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::user_error);
+      EXPECT_NE(std::string(error.what()).find("\"by_class\""), std::string::npos) << error.what();
+    }
+  }
+  Mean mean;
+  EXPECT_THROW(mean.add(at::ones({2}), 2), Error);
+  mean.add(at::ones({2}), 0);
+  mean.add(at::full({1, 1}, 4.0), 2);
+  EXPECT_EQ(mean.value(), 4);
 }
 
 TEST(RowOfRanks, RefusesReservedNames) {
