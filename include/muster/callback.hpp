@@ -20,8 +20,9 @@ class Session;
 /// training as an exception of the training function does, except in on_failure(), after_exception() and on_end(),
 /// where it is a warning.
 ///
-/// One that counts something, and is to go on counting where a run is taken up again, gives it as its state(): the
-/// first worker's is kept with each checkpoint, under the class's name, and of several of a class in their order.
+/// One that counts something, and is to go on counting where a run is taken up again, gives it as its state(). The
+/// first worker's is kept with each checkpoint, under the name of the class and name(). Several with the same names are
+/// told apart by their order.
 class Callback {
  public:
   virtual ~Callback() = default;
@@ -55,6 +56,10 @@ class Callback {
   /// all of them, as training that is done. An exception leads out of the training function.
   virtual bool should_stop() const { return false; }
 
+  /// What it is configured for, as "val_loss min"; empty if that does not matter for its state. Where a run goes on, a
+  /// callback gets the state that was kept under its name. If the checkpoint has one of its class, but none under its
+  /// name, a warning says so, and a callback with a name gets null: it begins anew.
+  virtual std::string name() const { return {}; }
   /// What load_state() takes, on every worker after on_start(); null for nothing.
   virtual Json state() const { return nullptr; }
   virtual void load_state(const Json& /*state*/) {}

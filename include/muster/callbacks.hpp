@@ -39,9 +39,9 @@ struct EarlyStoppingOptions {
 void to_json(Json& json, const EarlyStoppingOptions& options);
 void from_json(const Json& json, EarlyStoppingOptions& options);
 
-/// Ends training, as done, where a metric does not get better. A run that is taken up again goes on counting. One that
-/// has ended so is finished, and trains no more unless it is started with another train_loop_config or --resume must;
-/// then it goes on where there is more patience.
+/// Ends training, as done, where a metric does not get better. A run that is taken up again goes on counting; with
+/// another metric or mode it begins anew, with a warning. One that has ended so is finished, and trains no more unless
+/// it is started with another train_loop_config or --resume must; then it goes on where there is more patience.
 std::shared_ptr<Callback> early_stopping(const EarlyStoppingOptions& options);
 
 struct PlateauOptions {
@@ -51,7 +51,9 @@ struct PlateauOptions {
 void to_json(Json& json, const PlateauOptions& options);
 void from_json(const Json& json, PlateauOptions& options);
 
-/// Steps the scheduler by each report's metric, before its checkpoint is made: put the scheduler into the state.
+/// Steps the scheduler by each report's metric, before its checkpoint is made: put the scheduler into the state. Where
+/// a run goes on with another metric, or the scheduler with another mode, the best value begins anew, with a warning;
+/// the learning rate stays.
 std::shared_ptr<Callback> plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options);
 
 struct LearningRateMonitorOptions {

@@ -6,6 +6,8 @@
 #include <c10/util/Type.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <typeinfo>
 #include <utility>
 
@@ -14,16 +16,27 @@ namespace {
 
 std::string class_of(const Callback& callback) { return c10::demangle(typeid(callback).name()); }
 
-/// The key of a callback's state: its class, and which it is of those whose class is called so: two source files may
-/// each have one of their own.
+/// The class, and what the callback is configured for.
+std::string name_of(const Callback& callback) {
+  const auto name = callback.name();
+  return name.empty() ? class_of(callback) : class_of(callback) + ": " + name;
+}
+
+/// The key of a callback's state: its name, and which it is of those that are called so: two source files may each have
+/// a class of that name.
 std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, const Callback& callback) {
-  const auto name = class_of(callback);
+  const auto name = name_of(callback);
   int number = 1;
   for (const auto& other : callbacks) {
     if (other.get() == &callback) break;
-    number += class_of(*other) == name;
+    number += name_of(*other) == name;
   }
   return number == 1 ? name : name + " " + std::to_string(number);
+}
+
+/// Whether `key` is of a state of that class.
+bool is_of_class(const std::string& key, const std::string& name) {
+  return key.starts_with(name) && (key.size() == name.size() || key[name.size()] == ':' || key[name.size()] == ' ');
 }
 
 }  // namespace
@@ -38,13 +51,27 @@ void Callbacks::begin(const std::shared_ptr<Callback>& callback, Session& sessio
   if (!saved_.is_object()) return;
   const auto key = key_of(callbacks_, *callback);
   const auto saved = saved_.find(key);
-  if (saved == saved_.end()) return;
+  const bool found = saved != saved_.end();
+  if (!found && !warn_of_lost_state(*callback, key)) return;
   try {
-    callback->load_state(*saved);
+    if (found || !callback->name().empty()) callback->load_state(found ? *saved : Json());
   } catch (const Json::exception& error) {
     throw Error(ExitCode::data, "restoring the callback " + key, error.what(),
                 "Give the run the same callbacks as when it was saved");
   }
+}
+
+bool Callbacks::warn_of_lost_state(const Callback& callback, const std::string& key) const {
+  const auto of_class = class_of(callback);
+  std::set<std::string> taken;
+  for (const auto& other : callbacks_) taken.insert(key_of(callbacks_, *other));
+  for (const auto& [other, state] : saved_.items()) {
+    if (!is_of_class(other, of_class) || taken.contains(other)) continue;
+    log::warn("the callback " + key + " begins anew: the checkpoint has the state of " + other +
+              ", which is configured otherwise");
+    return true;
+  }
+  return false;
 }
 
 void Callbacks::start(Session& session, Json saved) {

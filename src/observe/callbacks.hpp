@@ -35,11 +35,13 @@ class Callbacks {
   /// With what the callbacks have besides.
   Metrics with_theirs(Metrics metrics) const;
   bool should_stop() const;
-  /// By the class of each; null if none has any.
+  /// By the class and the name of each; null if none has any.
   Json state() const;
 
  private:
   void begin(const std::shared_ptr<Callback>& callback, Session& session);
+  /// Where `saved_` has nothing under its key, and something of its class that no other callback takes; else false.
+  bool warn_of_lost_state(const Callback& callback, const std::string& key) const;
 
   std::vector<std::shared_ptr<Callback>> callbacks_;  ///< those of the run, then what was added
   std::size_t of_the_run_ = 0;

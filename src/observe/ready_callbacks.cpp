@@ -70,8 +70,10 @@ class EarlyStopping final : public Callback {
   }
   bool should_stop() const override { return waited_ > 0 && waited_ >= options_.patience; }
 
+  std::string name() const override { return options_.metric + (options_.mode == ScoreOrder::max ? " max" : " min"); }
   Json state() const override { return {{"best", best_ ? Json(*best_) : Json()}, {"waited", waited_}}; }
   void load_state(const Json& state) override {
+    if (state.is_null()) return;
     const auto& best = state.at("best");
     best_ = best.is_null() ? std::nullopt : std::optional(best.get<double>());
     state.at("waited").get_to(waited_);
@@ -91,17 +93,41 @@ class EarlyStopping final : public Callback {
   int waited_ = 0;  ///< reports since the best
 };
 
+// The plateau scheduler's members are private. An explicit instantiation may name them, and its friend hands them out.
+constexpr auto plateau_reset();
+constexpr auto plateau_mode();
+template <auto reset, auto mode>
+struct Reveal {
+  friend constexpr auto plateau_reset() { return reset; }
+  friend constexpr auto plateau_mode() { return mode; }
+};
+template struct Reveal<&torch::optim::ReduceLROnPlateauScheduler::reset,
+                       &torch::optim::ReduceLROnPlateauScheduler::mode>;
+
 class Plateau final : public Callback {
  public:
   Plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options)
       : scheduler_(scheduler), watched_("reducing the learning rate on a plateau", options.metric) {}
   void on_report(const Json& row) override {
-    if (const auto value = watched_.in(row)) scheduler_.step(static_cast<float>(*value));
+    const auto value = watched_.in(row);
+    if (!value) return;
+    if (std::exchange(begins_anew_, false)) (scheduler_.*plateau_reset())();
+    scheduler_.step(static_cast<float>(*value));
   }
 
+  std::string name() const override {
+    return watched_.metric() + (scheduler_.*plateau_mode() == Scheduler::max ? " max" : " min");
+  }
+  /// What it counts is in the scheduler; here, that it has been under this name.
+  Json state() const override { return Json::object(); }
+  /// The scheduler may be restored after this, so it is reset by the next report.
+  void load_state(const Json& state) override { begins_anew_ = state.is_null(); }
+
  private:
-  torch::optim::ReduceLROnPlateauScheduler& scheduler_;
+  using Scheduler = torch::optim::ReduceLROnPlateauScheduler;
+  Scheduler& scheduler_;
   Watched watched_;
+  bool begins_anew_ = false;
 };
 
 class LearningRateMonitor final : public Callback {

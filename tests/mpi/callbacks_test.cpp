@@ -2,9 +2,12 @@
 #include "support/job.hpp"
 
 #include "base/file.hpp"
+#include "muster/callbacks.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -184,6 +187,90 @@ TEST(Callbacks, TheirStateOutlivesAJobAndAnAttempt) {
   EXPECT_EQ(retried.first, 0);
   EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2, 3}));
   EXPECT_EQ(retried.second->metrics_history.size(), 4u);
+}
+
+/// Reports the values of each of `rows`, one after the other, from where the run stands, with a state.
+Loop reporting_rows(std::vector<std::map<std::string, double>> rows, std::int64_t fails_after) {
+  return [=](Session& session, const Config&) {
+    std::int64_t next = 0;
+    auto state = session.state({{"next", next}});
+    state.restore();
+    for (auto epoch : session.epochs(static_cast<std::int64_t>(rows.size()))) {
+      ++next;
+      Metrics metrics;
+      for (const auto& [name, value] : rows[static_cast<std::size_t>(epoch)]) metrics.emplace(name, value);
+      session.report(metrics, state);
+      if (epoch == fails_after) throw std::runtime_error("broken");
+    }
+  };
+}
+
+std::string log_of(const std::filesystem::path& run) { return detail::read_file(run / "logs" / "rank_00000.log"); }
+
+TEST(Callbacks, EarlyStoppingByAnotherMetricOrModeBeginsAnew) {
+  // The loss is far below the accuracy, so its best is out of reach for the accuracy's.
+  const std::vector<std::map<std::string, double>> rows(6, {{"loss", 0.1}, {"error", 5}});
+  const auto storage = test::shared_folder();
+  for (const auto& [name, other] :
+       {std::pair<std::string, EarlyStoppingOptions>{"metric", {.metric = "error", .patience = 3}},
+        {"mode", {.metric = "loss", .mode = ScoreOrder::max, .patience = 3}}}) {
+    EXPECT_EQ(
+        run({storage, {}, with(name, {early_stopping({.metric = "loss", .patience = 3})})}, reporting_rows(rows, 1))
+            .first,
+        1);
+    const auto [code, result] =
+        run({storage, {"--log-level", "warn"}, with(name, {early_stopping(other)})}, reporting_rows(rows, -1));
+    EXPECT_EQ(code, 0);
+    EXPECT_EQ(result->metrics_history.size(), 6u) << name << ": the third is the best, and three more are no better";
+    const auto log = log_of(storage / name);
+    EXPECT_NE(log.find("begins anew"), std::string::npos) << log;
+    EXPECT_NE(log.find("loss min"), std::string::npos) << log;
+  }
+}
+
+TEST(Callbacks, TwoOfAClassFindTheirOwnStateInAnyOrder) {
+  const std::vector<std::map<std::string, double>> rows(8, {{"loss", 0.1}, {"accuracy", 0.5}});
+  const auto storage = test::shared_folder();
+  const auto loss = [] { return early_stopping({.metric = "loss", .patience = 4}); };
+  const auto accuracy = [] { return early_stopping({.metric = "accuracy", .mode = ScoreOrder::max, .patience = 100}); };
+  EXPECT_EQ(run({storage, {}, with("order", {loss(), accuracy()})}, reporting_rows(rows, 2)).first, 1);
+  const auto [code, result] =
+      run({storage, {"--log-level", "warn"}, with("order", {accuracy(), loss()})}, reporting_rows(rows, -1));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(result->metrics_history.size(), 5u) << "the first is the best, and four more are no better";
+  EXPECT_EQ(log_of(storage / "order").find("begins anew"), std::string::npos);
+}
+
+TEST(Callbacks, APlateauOfAnotherMetricBeginsAnewAndItsRateStays) {
+  const auto storage = test::shared_folder();
+  const auto train = [](const std::string& metric, bool added_first, std::int64_t fails_after) {
+    return [=](Session& session, const Config&) {
+      torch::nn::Linear net(1, 1);
+      torch::optim::SGD optimizer(net->parameters(), 1.0);
+      torch::optim::ReduceLROnPlateauScheduler scheduler(optimizer, torch::optim::ReduceLROnPlateauScheduler::min,
+                                                         /*factor=*/0.5F, /*patience=*/0);
+      auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}});
+      if (added_first) session.add_callback(plateau(scheduler, {.metric = metric}));
+      state.restore();
+      if (!added_first) session.add_callback(plateau(scheduler, {.metric = metric}));
+      session.add_callback(learning_rate_monitor(optimizer));
+      for (auto epoch : session.epochs(5)) {
+        session.report({{"loss", 0.1}, {"error", 5.0 - static_cast<double>(epoch)}}, state);
+        if (epoch == fails_after) throw std::runtime_error("broken");
+      }
+    };
+  };
+  for (const bool added_first : {false, true}) {
+    const std::string name = added_first ? "first" : "later";
+    EXPECT_EQ(run({storage, {}, with(name, {})}, train("loss", added_first, 1)).first, 1);
+    const auto [code, result] =
+        run({storage, {"--log-level", "warn"}, with(name, {})}, train("error", added_first, -1));
+    EXPECT_EQ(code, 0);
+    EXPECT_EQ(result->metrics_table().column("lr"), (std::vector<double>{1, 1, 0.5, 0.5, 0.5}))
+        << "the error gets better, but never below the best loss";
+    const auto log = log_of(storage / name);
+    EXPECT_NE(log.find("begins anew"), std::string::npos) << log;
+  }
 }
 
 TEST(Callbacks, WhatTheCheckpointKnowsToBeDoneIsNotTrained) {
