@@ -11,6 +11,7 @@
 namespace muster {
 
 using detail::gradients::DataParallel;
+using detail::gradients::Reducer;
 
 namespace {
 
@@ -18,7 +19,7 @@ namespace {
   throw Error(ExitCode::usage, "joining ranks with different numbers of batches", fact, remedy);
 }
 
-void refuse_fused(const detail::gradients::Reducer& reducer) {
+void refuse_fused(const Reducer& reducer) {
   if (reducer.fused()) refuse("an optimizer is fused with the averaging of gradients", "Prepare it with Fuse::never");
 }
 
@@ -45,16 +46,18 @@ Join::Join(const std::vector<std::shared_ptr<DataParallel>>& models, const JoinO
   auto& reducer = *model_->reducer();
   const double ranks = model_->channel().size();
   refuse_fused(reducer);
-  reducer.before_each_pass([this, &reducer, ranks, all = options.divide_by_initial_world_size](bool averages) {
+  const auto before = [this, &reducer, ranks, all = options.divide_by_initial_world_size](bool averages) {
     reducer.recover();  // there is no other model
     if (reducer.unfreezes())
       throw Error(ExitCode::user_error, "averaging gradients", "a parameter was unfrozen inside join()",
                   "Unfreeze it before, when all ranks have batches");
     refuse_fused(reducer);
-    if (!averages) return 1.0;
+    if (!averages) return Reducer::Correction{};
     const auto active = static_cast<double>(ranks_with_a_pass(true));
-    return all ? 1.0 : ranks / active;
-  });
+    // An earlier average is in the .grad of the active ranks alone.
+    return all ? Reducer::Correction{.earlier = 1 - active / ranks} : Reducer::Correction{.scale = ranks / active};
+  };
+  reducer.before_each_pass(before, options.divide_by_initial_world_size);
 }
 
 Join::~Join() {

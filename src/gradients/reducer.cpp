@@ -56,6 +56,8 @@ struct Reducer::Parameter {
   bool pending = false;        ///< .grad holds what was added up and not yet averaged
   bool padding = false;        ///< .grad was made by passes of weight 0 alone
   at::Tensor earlier = {};     ///< in .grad before a step of several passes, to which its average is to be added
+  /// Inside join(): what earlier passes had averaged into .grad.
+  at::Tensor averaged_before = {};
 
   void check_gradient() const {
     const auto& gradient = tensor.grad();
@@ -188,6 +190,9 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
     // Whatever was there before has been thrown away.
     p.pending = false;
     p.padding = weight <= 0.0;
+    p.averaged_before.reset();
+  } else {
+    keep_average(p);
   }
   // A view would keep its base, and so look like memory that others have too.
   if (weight == 1.0) return gradient.is_view() && !at::GradMode::is_enabled() ? gradient.detach() : gradient;
@@ -221,6 +226,12 @@ void Reducer::after_accumulation(std::size_t parameter) {
   if (state_ == State::collecting && in_backward(p) && --pass->missing > 0) add(p);
 }
 
+void Reducer::keep_average(Parameter& parameter) const {
+  if (!keeps_averages_ || parameter.pending) return;
+  const at::NoGradGuard no_grad;
+  parameter.averaged_before = parameter.tensor.grad().clone();
+}
+
 void Reducer::look_at(const Parameter& parameter) {
   if (!all_finite(parameter.tensor.grad())) {
     if (bad_gradient_.empty()) bad_gradient_ = parameter.name;
@@ -244,7 +255,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   check_parameters();
   abandon_pass();
   const bool averages = *no_sync_depth_ == 0;
-  scale_ = before_pass_ ? before_pass_(averages) : 1.0;
+  correction_ = before_pass_ ? before_pass_(averages) : Correction{};
   if (state_ == State::awaiting_step && !fused_) {
     // The optimizer has gone, and has left this rank's own gradients.
     state_ = State::idle;
@@ -328,6 +339,7 @@ void Reducer::add_rest() {
     if (!in_backward(p) || p.added) continue;
     if (!p.reached && p.tensor.grad().defined()) {
       p.check_gradient();
+      keep_average(p);
       if (p.pending) p.use = Use::used;
     }
     add(p);
@@ -395,10 +407,10 @@ void Reducer::store(Parameter& parameter, bool fetch) {
   auto& gradient = parameter.tensor.mutable_grad();
   if (ranks > 0 && fetch) {
     exchange_of(parameter).fetch(parameter.index, gradient);
-    if (scale_ != 1.0) {
-      const at::NoGradGuard no_grad;
-      gradient.mul_(scale_);
-    }
+    const at::NoGradGuard no_grad;
+    if (correction_.scale != 1.0) gradient.mul_(correction_.scale);
+    if (correction_.earlier != 0.0 && parameter.averaged_before.defined())
+      gradient.add_(parameter.averaged_before, correction_.earlier);
   } else if (ranks == 0 && parameter.padding) {
     gradient.reset();
   }
@@ -408,6 +420,7 @@ void Reducer::store(Parameter& parameter, bool fetch) {
     gradient = std::exchange(parameter.earlier, {});
   }
   parameter.pending = parameter.padding = false;
+  parameter.averaged_before.reset();
 }
 
 /// On how many ranks this pass has used the parameter.

@@ -98,9 +98,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool averages(const at::Tensor& parameter) const;
 
   // For ranks with different numbers of passes (join.cpp).
-  /// `before` is called as every backward() begins, and told whether it averages. It gives what the averages are to be
-  /// multiplied by, and what it throws, backward() throws. An empty one ends that.
-  void before_each_pass(std::function<double(bool averages)> before) { before_pass_ = std::move(before); }
+  /// What makes a pass's averages right although some ranks have none: they are multiplied by `scale`; then what
+  /// earlier passes had averaged into .grad, times `earlier`, is added.
+  struct Correction {
+    double scale = 1;
+    double earlier = 0;
+  };
+  /// `before` is called as every backward() begins, and told whether it averages. What it throws, backward() throws. An
+  /// empty one ends that. `keeps_averages`: there may be an `earlier`, for which averages are copied before they grow.
+  void before_each_pass(std::function<Correction(bool averages)> before, bool keeps_averages = false) {
+    before_pass_ = std::move(before);
+    keeps_averages_ = keeps_averages;
+  }
   bool joined() const noexcept { return before_pass_ != nullptr; }
   /// Whether a parameter is to be trained that no pass has trained before.
   bool unfreezes() const { return !unfrozen().empty(); }
@@ -167,6 +176,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Whether the pass that the exchanges have begun is to bring its average.
   bool in_backward(const Parameter& parameter) const noexcept;
   void look_at(const Parameter& parameter);
+  void keep_average(Parameter& parameter) const;
   void add(Parameter& parameter);
   void add_rest();
   void add_nothing(Use use);
@@ -205,7 +215,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::string bad_gradient_;
   std::int64_t passes_ = 0;
   bool any_stop_requested_ = false;
-  std::function<double(bool averages)> before_pass_;
+  std::function<Correction(bool averages)> before_pass_;
+  bool keeps_averages_ = false;
   std::exception_ptr failure_;
   std::optional<Fingerprint> before_;  ///< of the parameters when the last backward() began
 
@@ -216,7 +227,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::weak_ptr<Pass> pass_;           ///< autograd owns it; it is gone when backward() has returned or thrown
   std::vector<std::size_t> unfrozen_;  ///< parameters that it is the first to train
   bool dense_in_backward_ = false;  ///< the dense exchange has begun too, which else begins with the optimizer's step
-  double scale_ = 1.0;              ///< of the averages
+  Correction correction_;           ///< of the averages
 };
 
 }  // namespace muster::detail::gradients

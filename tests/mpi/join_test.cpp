@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -119,6 +120,55 @@ TEST_F(Joining, IsWhatOneRankDoesByHand) {
       auto want = reference(batches, over_all ? world().size() : 0);
       expect_equal_models(net_, want);
     }
+}
+
+/// `passes` backward() before each step, of which the first `unsynchronised` are in no_sync(). Gradients do not depend
+/// on the weights, so that of a step is known: of each pass the sum over the ranks that have it, by their number or by
+/// all.
+void accumulate_by_hand(bool over_all, int passes, int unsynchronised) {
+  const test::Preparation prepare;
+  auto net = nn::Linear(nn::LinearOptions(3, 2));
+  const auto prepared = prepare(net.ptr());
+  const auto before = net->weight.detach().clone();
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(rate));
+  const auto gradient = [](int rank, int step, int pass) { return 1.0 + 10 * rank + 3 * step + pass; };
+  const auto batches = of_the_ranks({1, 3, 2});
+  {
+    const Join join({prepared}, {.divide_by_initial_world_size = over_all});
+    const int rank = world().rank();
+    for (int step = 0; step < batches[static_cast<std::size_t>(rank)]; ++step) {
+      optimizer.zero_grad();
+      for (int pass = 0; pass < passes; ++pass) {
+        std::optional<NoSync> scope;
+        if (pass < unsynchronised) scope.emplace(prepare.no_sync_depth);
+        // The bias is of the first pass alone, so that the others leave its average as it is.
+        auto loss = net->weight.sum() * gradient(rank, step, pass);
+        if (pass == 0) loss = loss + net->bias.sum() * gradient(rank, step, pass);
+        loss.backward();
+      }
+      optimizer.step();
+    }
+  }
+  double want = 0;
+  for (int step = 0; step < 3; ++step) {
+    double sum = 0;
+    int active = 0;
+    for (int rank = 0; rank < world().size(); ++rank) {
+      if (step >= batches[static_cast<std::size_t>(rank)]) continue;
+      ++active;
+      for (int pass = 0; pass < passes; ++pass) sum += gradient(rank, step, pass);
+    }
+    if (active > 0) want -= rate * sum / (over_all ? world().size() : active);
+  }
+  expect_close(net->weight, before + want, "the weight");
+}
+
+TEST_F(Joining, SeveralBackwardsBeforeAStepCountOnceEach) {
+  for (const bool over_all : {false, true}) {
+    accumulate_by_hand(over_all, 2, 0);
+    accumulate_by_hand(over_all, 3, 0);
+    accumulate_by_hand(over_all, 3, 1);
+  }
 }
 
 TEST_F(Joining, FinishIsTheSameAndOnceIsEnough) {
