@@ -42,11 +42,15 @@ struct GradBucket {
   /// change: after the first backward(), if it made gradients in another order than that of the parameters, and when
   /// parameters have been unfrozen that were frozen in prepare_model.
   std::any memory = {};
+  /// [views]: whether a sample of any rank has used the parameter since its .grad was last averaged; the same on all
+  /// ranks. What the hook leaves in a view that is not used goes nowhere: that .grad stays as it is. Empty: all are
+  /// used.
+  std::vector<bool> used = {};
 };
 
 /// Called at the end of every backward() that averages, for each bucket, on all ranks in the same order, without
 /// recording gradients. The group is the model's own, so a hook may start and wait for what it likes. Which ranks have
-/// used a parameter is not its affair, and NaNs are passed on.
+/// used a parameter need not concern it, unless it keeps a memory of what it has sent. NaNs are passed on.
 using CommHook = std::function<void(GradBucket& bucket, c10d::ProcessGroup& group)>;
 
 /// Sends gradients as bfloat16 or half precision; those of 16 bits, and complex ones, as they are. The sum is made in
@@ -73,7 +77,8 @@ void from_json(const Json& json, PowerSgdOptions& options);
 /// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): a gradient that is a matrix M travels as two thin ones, P = M Q and
 /// Q = Mᵀ P with orthogonal P, and becomes P Qᵀ. A gradient of more than two dimensions is a matrix of its first and
 /// all others. Vectors and matrices that would not gain are averaged as they are. A bucket that is not finite on some
-/// rank, as with a GradScaler, is NaN on all of them and leaves no trace in the memory of errors.
+/// rank, as with a GradScaler, is NaN on all of them and leaves no trace in the memory of errors. Nor does a parameter
+/// that no rank's batch has used.
 CommHook powersgd_hook(const PowerSgdOptions& options = {});
 
 }  // namespace muster

@@ -151,7 +151,12 @@ void BucketExchange::finish() {
     std::copy_n(users.const_data_ptr<float>(), bucket.users.size(), bucket.users.begin());
   }
   if (hook_)
-    for (auto& bucket : buckets_) hook_(bucket.gradients, *group_);
+    for (auto& bucket : buckets_) {
+      auto& gradients = bucket.gradients;
+      gradients.used.resize(gradients.views.size());
+      for (std::size_t i = 0; i < gradients.used.size(); ++i) gradients.used[i] = users_of(bucket.users[i]) != 0;
+      hook_(gradients, *group_);
+    }
   freeze_order();
 }
 

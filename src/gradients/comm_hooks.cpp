@@ -127,13 +127,17 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
   const auto type = type_of_factors(bucket);
   const auto seed = options.seed + static_cast<std::uint64_t>(memory.iteration);
 
-  // The others travel with P.
+  // The others travel with P. What nobody has used is not fetched: the error that is remembered of it waits.
+  std::vector<LowRank*> matrices;
   std::int64_t others = 0, elements_of_p = 0, elements_of_q = 0;
   for (const auto& other : memory.others) others += other.numel();
-  for (const auto& m : memory.matrices) {
+  for (auto& m : memory.matrices) {
+    if (!bucket.used.empty() && !bucket.used[m.view]) continue;
+    matrices.push_back(&m);
     elements_of_p += m.rank * m.rows;
     elements_of_q += m.rank * m.columns;
   }
+  if (matrices.empty()) return all_reduce(group, bucket.gradients);
   const auto numbers = bucket.gradients.options().dtype(type);
   const auto first = at::empty({others + elements_of_p}, numbers), second = at::empty({elements_of_q}, numbers);
   std::int64_t offset = 0;
@@ -144,7 +148,8 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
   };
   std::vector<Pass> passes;
   std::int64_t offset_of_q = 0;
-  for (auto& m : memory.matrices) {
+  for (auto* const matrix : matrices) {
+    auto& m = *matrix;
     auto input = bucket.views[m.view].reshape({m.rows, m.columns}).to(type);
     if (options.error_feedback) input = m.error.defined() ? input + m.error : input.clone();
     passes.push_back({input, part(first, offset, m.rank, m.rows), part(second, offset_of_q, m.rank, m.columns)});
@@ -167,7 +172,7 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
 
   for (std::size_t i = 0; i < passes.size(); ++i) {
     const auto& [input, p, q] = passes[i];
-    auto& m = memory.matrices[i];
+    auto& m = *matrices[i];
     const auto& view = bucket.views[m.view];
     view.copy_(product(p, q).view(view.sizes()));
     m.q.copy_(q);

@@ -214,6 +214,46 @@ TEST(PowerSgd, AnInfiniteGradientLeavesNoTrace) {
   EXPECT_TRUE(bucket.average(hook, {values({30, 20}, 3)})[0].isfinite().all().item<bool>());
 }
 
+TEST(PowerSgd, WhatNoRankHasUsedStaysRemembered) {
+  test::Preparation prepare;
+  const auto power = powersgd_hook({.start_iteration = 0, .min_compression_rate = 1});
+  std::vector<at::Tensor> errors;  // of the one bucket, by view
+  prepare.options = {.comm_hook = [&](GradBucket& bucket, c10d::ProcessGroup& group) {
+    power(bucket, group);
+    errors.assign(bucket.views.size(), {});
+    for (const auto& matrix : std::any_cast<detail::gradients::PowerSgdMemory&>(bucket.memory).matrices)
+      errors[matrix.view] = matrix.error.defined() ? matrix.error.clone() : at::Tensor();
+  }};
+  auto module = std::make_shared<nn::Module>();
+  const auto a = module->register_parameter("a", values({30, 20}, 1)),
+             b = module->register_parameter("b", values({20, 40}, 2));
+  const auto prepared = prepare(module);
+  const auto remembered = [&] {
+    for (const auto& error : errors)
+      if (error.defined() && error.numel() == b.numel()) return mean_over_ranks(error) * world().size();
+    return at::zeros({20, 40}, at::kDouble);
+  };
+  for (int step = 0; step < 2; ++step) {  // the first may change the order of the bucket, which forgets
+    module->zero_grad();
+    ((a * values({30, 20}, step)).sum() + (b * values({20, 40}, step)).sum()).backward();
+  }
+  auto given = remembered(), applied = at::zeros({20, 40}, at::kDouble);
+  EXPECT_GT(given.abs().max().item<double>(), 1e-3);
+  for (int step = 0; step < 6; ++step) {
+    // In every other step no rank uses b; in one only the last does.
+    const bool uses = step % 2 == 0 && (step != 4 || world().rank() == world().size() - 1);
+    const auto own = uses ? values({20, 40}, 0.3 * step) : at::zeros({20, 40});
+    given += mean_over_ranks(own);
+    module->zero_grad();
+    auto loss = (a * values({30, 20}, step)).sum();
+    if (uses) loss = loss + (b * own).sum();
+    loss.backward();
+    EXPECT_EQ(b.grad().defined(), step % 2 == 0);
+    if (b.grad().defined()) applied += b.grad();
+    EXPECT_TRUE(at::allclose(applied + remembered(), given, 1e-4, 1e-3)) << "step " << step;
+  }
+}
+
 TEST(PowerSgd, RefusesWhatMakesNoSense) {
   EXPECT_THROW(powersgd_hook({.rank = 0}), Error);
   EXPECT_THROW(powersgd_hook({.start_iteration = -1}), Error);
