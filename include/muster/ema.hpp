@@ -68,7 +68,7 @@ class EMA {
       : EMA(std::shared_ptr<torch::nn::Module>(holder.ptr()), options) {}
 
   /// After each step of the optimizer. Before the last batch of a step, where it has several on a worker
-  /// (ScalingConfig::virtual_workers), that of a prepared model does nothing, as the optimizer does.
+  /// (ScalingConfig::virtual_workers), it does nothing, whether the model is prepared or not.
   void update();
   std::int64_t updates() const noexcept;
 

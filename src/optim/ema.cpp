@@ -3,6 +3,7 @@
 #include "gradients/hooks.hpp"
 #include "muster/error.hpp"
 #include "optim/weight_averages.hpp"
+#include "step/steps.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -72,7 +73,7 @@ void WeightAverages::copy_first() {
 
 void WeightAverages::update() {
   require_own("updating an average of weights");
-  if (std::ranges::any_of(parameters_, gradients::amid_step)) return;
+  if (step::amid_step() || std::ranges::any_of(parameters_, gradients::amid_step)) return;
   const at::NoGradGuard no_grad;
   if (updates_ == 0) {
     copy_first();

@@ -24,7 +24,16 @@ std::string conflict_of(const OpenPass& a, const OpenPass& b) {
          (plans ? "their steps are not alike" : "they stand at different places of their passes");
 }
 
+/// Those in which this thread has begun the last batch.
+thread_local const Steps* current = nullptr;
+
 }  // namespace
+
+Steps::~Steps() {
+  if (current == this) current = nullptr;
+}
+
+bool amid_step() noexcept { return current != nullptr && !current->complete(); }
 
 double Steps::weight() const {
   if (!conflict_.empty())
@@ -53,6 +62,7 @@ void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::i
     replaced_.erase(before);
   }
   if (batch->micro_batch == 0) pass->position += batch->global;
+  current = this;
   ++pass->batches;
   pass->taken = ++taken_;
   pass->batch = batch;

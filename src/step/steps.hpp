@@ -56,6 +56,11 @@ class Moments {
 /// Belongs to the thread that runs the training function.
 class Steps {
  public:
+  Steps() = default;
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+  ~Steps();
+
   // Where the run stands.
   std::int64_t epoch = 0;
   bool epoch_set = false;            ///< by the training function
@@ -104,5 +109,8 @@ class Steps {
   std::vector<OpenPass> passes_, replaced_;
   std::vector<std::pair<std::int64_t, BatchWeightPtr>> scopes_;
 };
+
+/// Whether a step is half done in the run that this thread trains, for who knows neither its session nor its models.
+bool amid_step() noexcept;
 
 }  // namespace muster::detail::step

@@ -312,6 +312,31 @@ TEST(EMA, IsPartOfARun) {
   }
 }
 
+TEST(EMA, WithVirtualWorkersOneOfAnUnpreparedModelIsUpdatedOncePerStepToo) {
+  const auto storage = test::shared_folder();
+  const TorchTrainerOptions options{.scaling_config = {.virtual_workers = 2 * world().size()},
+                                    .run_config = {.name = "unprepared"},
+                                    .datasets = {{"train", test::line()}}};
+  const auto [code, result] = test::run({storage, {}, options}, [&](Session& session, const Config&) {
+    nn::Linear own(1, 1), teacher(1, 1);
+    auto net = session.prepare_model(own);
+    EMA ema(net), of_teacher(teacher);
+    std::int64_t steps = 0;
+    for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 2})) {
+      torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+      ema.update();
+      of_teacher.update();
+      steps += session.step_complete();
+      EXPECT_EQ(ema.updates(), steps);
+      EXPECT_EQ(of_teacher.updates(), steps);
+    }
+    EXPECT_EQ(steps, session.global_step());
+    of_teacher.update();
+    EXPECT_EQ(of_teacher.updates(), steps + 1) << "outside of steps";
+  });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+}
+
 TEST(EMA, AReportInsideItsScopeSavesNothing) {
   const auto storage = test::shared_folder();
   const TorchTrainerOptions options{.run_config = {.name = "inside"}};
