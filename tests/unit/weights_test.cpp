@@ -13,6 +13,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <algorithm>
 #include <csignal>
@@ -464,6 +465,19 @@ TEST(HostileArchive, DirectoriesAreRefused) {
     if (text == "no error" && std::string(fact) == "checksum is wrong") continue;  // padding
     EXPECT_SAYS(text, fact);
     EXPECT_SAYS(text, folder.file("it"));
+  }
+}
+
+TEST(Torch, AnArchiveOfCppIsNamedWithWhatToDo) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2);
+  torch::save(net, folder.file("module"));
+  torch::save(net->weight, folder.file("tensor"));
+  torch::save(net->parameters(), folder.file("tensors"));
+  for (const char* name : {"module", "tensor", "tensors"}) {
+    const auto text = error_of([&] { load_torch(folder / name); }, ExitCode::data);
+    for (const char* part : {"C++", "torch::load", "save_torch"}) EXPECT_SAYS(text, part);
+    EXPECT_EQ(text.find("load_script"), std::string::npos) << text;
   }
 }
 

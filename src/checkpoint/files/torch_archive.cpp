@@ -48,6 +48,8 @@ class TorchArchive {
   }
 
   bool contains(const std::string& name) const { return records_.contains(name); }
+  /// Whether the record stands there as it is.
+  bool stored(const std::string& name) const { return find(name).stored; }
 
   /// The archive's own name, before the slash in front of `name`.
   std::string folder_of(const std::string& name) const {
@@ -222,7 +224,9 @@ void write_dict(const c10::IValue& dict, const ArchiveSink& sink) {
   writer.writeEndOfFile();
 }
 
-constexpr const char* constants_record = "constants.pkl";  // the record that TorchScript alone has
+constexpr const char* constants_record = "constants.pkl";    // the record that TorchScript alone has
+constexpr const char* root_of_cpp = "c__torch__\nModule\n";  // the class of what torch::save() writes in C++
+constexpr std::size_t first_of_pickle = 16;                  // bytes: where the root's class stands
 
 }  // namespace
 
@@ -268,9 +272,16 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
 StateDict load_torch(const std::filesystem::path& path) {
   const TorchArchive archive(path);
   const auto folder = archive.folder_of("data.pkl");
-  if (archive.contains(folder + constants_record))
+  if (archive.contains(folder + constants_record)) {
+    const auto pickle = archive.stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", longest_pickle) : "";
+    if (pickle.find(root_of_cpp) < first_of_pickle)
+      archive.refuse(
+          "torch::save() in C++ has written it, not torch.save() in Python",
+          "In C++: torch::load(model, FILE), then muster::save_torch(muster::Checkpoint::from_dict({{\"model\", "
+          "model}}).to_dict(), OTHER)");
     archive.refuse("it is a TorchScript module",
                    "Load it with load_script(), or save its state dict with torch.save()");
+  }
   archive.check_stored();
   if (const auto order = folder + "byteorder"; archive.contains(order) && archive.text(order, 16) != "little")
     archive.refuse("its values are not little-endian");
