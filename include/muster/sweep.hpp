@@ -127,10 +127,12 @@ struct SweepResult {
 /// A rank that is lost ends the job.
 ///
 /// Started again under its name, by `muster run` or by hand, a sweep keeps the trials that have ended well, goes on
-/// with the others from their newest checkpoints and begins the rest; the space and --seed must be the same. What asks
-/// a run to stop (signals, the file `stop` in the sweep's folder, --time-limit) stops all trials, each with its state
-/// saved. One start has room for some thousand trials per group: each keeps about 10 of MPI's communicators, of which
-/// Open MPI has 65,000.
+/// with the others from their newest checkpoints and begins the rest. The space, --seed and the settings that all
+/// trials have alike (the trainer's train_loop_config, --config, --set) must be the same: else an Error
+/// (ExitCode::usage) names the first that is not. Of another Trainable, such as an operator's, only --config and --set
+/// are known. What asks a run to stop (signals, the file `stop` in the sweep's folder, --time-limit) stops all trials,
+/// each with its state saved. One start has room for some thousand trials per group: each keeps about 10 of MPI's
+/// communicators, of which Open MPI has 65,000.
 ///
 /// The folder has sweep.json and sweep.csv, a row per trial, and a folder for each. A run of the same name may follow,
 /// with the best settings; it lies there beside them.

@@ -102,7 +102,8 @@ struct TrainerOptions {
   /// What sets up a framework around the training function; that of the trainer unless given, which only TorchTrainer
   /// has.
   std::shared_ptr<const BackendConfig> backend_config = {};
-  /// Of the backend that TorchTrainer has; nobody else's.
+  /// Of the backend that TorchTrainer has. Beside a backend_config, or given to a plain DataParallelTrainer, it would
+  /// have no effect: fit() refuses it (ExitCode::usage).
   TorchConfig torch_config = {};
   ScalingConfig scaling_config = {};
   DataConfig dataset_config = {};
@@ -157,7 +158,7 @@ class DataParallelTrainer {
 
  protected:
   /// The backend of fit(); null for none.
-  virtual std::shared_ptr<const BackendConfig> backend_config() const { return options_.backend_config; }
+  virtual std::shared_ptr<const BackendConfig> backend_config() const;
   /// Which datasets this kind of trainer splits where its options do not say.
   virtual DataConfig default_dataset_config() const { return {}; }
   Launch& launch() const noexcept { return *launch_; }

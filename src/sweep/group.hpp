@@ -19,6 +19,7 @@ struct Task {
   const SweepOptions& options;
   std::filesystem::path folder = {};
   std::vector<Point> points = {};         ///< [trial]
+  Json settings = {};                     ///< that all trials have alike; on rank 0 of the launch
   std::vector<Trial> trials = {};         ///< [trial]: as they were when the sweep was started
   std::vector<int> to_do = {};            ///< of them, in this order
   std::vector<std::int64_t> rungs = {};   ///< of the scheduler

@@ -1,10 +1,12 @@
 #include "muster/sweep.hpp"
 
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
+#include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "muster/version.hpp"
 #include "observe/history.hpp"
@@ -14,10 +16,13 @@
 #include "sweep/table.hpp"
 #include "train/run_folder.hpp"
 #include "train/stop.hpp"
+#include "train/trainable.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
+#include <string>
 #include <string_view>
 
 namespace muster {
@@ -34,9 +39,10 @@ void check(const SweepOptions& options, const Launch& launch) {
   const auto count = [](auto number) { return std::to_string(number); };
   require(options.num_samples >= 1, "num_samples is " + count(options.num_samples), "Give it 1 or more");
   require(options.ranks_per_trial >= 1, "ranks_per_trial is " + count(options.ranks_per_trial), "Give it 1 or more");
-  require(options.ranks_per_trial <= launch.size(),
-          "a trial is to have " + count(options.ranks_per_trial) + " ranks and the launch has " + count(launch.size()),
-          "Start it with as many ranks, or give ranks_per_trial fewer");
+  require(
+      options.ranks_per_trial <= launch.size(),
+      "a trial is to have " + counted(options.ranks_per_trial, "rank") + " and the launch has " + count(launch.size()),
+      "Start it with as many ranks, or give ranks_per_trial fewer");
   require(!launch.flags().workers, "--workers is set", "ranks_per_trial says how many ranks train together");
   require(launch.flags().resume != Resume::path, "--resume names a path", "A sweep goes on by its --name");
   require(comm::threads_may_call_mpi(), "MPI was initialised without MPI_THREAD_MULTIPLE",
@@ -79,11 +85,31 @@ Json settings_in(const std::string& set) {
   }
 }
 
+Json read_config(const std::filesystem::path& file) {
+  return read_json(file, "reading the configuration " + file.string(), /*comments=*/true);
+}
+
+/// Takes a setting out, by its whole name: "optimizer.lr".
+void take_out(Json& settings, std::string_view name) {
+  auto* place = &settings;
+  for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.')) {
+    const auto inner = place->is_object() ? place->find(std::string(name.substr(0, dot))) : place->end();
+    if (inner == place->end()) return;
+    place = &*inner;
+    name.remove_prefix(dot + 1);
+  }
+  if (place->is_object()) place->erase(std::string(name));
+}
+
+std::map<std::string, Json> by_name(const Json& settings) {
+  const auto all = settings_of(settings);
+  return {all.begin(), all.end()};
+}
+
 /// An Error where --set or --config fix what the space is to choose: they would win in every trial.
 void check_settings(const Space& space, const LaunchFlags& flags) {
   Json file = Json::object();
-  if (flags.config_file)
-    file = read_json(*flags.config_file, "reading the configuration " + flags.config_file->string(), true);
+  if (flags.config_file) file = read_config(*flags.config_file);
   for (const auto& [name, domain] : space) {
     const bool in_file = file.is_object() && fixes(file, name);
     const auto set = std::ranges::find_if(flags.set, [&](const auto& text) { return fixes(settings_in(text), name); });
@@ -144,11 +170,48 @@ std::vector<Scores> read_scores(const Task& task) {
   return scores;
 }
 
+/// The settings that all trials have alike: those of the trainer with the file's and --set's laid over them; of another
+/// Trainable only the latter are known.
+Json common_settings(const Task& task) {
+  const auto& flags = task.launch.flags();
+  Json settings = Json::object();
+  if (const auto* trainer = task.trainable.target<train::TrainerTrial>()) {
+    settings = launch::resolve(trainer->defaults(), flags.config_file, flags.set);
+  } else {
+    if (flags.config_file) settings = read_config(*flags.config_file);
+    for (const auto& set : flags.set) settings.update(settings_in(set), /*merge_objects=*/true);
+  }
+  for (const auto& [name, domain] : task.options.space) take_out(settings, name);
+  return settings;
+}
+
+/// An Error where the sweep goes on with another seed or other settings than it has had, by its sweep.json.
+void require_same_start(const Json& before, const Json& now, const std::filesystem::path& folder) {
+  const auto refuse = [&](const std::string& what, const Json& was, const Json& is) {
+    throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
+                what + " has been " + was.dump() + " and is now to be " + is.dump(),
+                "Give the same settings and --seed, or choose another --name");
+  };
+  const auto differs = [&](const char* key) { return before.contains(key) && before.at(key) != now.at(key); };
+  if (differs("seed")) refuse("the seed", before.at("seed"), now.at("seed"));
+  if (!differs("settings")) return;
+  const auto was = by_name(before.at("settings")), is = by_name(now.at("settings"));
+  const auto value = [](const auto& settings, const std::string& name) {
+    const auto found = settings.find(name);
+    return found == settings.end() ? Json() : found->second;
+  };
+  for (const auto* settings : {&was, &is})
+    for (const auto& [name, unused] : *settings)
+      if (value(was, name) != value(is, name))
+        refuse("the setting \"" + name + "\"", value(was, name), value(is, name));
+}
+
 Json about(const Task& task) {
   const auto& options = task.options;
   return {{"muster_version", MUSTER_VERSION},
           {"program", task.launch.program()},
           {"seed", task.launch.flags().seed},
+          {"settings", task.settings},
           {"num_samples", options.num_samples},
           {"ranks_per_trial", options.ranks_per_trial},
           {"num_ranks", task.launch.size()},
@@ -177,6 +240,11 @@ void prepare(Task& task, const Communicator& world, bool may_go_on) {
     if (!there && resume == Resume::must)
       throw Error(ExitCode::data, "resuming the sweep " + task.folder.string(), "it has not been started yet",
                   "Use --resume auto to start afresh");
+    task.settings = common_settings(task);
+    if (there) {
+      const auto before = read_json(task.folder / table_file);
+      if (before.is_object()) require_same_start(before, about(task), task.folder);
+    }
     std::filesystem::remove(task.folder / stopping_file);
     task.trials = read_trials(task.folder, task.points);
     write_tables(task.folder, task.trials, about(task));
@@ -232,8 +300,9 @@ std::optional<Error> error_of(const SweepResult& sweep, const std::string& name)
     const bool saved =
         ended > 0 || std::ranges::any_of(trials, [](const Trial& trial) { return trial.checkpoint.has_value(); });
     return agreed(Error(saved ? ExitCode::stopped : ExitCode::retry, "the sweep",
-                        "stopped on request, " + std::to_string(waiting) + " of " + std::to_string(trials.size()) +
-                            " trials are left" + (saved ? ", state saved" : ", and there is no state saved"),
+                        "stopped on request, " + std::to_string(waiting) + " of " + counted(trials.size(), "trial") +
+                            (waiting == 1 ? " is left" : " are left") +
+                            (saved ? ", state saved" : ", and there is no state saved"),
                         "Start it again with --name " + name + " to go on"));
   }
   if (ended == 0) {
@@ -288,7 +357,7 @@ SweepResult Sweep::fit() {
   prepare(task, world, flags.resume != Resume::never || run.started_again());
   task.refresh = [&] { write_tables(task.folder, read_trials(task.folder, task.points), about(task)); };
   if (world.rank() == 0)
-    detail::log::info("sweep " + task.folder.string() + ": " + std::to_string(task.trials.size()) + " trials, " +
+    detail::log::info("sweep " + task.folder.string() + ": " + detail::counted(task.trials.size(), "trial") + ", " +
                       (task.to_do.empty()
                            ? "all of them done; choose another --name to begin anew"
                            : std::to_string(task.to_do.size()) + " to do, " +

@@ -9,6 +9,7 @@
 #include "muster/process_group.hpp"
 #include "train/fit.hpp"
 #include "train/params.hpp"
+#include "train/trainable.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/util/ScopeExit.h>
@@ -18,6 +19,13 @@
 
 namespace muster {
 namespace {
+
+void require_no_torch_config(const TrainerOptions& options, const char* fact) {
+  if (Json(options.torch_config) != Json(TorchConfig{}))
+    throw Error(ExitCode::usage, "choosing the backend of a trainer", std::string("torch_config is set, and ") + fact,
+                "Use a TorchTrainer without backend_config, or leave torch_config out; --timeout and "
+                "BackendConfig::timeout() say how long ranks wait");
+}
 
 class TorchBackendConfig final : public BackendConfig {
  public:
@@ -62,7 +70,7 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 }
 
 Trainable DataParallelTrainer::as_trainable() {
-  return [this](Launch& trial, const Config& config) {
+  const auto fit_one = [this](Launch& trial, const Config& config) {
     const auto restore = c10::make_scope_exit([this, launch = launch_, options = options_] {
       launch_ = launch;
       options_ = options;
@@ -72,17 +80,28 @@ Trainable DataParallelTrainer::as_trainable() {
         detail::launch::overlaid(options_.train_loop_config, config, "choosing the settings of a trial");
     return fit();
   };
+  return detail::train::TrainerTrial{.fit = fit_one, .defaults = [this] { return options_.train_loop_config; }};
+}
+
+std::shared_ptr<const BackendConfig> DataParallelTrainer::backend_config() const {
+  require_no_torch_config(options_, options_.backend_config ? "a backend_config is given beside it"
+                                                            : "a DataParallelTrainer has no backend of torch's");
+  return options_.backend_config;
 }
 
 Result DataParallelTrainer::fit() {
   using namespace detail::train;
   namespace comm = detail::comm;
   const auto& world = launch().communicator();
-  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)}, [&] { setup(); });
+  std::shared_ptr<const BackendConfig> backend;
+  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)}, [&] {
+    setup();
+    backend = backend_config();
+  });
   auto options = options_;
   options.dataset_config = get_dataset_config();
   // Shared with a validation that does not end.
-  const auto plan = std::make_shared<const Plan>(resolve(launch(), options, backend_config()));
+  const auto plan = std::make_shared<const Plan>(resolve(launch(), options, std::move(backend)));
   const auto run = std::make_shared<RunFolder>(world, launch(), plan->options.run_config);
   const auto release = c10::make_scope_exit([&] { run->release(); });
   try {
@@ -119,13 +138,15 @@ std::shared_ptr<const BackendConfig> detail::train::torch_backend(const TorchCon
 }
 
 std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
-  if (options_.backend_config) return options_.backend_config;
+  if (options_.backend_config) return DataParallelTrainer::backend_config();
   return detail::train::torch_backend(options_.torch_config);
 }
 
 TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
                                    TrainerOptions options) {
+  const bool own_backend = options.backend_config && Json(options.torch_config) == Json(TorchConfig{});
   auto restored = restored_options(path, std::move(options));
+  if (own_backend) restored.torch_config = {};  // as saved, it was another backend's
   const auto& run = restored.run_config;
   const auto named = detail::train::whole_path(launch.flags().storage.value_or(run.storage_path) /
                                                launch.flags().name.value_or(run.name));

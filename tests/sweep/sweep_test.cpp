@@ -534,6 +534,42 @@ TEST_F(Sweeps, WhatTheSweepCannotWriteEndsIt) {
   EXPECT_EQ(statuses(ended), std::vector(6, TrialStatus::done));
 }
 
+TEST_F(Sweeps, OtherSettingsOrAnotherSeedAreRefused) {
+  const auto storage = test::shared_folder();
+  std::int64_t trained = 0;
+  const auto loop = [&](Session& session, const Config& config) {
+    ++trained;
+    count(session, config);
+  };
+  const Config defaults{{"value", 0}, {"epochs", 1}, {"o", {{"lr", 0.5}}}};
+  const SweepOptions options{.space = {{"value", grid({1, 2})}}, .metric = "value"};
+  const auto start = [&](std::vector<std::string> flags, const Config& of_program) {
+    return run({storage, std::move(flags)}, loop, of_program, options);
+  };
+  ASSERT_EQ(start({"--seed", "4"}, defaults).code, 0);
+  const auto kept = json_in(storage / "sweep" / "sweep.json");
+  EXPECT_EQ(kept.at("settings"), Json::parse(R"({"epochs": 1, "o": {"lr": 0.5}})")) << "but what the space chooses";
+  trained = 0;
+  const auto refused = [&](const Ended& ended, const std::string& fact) {
+    EXPECT_EQ(ended.code, 64) << ended.said;
+    EXPECT_NE(ended.said.find(fact), std::string::npos) << fact << " in: " << ended.said;
+    EXPECT_EQ(json_in(storage / "sweep" / "sweep.json"), kept) << "nothing has changed";
+  };
+  refused(start({"--seed", "4", "--set", "epochs=5"}, defaults), "\"epochs\" has been 1 and is now to be 5");
+  refused(start({"--seed", "5"}, defaults), "the seed has been 4 and is now to be 5");
+  auto other = defaults;
+  other["o"]["lr"] = 0.25;
+  refused(start({"--seed", "4"}, other), "\"o.lr\" has been 0.5 and is now to be 0.25");
+  other = defaults;
+  other["more"] = true;
+  refused(start({"--seed", "4"}, other), "\"more\"");
+  // The same in other words, and another default of what the space chooses.
+  other = defaults;
+  other["value"] = 7;
+  EXPECT_EQ(start({"--seed", "4", "--set", "epochs=1"}, other).code, 0);
+  EXPECT_EQ(world().all_reduce(trained), 0) << "all is done";
+}
+
 TEST_F(Sweeps, ARunOfTheSameNameMayFollow) {
   const auto storage = test::shared_folder();
   std::int64_t trained = 0, last_value = 0;
