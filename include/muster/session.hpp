@@ -66,7 +66,7 @@ class State {
 };
 
 struct ReportOptions {
-  /// Keep the list over the ranks in place of the mean.
+  /// Keep the list over the ranks in place of the mean, by rank; null for a rank that has not given the key.
   bool reduce = true;
   /// A name for the report's checkpoint, as "best": RUN/NAME becomes a symbolic link to it as soon as it is whole. A
   /// name that is used again goes over to the newer one, and goes with the last one that it names. The row has it as
@@ -96,7 +96,8 @@ struct Preemption {
 };
 
 /// Epochs from where the run stands to `count`; each step tells the session which one it is. After a loop that has come
-/// to its end that is the next epoch, after one that was left the same.
+/// to its end that is the next epoch, after one that was left the same. So a second loop to the same count has no
+/// epoch, which is a warning; session.epochs(6) after session.epochs(3) has three.
 class Epochs {
  public:
   class iterator {
@@ -262,8 +263,10 @@ class Session {
   Autocast autocast(const AutocastOptions& options = {}) const;
   /// The scaler that half precision needs; it must not outlive the session. Collective.
   GradScaler grad_scaler(const GradScalerOptions& options = {}) const;
-  /// Batch-norm statistics become the mean over the workers, in every prepared model that has a module in common with
-  /// this one; then this one is in evaluation mode while the scope lives. Collective.
+  /// Batch-norm's running statistics become the mean over the workers (num_batches_tracked: rank 0's), in every
+  /// prepared model that has a module in common with this one; then this one is in evaluation mode while the scope
+  /// lives. Other buffers stay this worker's own; with virtual workers they become those of the first micro-batch. A
+  /// report does the same with all prepared models. Collective.
   Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
   template <ModuleHolder Holder>
   Evaluation evaluation(const Holder& holder) const {

@@ -99,10 +99,12 @@ void average_tensors(c10d::ProcessGroup& group, const std::vector<at::Tensor>& t
   });
 }
 
+std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }  // npos + 1 is 0
+
 /// Of a batch-norm, whose mean over the ranks is taken.
 bool is_running_statistic(std::string_view name, const at::Tensor& buffer) {
-  const auto last = name.substr(name.rfind('.') + 1);  // npos + 1 is 0
-  return (last == "running_mean" || last == "running_var") && (buffer.is_floating_point() || buffer.is_complex());
+  return (last_part(name) == "running_mean" || last_part(name) == "running_var") &&
+         (buffer.is_floating_point() || buffer.is_complex());
 }
 
 /// Whether nobody makes the group's work on these parameters advance but who waits for it, and a thread may.
@@ -246,11 +248,13 @@ void DataParallel::synchronise_buffers() {
   reducer_->check_parameters();
   reducer_->recover();  // the group may be used by what exceptions have cut off
   if (micro_batches_) return micro_batches_->synchronise();
-  std::vector<at::Tensor> statistics, others;
-  for (const auto& buffer : module_->named_buffers())
-    (is_running_statistic(buffer.key(), buffer.value()) ? statistics : others).push_back(buffer.value());
+  std::vector<at::Tensor> statistics, counts;
+  for (const auto& buffer : module_->named_buffers()) {
+    if (is_running_statistic(buffer.key(), buffer.value())) statistics.push_back(buffer.value());
+    if (last_part(buffer.key()) == "num_batches_tracked") counts.push_back(buffer.value());
+  }
   average_tensors(*group_, statistics);
-  broadcast(*group_, others);
+  broadcast(*group_, counts);
 }
 
 void DataParallel::copy_from(int rank) {

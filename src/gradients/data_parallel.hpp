@@ -57,8 +57,9 @@ class DataParallel {
 
   /// With virtual workers: the buffers become those of that micro-batch (of this rank's, from 0).
   void enter(int micro_batch);
-  /// Batch-norm's running statistics become the mean over the micro-batches, every other buffer the first one's.
-  /// Collective.
+  /// Batch-norm's running statistics become the mean over the ranks, its num_batches_tracked rank 0's; other buffers
+  /// stay this rank's own. With virtual workers the mean is over the micro-batches, and every other buffer becomes the
+  /// first micro-batch's. Collective.
   void synchronise_buffers();
   /// Parameters and buffers become those of that rank. Collective.
   void copy_from(int rank);

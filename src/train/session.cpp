@@ -1,6 +1,8 @@
 #include "muster/session.hpp"
 
 #include "base/file.hpp"
+#include "base/listed.hpp"
+#include "base/log.hpp"
 #include "comm/whereabouts.hpp"
 #include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
@@ -39,8 +41,15 @@ bool State::restore() {
 
 Epochs::iterator Epochs::begin() const {
   const auto& steps = *session_->counters.steps;
-  const auto epoch = steps.epoch + (steps.epoch == steps.last_over ? 1 : 0);
+  const bool again = steps.epoch == steps.last_over;
+  const auto epoch = steps.epoch + (again ? 1 : 0);
   session_->counters.epochs = count_;
+  if (again && epoch >= count_ && session_->workers.is_first())
+    detail::log::warn("session.epochs(" + std::to_string(count_) +
+                      ") has no epoch left: a loop before it has come to its end after " +
+                      detail::counted(epoch, "epoch") +
+                      ". Epochs are counted over the whole run; for n more loop over session.epochs(" +
+                      std::to_string(epoch) + " + n)");
   if (epoch < count_) session_->data.cursors->begin_epoch(epoch);
   return {session_, epoch};
 }

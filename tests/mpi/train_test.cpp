@@ -772,6 +772,71 @@ TEST(Train, EvaluationOfAPartOrOfSeveralModelsHasTheMeanStatistics) {
   EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
 }
 
+TEST(Train, OtherBuffersStayEachRanksOwn) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {"--log-level", "warn"}, with_line("buffers")}, [](Session& session, const Config&) {
+        auto layers = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(1, 2), torch::nn::BatchNorm1d(2));
+        auto seen = layers->register_buffer("seen", torch::zeros({2}));
+        auto net = session.prepare_model(layers);
+        const double rank = session.world_rank();
+        seen.fill_(rank);
+        auto norm = net->ptr(1)->as<torch::nn::BatchNorm1d>();
+        norm->running_mean.fill_(rank);
+        norm->num_batches_tracked.fill_(3 + session.world_rank());
+        { const auto evaluation = session.evaluation(net); }
+        EXPECT_EQ(seen[0].item<double>(), rank);
+        EXPECT_NEAR(norm->running_mean[0].item<double>(), (session.world_size() - 1) / 2.0, 1e-6);
+        EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 3);
+        session.report({{"a", 1}}, session.state({{"model", net}}));
+        EXPECT_EQ(seen[0].item<double>(), rank) << "after a report too";
+      });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+  ASSERT_TRUE(result->checkpoint);
+  EXPECT_EQ(result->checkpoint->to_dict().tensors.at("model/seen")[0].item<double>(), 0) << "rank 0's";
+  const auto log = detail::read_file(storage / "buffers" / "logs" / "rank_00000.log");
+  EXPECT_EQ(log.find("model/seen") != std::string::npos, world().size() > 1) << log;
+}
+
+TEST(Train, ADifferenceInStatisticsOfBatchNormSaysWhereItComesFrom) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {"--log-level", "warn"}, with_line("statistics")}, [](Session& session, const Config&) {
+        torch::nn::BatchNorm1d norm(2);
+        norm->running_mean.fill_(session.world_rank());
+        session.report({{"a", 1}}, session.state({{"norm", norm}}));
+      });
+  EXPECT_EQ(code, 0);
+  const auto log = detail::read_file(storage / "statistics" / "logs" / "rank_00000.log");
+  for (const char* part : {"norm/running_mean", "running statistics", "session.evaluation", "prepare_model"})
+    EXPECT_NE(log.find(part), std::string::npos) << log;
+}
+
+TEST(Train, TorchConfigIsRefusedWhereItHasNoEffect) {
+  const auto storage = test::shared_folder();
+  int trained = 0;
+  const auto loop = [&](Session&) { ++trained; };
+  const auto refused = [&](const std::function<Result(Launch&)>& fit) {
+    const auto [code, result] = test::launch({storage}, fit);
+    EXPECT_EQ(code, static_cast<int>(ExitCode::usage));
+  };
+  auto options = with_line("torch_config");
+  options.torch_config.timeout = std::chrono::seconds(77);
+  refused([&](Launch& launch) { return DataParallelTrainer(launch, loop, options).fit(); });
+  struct None : BackendConfig {
+    std::unique_ptr<Backend> make_backend() const override { return std::make_unique<Backend>(); }
+  };
+  options.backend_config = std::make_shared<None>();
+  refused([&](Launch& launch) { return TorchTrainer(launch, loop, options).fit(); });
+  EXPECT_EQ(trained, 0);
+  options.torch_config = {};
+  EXPECT_EQ(
+      test::launch({storage}, [&](Launch& launch) { return DataParallelTrainer(launch, loop, options).fit(); }).first,
+      0);
+  EXPECT_EQ(trained, 1);
+}
+
 TEST(Train, CallbacksAndBackendsAreCalled) {
   struct Counter : Callback {
     void on_report(const Json& row) override { seen.push_back(row.at("training_iteration")); }
@@ -811,6 +876,25 @@ TEST(Train, WhatBeginsAgainAfterLoadingByHandIsSaid) {
   for (const char* word : {"epoch, global_step", "position in the data", "random state", "state.restore()"})
     EXPECT_NE(log.find(word), std::string::npos) << word << " in: " << log;
   EXPECT_EQ(log.find("begin again"), log.rfind("begin again")) << "once";
+}
+
+TEST(Train, ASecondLoopToTheSameCountSaysWhyItHasNoEpoch) {
+  const auto storage = test::shared_folder();
+  const auto log_after = [&](const std::string& name, std::int64_t second) {
+    std::int64_t epochs = 0;
+    const auto [code, result] =
+        run({storage, {"--log-level", "warn"}, with_line(name)}, [&](Session& session, const Config&) {
+          for ([[maybe_unused]] auto epoch : session.epochs(3)) ++epochs;
+          for ([[maybe_unused]] auto epoch : session.epochs(second)) ++epochs;
+        });
+    EXPECT_EQ(code, 0);
+    EXPECT_EQ(epochs, second);
+    return log_of(storage / name);
+  };
+  const auto log = log_after("again", 3);
+  for (const char* part : {"session.epochs(3)", "3 epochs", "session.epochs(3 + n)"})
+    EXPECT_NE(log.find(part), std::string::npos) << part << " in: " << log;
+  EXPECT_EQ(log_after("longer", 5).find("epochs("), std::string::npos);
 }
 
 TEST(Train, ASecondEpochLoopGoesOnAfterTheFirst) {

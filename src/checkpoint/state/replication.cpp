@@ -202,8 +202,15 @@ std::set<std::string> find_drift(const Communicator& communicator, const StateDi
   if (!tensors.empty())
     std::snprintf(by, sizeof by, ", by up to %.3g in %zu tensor%s", largest, tensors.size(),
                   tensors.size() == 1 ? "" : "s");
+  const bool statistics = std::ranges::any_of(drifted, [](const Disagreement& difference) {
+    return difference.what.ends_with("running_mean") || difference.what.ends_with("running_var");
+  });
   log::warn("saving: not the same on all ranks, and rank 0's are kept: " + name_all(drifted) + "; other on " +
-            name_ranks(ranks_of(drifted)) + by);
+            name_ranks(ranks_of(drifted)) + by +
+            (statistics
+                 ? ". Batch-norm's running statistics are each rank's own until they are averaged, which reports "
+                   "and session.evaluation(model) do for a model that session.prepare_model() has prepared"
+                 : ""));
   return tensors;
 }
 
