@@ -1,4 +1,7 @@
 // Data parallelism: options of session.prepare_model, and the scopes that belong to it.
+//
+// Gradients may lie in memory that the ranks of a node share. A child of fork() has memory of its own in their place:
+// nothing that it does with them reaches its parent, and it takes part in no average.
 #pragma once
 
 #include <muster/comm_hooks.hpp>

@@ -4,18 +4,22 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <mutex>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::node {
 namespace {
@@ -32,6 +36,62 @@ constexpr const char* sharing = "sharing memory among the ranks of this node";
   throw Error(ExitCode::retry, sharing, std::string(call) + ": " + std::strerror(error),
               "Make /dev/shm larger (--shm-size of a container)");
 }
+
+/// The segments that this process maps: a child of fork() gets them as memory of its own.
+class Mappings {
+ public:
+  /// `file`, shared, at an address that the kernel chooses.
+  static std::byte* map(int file, std::size_t bytes) {
+    auto& all = the();
+    const std::lock_guard lock(all.mutex_);
+    all.mappings_.reserve(all.mappings_.size() + 1);
+    void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (address == MAP_FAILED) fail("mmap", errno);
+    all.mappings_.push_back({static_cast<std::byte*>(address), bytes, file});
+    return all.mappings_.back().data;
+  }
+  static void unmap(std::byte* data) noexcept {
+    auto& all = the();
+    const std::lock_guard lock(all.mutex_);
+    const auto mapping = std::ranges::find(all.mappings_, data, &Mapping::data);
+    if (mapping == all.mappings_.end()) return;
+    ::munmap(data, mapping->bytes);
+    all.mappings_.erase(mapping);
+  }
+
+ private:
+  struct Mapping {
+    std::byte* data;
+    std::size_t bytes;
+    int file;
+    bool of_parent = false;  ///< a child's own memory already
+  };
+
+  Mappings() {
+    ::pthread_atfork([] { the().mutex_.lock(); }, [] { the().mutex_.unlock(); },
+                     [] {
+                       the().make_own();
+                       the().mutex_.unlock();
+                     });
+  }
+  static Mappings& the() {
+    static auto* const all = new Mappings;  // to the end of the process, whatever is destroyed before
+    return *all;
+  }
+
+  /// In the child, where only system calls are allowed. What cannot be mapped anew goes: better that the child ends
+  /// there than that it writes to memory of others.
+  void make_own() noexcept {
+    for (auto& [data, bytes, file, of_parent] : mappings_) {
+      if (std::exchange(of_parent, true)) continue;
+      if (::mmap(data, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED)
+        ::munmap(data, bytes);
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<Mapping> mappings_;
+};
 
 constexpr std::string_view prefix = "muster.";
 constexpr std::size_t random_digits = 32;
@@ -103,9 +163,7 @@ void SharedSegment::remove_leftovers() noexcept {
 }
 
 void SharedSegment::map(std::size_t bytes) {
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
-  if (address == MAP_FAILED) fail("mmap", errno);
-  data_ = static_cast<std::byte*>(address);
+  data_ = Mappings::map(file_, bytes);
   size_ = bytes;
   // Where /dev/shm gives huge pages to who asks (mount option huge=advise); a hint.
   ::madvise(data_, size_, MADV_HUGEPAGE);
@@ -157,7 +215,7 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
 
 SharedSegment::~SharedSegment() {
   unlink();
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (data_ != nullptr) Mappings::unmap(data_);
   if (file_ >= 0) ::close(file_);
 }
 

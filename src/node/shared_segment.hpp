@@ -22,6 +22,9 @@ constexpr std::size_t whole_lines(std::size_t bytes) noexcept {
   return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
+/// A child of fork() keeps the addresses, but what it writes there goes to memory of its own, and it can give no memory
+/// of the segment back.
+///
 /// Move-only. Unmapped by the destructor, which concerns this process alone; who created it removes the name there,
 /// unless it has before.
 class SharedSegment {

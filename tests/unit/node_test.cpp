@@ -22,6 +22,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <random>
 #include <span>
 #include <string>
@@ -547,6 +548,48 @@ TEST(SharedSegment, ItsNameGoesWithWhoCreatedIt) {
     EXPECT_TRUE(std::filesystem::exists(path));
   }
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+/// Whether a child of fork() has done that, and then a child of its own that.
+bool in_child(const std::function<bool()>& work, const std::function<bool()>& then) {
+  const auto forked = [](const std::function<bool()>& body) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(body() ? 0 : 1);
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    return status == 0;
+  };
+  return forked([&] { return work() && forked(then); });
+}
+
+TEST(SharedSegment, AChildOfForkWritesToMemoryOfItsOwn) {
+  constexpr std::size_t bytes = 3 << 20;
+  auto segment = SharedSegment::create(bytes);
+  const auto other = SharedSegment::open(segment.name(), bytes);
+  segment.unlink();
+  segment.reserve(0, bytes);
+  segment.data()[7] = segment.data()[bytes - 1] = std::byte{7};
+  const auto view = segment.private_view(0, bytes);
+  view.get()[8] = std::byte{8};
+  auto moved = std::move(segment);
+  const auto child = [&] {
+    if (moved.data()[7] != std::byte{7} || other.data()[bytes - 1] != std::byte{7}) return false;
+    moved.data()[7] = other.data()[bytes - 1] = view.get()[9] = std::byte{1};
+    moved.discard(0, bytes);
+    return view.get()[8] == std::byte{8};
+  };
+  const auto grandchild = [&] {
+    if (moved.data()[7] != std::byte{1} || other.data()[bytes - 1] != std::byte{1}) return false;
+    moved.data()[7] = std::byte{2};
+    return view.get()[9] == std::byte{1};
+  };
+  EXPECT_TRUE(in_child(child, grandchild));
+  EXPECT_EQ(moved.data()[7], std::byte{7});
+  EXPECT_EQ(other.data()[7], std::byte{7});
+  EXPECT_EQ(moved.data()[bytes - 1], std::byte{7});
+  EXPECT_EQ(view.get()[9], std::byte{0});
+  other.data()[5] = std::byte{5};
+  EXPECT_EQ(moved.data()[5], std::byte{5}) << "here it is shared as before";
 }
 
 /// A process that has created a segment and not yet removed its name.
