@@ -78,7 +78,7 @@ class Communicator {
 
   /// Returns when all ranks have called it. Collective.
   void barrier() const;
-  /// The root's value on every rank. Collective.
+  /// The root's value on every rank; an Error (ExitCode::usage) where there is no such rank. Collective.
   std::string broadcast(std::string value, int root = 0) const;
   /// The value of each rank, in the order of ranks. Collective.
   std::vector<std::string> all_gather(const std::string& value) const;

@@ -1,12 +1,12 @@
 #include "comm/channel.hpp"
 
 #include "comm/handshake.hpp"
+#include "comm/shared_memory.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <map>
-#include <new>
 
 namespace muster::detail::comm {
 namespace {
@@ -29,12 +29,6 @@ Topology make_topology(const Placement& placement, const std::vector<int>& ranks
     if (static_cast<int>(r) < rank) ++topology.local_rank;
   }
   return topology;
-}
-
-/// Memory of a communicator of one rank, aligned to a page, zeroes.
-std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
-  const auto page = static_cast<std::align_val_t>(node::page_size());
-  return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
 }
 
 /// A number that all ranks of `comm` have, and no other communicator has. Collective.

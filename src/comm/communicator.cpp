@@ -63,6 +63,10 @@ void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtyp
 void Communicator::barrier() const { Collectives(*this).barrier().wait(); }
 
 std::string Communicator::broadcast(std::string value, int root) const {
+  if (root < 0 || root >= size())
+    throw Error(ExitCode::usage, "starting a broadcast",
+                "there is no rank " + std::to_string(root) + " among " + std::to_string(size()),
+                "Ranks are those of this communicator, from 0");
   Collectives collectives(*this);
   auto length = std::make_shared<std::int64_t>(static_cast<std::int64_t>(value.size()));
   finish(collectives.broadcast(length.get(), 1, Dtype::i64, root), length);

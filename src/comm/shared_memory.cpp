@@ -4,6 +4,7 @@
 #include "comm/handshake.hpp"
 
 #include <algorithm>
+#include <new>
 
 namespace muster::detail::comm {
 
@@ -20,9 +21,14 @@ std::optional<SharedRegion> share(const Communicator& communicator, std::size_t 
   return SharedRegion{std::move(segment), region, local};
 }
 
+std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
+  const auto page = static_cast<std::align_val_t>(node::page_size());
+  return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
+}
+
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
   const auto shared = share(communicator, bytes, bytes);
-  if (!shared) return {new std::byte[bytes](), std::default_delete<std::byte[]>()};
+  if (!shared) return own_memory(bytes);
   Channel::of(communicator)->hierarchy->communicator->add(shared->region);
   // The engine keeps the addresses; the memory itself goes with its last user on this rank.
   return {shared->data(), [shared = *shared](std::byte* data) {

@@ -31,6 +31,9 @@ struct SharedRegion {
 /// memory cannot be shared or any rank has no room; the memory's name is gone already. Collective.
 std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
+/// Memory of this rank alone: zeroes, aligned to a page.
+std::shared_ptr<std::byte> own_memory(std::size_t bytes);
+
 /// That of Communicator::shared_memory(). Where memory cannot be shared it is the rank's own. Collective.
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes);
 

@@ -3,11 +3,15 @@
 #include "comm/on_ranks.hpp"
 #include "comm/wait.hpp"
 #include "comm/world.hpp"
+#include "node/shared_segment.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -41,6 +45,44 @@ TEST(Communicator, SplitsByColourAndKey) {
   if (world().topology().num_nodes == 1) {
     EXPECT_EQ(part.topology().local_size, part.size());
   }
+}
+
+TEST(Communicator, RefusesARootThatIsNotThere) {
+  for (const int root : {-1, world().size()}) try {
+      world().broadcast("value", root);
+      ADD_FAILURE() << "there is no rank " << root;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      EXPECT_NE(std::string(error.what()).find("no rank " + std::to_string(root) + " among "), std::string::npos);
+    }
+  EXPECT_EQ(world().broadcast("value"), "value");
+}
+
+TEST(Communicator, SharedMemoryBeginsWithAPage) {
+  for (const auto& communicator : {world(), world().split(world().rank())})
+    for (const std::size_t bytes : {1, 100, 70'000}) {
+      const auto memory = communicator.shared_memory(bytes), another = communicator.shared_memory(bytes);
+      for (const auto& one : {memory, another})
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(one.data()) % node::page_size(), 0U) << bytes << " bytes";
+      EXPECT_EQ(std::ranges::count(memory.as<char>(), 0), static_cast<std::ptrdiff_t>(bytes));
+    }
+}
+
+TEST(Communicator, AChildOfForkWritesToMemoryOfItsOwn) {
+  const auto memory = world().shared_memory(100'000 * sizeof(double));
+  const auto values = memory.as<double>();
+  std::ranges::fill(values, 1.0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::ranges::fill(values, 5.0);
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(std::ranges::count(values, 1.0), 100'000);
+  world().all_reduce(values);
+  EXPECT_EQ(std::ranges::count(values, static_cast<double>(world().size())), 100'000);
 }
 
 TEST(Communicator, DuplicatesDoNotMixMessages) {
