@@ -160,6 +160,8 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   std::optional<std::chrono::nanoseconds> given_up;  // by a rank that waited too long
   const auto heard_or_over = [&] {
     if (all_heard()) return true;
+    // Others may still need this one's part of what it has started and not waited for.
+    if (mine.kind == Outcome::Kind::done) Channel::advance_all();
     shared.alarm.hear();
     if (!given_up && shared.alarm.stalled()) given_up = watch::now();
     return given_up && watch::now() > *given_up + stall_grace;
@@ -204,8 +206,10 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   outcomes = of_outermost(std::move(outcomes), depths);
   shared.alarm.clear(raised);
   ++shared.agreements;
-  if (std::ranges::any_of(outcomes, [](const Outcome& o) { return o.kind != Outcome::Kind::done; }))
+  if (std::ranges::any_of(outcomes, [](const Outcome& o) { return o.kind != Outcome::Kind::done; })) {
+    ++shared.failures;
     Channel::of(world)->renew();
+  }
   if (const int outermost = std::ranges::min(depths); outermost < shared.depth) {
     shared.outer = {outermost, std::move(outcomes)};
     shared.leaving = true;

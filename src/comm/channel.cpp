@@ -74,6 +74,16 @@ std::unique_ptr<Hierarchy> make_hierarchy(MPI_Comm comm, const Topology& topolog
   return made;
 }
 
+/// The channels of this process.
+struct Channels {
+  std::mutex mutex;
+  std::vector<Channel*> all;
+};
+Channels& channels() {
+  static auto* const channels = new Channels;  // to the end of the process, whatever is destroyed before
+  return *channels;
+}
+
 }  // namespace
 
 Channel::Channel(MPI_Comm own, std::shared_ptr<World> the_world, std::vector<int> ranks)
@@ -86,16 +96,50 @@ Channel::Channel(MPI_Comm own, std::shared_ptr<World> the_world, std::vector<int
       turns_slot(world->watch.own().turns.open(id)),
       collective(own),
       point_to_point(duplicate(own)),
-      hierarchy(make_hierarchy(own, topology, world_ranks)) {}
+      hierarchy(make_hierarchy(own, topology, world_ranks)) {
+  const std::lock_guard lock(channels().mutex);
+  channels().all.push_back(this);
+}
+
+Channel::~Channel() {
+  const std::lock_guard lock(channels().mutex);
+  std::erase(channels().all, this);
+}
+
+void Channel::note_under_way() {
+  const bool idle = !hierarchy || hierarchy->communicator->idle();
+  under_way_ = idle ? -1 : world->failures.load();
+}
+
+void Channel::try_to_advance() {
+  if (under_way_.load(std::memory_order_relaxed) != world->failures.load(std::memory_order_relaxed)) return;
+  const std::unique_lock lock(driving_, std::try_to_lock);
+  if (!lock || !hierarchy) return;
+  try {
+    advance_over_nodes(*this);
+    hierarchy->communicator->advance();
+    note_under_way();
+  } catch (const Error&) {
+    under_way_ = -1;
+  }
+}
+
+void Channel::advance_all() {
+  const std::unique_lock lock(channels().mutex, std::try_to_lock);
+  if (!lock) return;  // another thread does it
+  for (auto* channel : channels().all) channel->try_to_advance();
+}
 
 void Channel::renew() {
   Channel fresh(duplicate(world->agreement), world, world_ranks);
+  const std::lock_guard lock(driving_);
   id = fresh.id;
   turns = 0;
   turns_slot = fresh.turns_slot;
   collective = fresh.collective;
   point_to_point = fresh.point_to_point;
   hierarchy.swap(fresh.hierarchy);
+  under_way_ = -1;
   // The old one stays as it is: MPI may still write to memory that the node's communicator knows.
   static_cast<void>(fresh.hierarchy.release());
 }
@@ -132,11 +176,8 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   } noted{world->watch};
   const auto since = watch::now();
   auto compared = since;
-  const auto advanced = [&] {
-    advance_over_nodes(*this);
-    return ready();
-  };
   const auto listen = [&] {
+    advance_all();
     world->alarm.listen();
     if (turn == 0 || watch::now() - compared < between_comparisons) return;
     compared = watch::now();
@@ -144,7 +185,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     world->watch.compare(call, world->agreements + 1);
   };
   Watch::Verdict verdict;
-  for (auto more = longest; !wait_until(advanced, more, listen); more = verdict.more) {
+  for (auto more = longest; !wait_until(ready, more, listen); more = verdict.more) {
     if (!limit) verdict = world->watch.judge(call, since, longest, other.empty() ? nullptr : &other);
     if (verdict.more > 0ms) continue;
     char seconds[32];

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,9 +34,10 @@ struct World {
         placement(std::move(where)) {}
 
   Alarm alarm;
-  const MPI_Comm agreement;     // used by agree() alone
-  std::int64_t agreements = 0;  // that there have been
-  int depth = 0;                // of attempts within attempts, on this rank
+  const MPI_Comm agreement;               // used by agree() alone
+  std::int64_t agreements = 0;            // that there have been
+  std::atomic<std::int64_t> failures{0};  // of attempts on which ranks have agreed
+  int depth = 0;                          // of attempts within attempts, on this rank
   /// A rank has left for an attempt around the one in which it met this rank: what was agreed on for that one.
   struct Outer {
     int depth = 0;
@@ -55,6 +57,9 @@ class Channel {
   /// Takes `collective`, a duplicate that nobody else uses, and makes its own second one. Collective: all ranks have
   /// come, and those of a node share memory from here on.
   Channel(MPI_Comm collective, std::shared_ptr<World> world, std::vector<int> world_ranks);
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+  ~Channel();
 
   static const std::shared_ptr<Channel>& of(const Communicator& communicator) noexcept { return communicator.channel_; }
   /// A communicator over a channel made from these. Collective.
@@ -80,6 +85,18 @@ class Channel {
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing, const Begun& begun,
             std::optional<std::chrono::milliseconds> limit = {});
 
+  /// Calls body(), which starts an operation in the hierarchy, ends one there or lets it advance: one thread at a time.
+  template <class Body>
+  auto drive(Body&& body) {
+    const std::lock_guard lock(driving_);
+    const Noted noted{*this};
+    return body();
+  }
+  /// Makes progress with the operations of every channel of this process, so that ranks may wait for several in
+  /// different orders: each needs the other's part of all of them. Local; errors are left to who waits for an
+  /// operation.
+  static void advance_all();
+
   const std::shared_ptr<World> world;
   const std::vector<int> world_ranks;  // [rank]: rank in the world
   const int rank;
@@ -97,6 +114,20 @@ class Channel {
     std::int64_t attempt = 0;
     std::int64_t count = 0;
   } rendezvous;
+
+ private:
+  /// Whether there is something to advance, as it is left.
+  struct Noted {
+    Channel& channel;
+    ~Noted() { channel.note_under_way(); }
+  };
+  void note_under_way();
+  void try_to_advance();
+
+  std::mutex driving_;
+  /// The failed attempts that the world had when the operations under way were seen last; −1 where there are none. What
+  /// a failed attempt has left half done stays so.
+  std::atomic<std::int64_t> under_way_{-1};
 };
 
 }  // namespace muster::detail::comm

@@ -28,13 +28,20 @@ struct Request::State {
 
   bool test() {
     if (finished) return true;
-    finished = local != nullptr ? local->done(ticket) : test_mpi();
+    finished = local != nullptr ? test_node() : test_mpi();
     if (finished) {
       channel->end(begun);
       pending.clear();
       kept.clear();
     }
     return finished;
+  }
+
+  bool test_node() {
+    return channel->drive([&] {
+      advance_over_nodes(*channel);
+      return local->done(ticket);
+    });
   }
 
   bool test_mpi() {
@@ -52,7 +59,10 @@ struct Request::State {
   ~State() {
     if (finished) return;
     channel->end(begun);
-    if (local != nullptr && kept.empty() && channel->topology.num_nodes == 1) local->leave(ticket);
+    if (local != nullptr) {
+      if (kept.empty() && channel->topology.num_nodes == 1) channel->drive([&] { local->leave(ticket); });
+      kept.push_back(channel);  // other ranks need this one's part
+    }
     // It may still be read or written, so this memory is given up for good.
     if (!kept.empty()) new std::vector<std::shared_ptr<void>>(std::move(kept));
   }
@@ -66,8 +76,8 @@ Request::~Request() = default;
 
 bool Request::done() {
   if (!state_ || state_->finished) return true;
-  advance_over_nodes(*state_->channel);
   if (state_->test()) return true;
+  Channel::advance_all();
   state_->channel->world->alarm.listen();
   return false;
 }
@@ -116,19 +126,24 @@ using Kind = node::Call::Kind;
 std::unique_ptr<Request::State> start(const Communicator& communicator, const node::Call& call, const char* name) {
   const auto& channel = Channel::of(communicator);
   const auto begun = channel->begin(call, name);
-  if (channel->hierarchy) channel->hierarchy->communicator->number(begun.turn);
   return std::unique_ptr<Request::State>(new Request::State{.channel = channel, .call = call, .begun = begun});
 }
 
-/// That of the node that holds all ranks, if one does.
-node::Communicator* of_one_node(const Communicator& communicator) {
+/// Whether one node holds all ranks, and they share memory.
+bool on_one_node(const Communicator& communicator) {
   const auto& channel = *Channel::of(communicator);
-  return channel.hierarchy && channel.topology.num_nodes == 1 ? channel.hierarchy->communicator.get() : nullptr;
+  return channel.hierarchy && channel.topology.num_nodes == 1;
 }
 
-Request on_node(std::unique_ptr<Request::State> state, node::Communicator& local, node::Communicator::Ticket ticket) {
-  state->local = &local;
-  state->ticket = ticket;
+/// Starts what goes through the memory of the node: start(its communicator) gives the ticket.
+template <class Start>
+Request on_node(std::unique_ptr<Request::State> state, Start&& start) {
+  auto& local = *state->channel->hierarchy->communicator;
+  state->channel->drive([&] {
+    local.number(state->begun.turn);
+    state->ticket = start(local);
+    state->local = &local;
+  });
   return Request(std::move(state));
 }
 
@@ -157,7 +172,7 @@ void start_receive(Request::State& state, MPI_Comm comm, const Message& message,
 Request Collectives::barrier() {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {.kind = Kind::barrier}, name_);
-  if (auto* local = of_one_node(communicator_)) return on_node(std::move(state), *local, local->barrier());
+  if (on_one_node(communicator_)) return on_node(std::move(state), [](auto& local) { return local.barrier(); });
   check(MPI_Ibarrier(state->channel->collective, state->request()), "MPI_Ibarrier");
   return Request(std::move(state));
 }
@@ -165,8 +180,8 @@ Request Collectives::barrier() {
 Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int root) {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {.kind = Kind::broadcast, .type = type, .root = root, .count = count}, name_);
-  if (auto* local = of_one_node(communicator_))
-    return on_node(std::move(state), *local, local->broadcast(data, count * size_of(type), root));
+  if (on_one_node(communicator_))
+    return on_node(std::move(state), [&](auto& local) { return local.broadcast(data, count * size_of(type), root); });
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective, state->request()),
           "MPI_Ibcast");
@@ -178,13 +193,10 @@ Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, Reduc
   const MPI_Op native = mpi_op(op, type);
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {.kind = Kind::all_reduce, .type = type, .op = op, .count = count}, name_);
-  if (auto* local = of_one_node(communicator_))
-    return on_node(std::move(state), *local, local->all_reduce(data, count, {type, op}));
-  if (state->channel->hierarchy) {
-    auto& local = *state->channel->hierarchy->communicator;
-    const auto ticket = all_reduce_over_nodes(state->channel, data, count, {type, op});
-    return on_node(std::move(state), local, ticket);
-  }
+  if (on_one_node(communicator_))
+    return on_node(std::move(state), [&](auto& local) { return local.all_reduce(data, count, {type, op}); });
+  if (auto& channel = *state->channel; channel.hierarchy)
+    return on_node(std::move(state), [&](auto&) { return all_reduce_over_nodes(channel, data, count, {type, op}); });
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     check(MPI_Iallreduce(MPI_IN_PLACE, at(data, first, type), part, mpi_type(type), native, state->channel->collective,
                          state->request()),
@@ -198,8 +210,8 @@ Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp 
   if (communicator_.size() == 1) return {};
   auto state =
       start(communicator_, {.kind = Kind::reduce, .type = type, .op = op, .root = root, .count = count}, name_);
-  if (auto* local = of_one_node(communicator_))
-    return on_node(std::move(state), *local, local->reduce(data, count, {type, op}, root));
+  if (on_one_node(communicator_))
+    return on_node(std::move(state), [&](auto& local) { return local.reduce(data, count, {type, op}, root); });
   const bool here = state->channel->rank == root;
   each_chunk(count, chunk_, [&](std::size_t first, int part) {
     check(MPI_Ireduce(here ? MPI_IN_PLACE : at(data, first, type), here ? at(data, first, type) : nullptr, part,

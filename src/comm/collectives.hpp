@@ -25,7 +25,8 @@ namespace muster::detail::comm {
 using node::Dtype;
 using node::size_of;
 
-/// An operation under way. Move-only. It makes progress only inside done() and wait().
+/// An operation under way. Move-only. It makes progress only while this process waits: inside done() and wait(), its
+/// own or another's, of any communicator.
 ///
 /// Destroying one that has not finished leaves it to itself: the other ranks may still need this one's part. What it
 /// holds by keep() is then never freed, since MPI may still write there; memory that it does not hold must outlive it,

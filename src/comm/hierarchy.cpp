@@ -35,8 +35,8 @@ constexpr std::size_t split_bytes = std::size_t{32} << 10;
 /// them a short slice. Sums are formed in the order of nodes: the same bits everywhere.
 class SliceExchange {
  public:
-  SliceExchange(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
-      : channel_(std::move(channel)), data_(data), count_(count), reduction_(reduction) {
+  SliceExchange(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
+      : channel_(channel), data_(data), count_(count), reduction_(reduction) {
     scatter();
   }
   ~SliceExchange() {
@@ -71,10 +71,10 @@ class SliceExchange {
   /// Starts a message to or from the leader of the slice on that node.
   template <class Start, class Data>
   void start(Start&& start, const char* call, Data* data, std::size_t count, int node, int tag) {
-    const auto slice = static_cast<std::size_t>(channel_->topology.local_rank);
+    const auto slice = static_cast<std::size_t>(channel_.topology.local_rank);
     memory_->pending.push_back(MPI_REQUEST_NULL);
     check(start(data, static_cast<int>(count), mpi_type(reduction_.type),
-                channel_->hierarchy->leaders_of_node[static_cast<std::size_t>(node)][slice], tag, channel_->collective,
+                channel_.hierarchy->leaders_of_node[static_cast<std::size_t>(node)][slice], tag, channel_.collective,
                 &memory_->pending.back()),
           call);
   }
@@ -122,13 +122,13 @@ class SliceExchange {
     return flag != 0;
   }
 
-  std::shared_ptr<Channel> channel_;
+  Channel& channel_;  ///< whose hierarchy has this
   std::byte* data_;
   std::size_t count_;
   node::Reduction reduction_;
-  const int nodes_ = channel_->topology.num_nodes;
-  const int here_ = channel_->topology.node_rank;
-  const unsigned number_ = channel_->hierarchy->exchanges++;  ///< of this exchange, the same on all nodes
+  const int nodes_ = channel_.topology.num_nodes;
+  const int here_ = channel_.topology.node_rank;
+  const unsigned number_ = channel_.hierarchy->exchanges++;  ///< of this exchange, the same on all nodes
   /// Every node reduces the whole slice: one exchange in place of two.
   const bool whole_ = count_ * size_of(reduction_.type) <= short_bytes;
   struct Memory {
@@ -141,18 +141,17 @@ class SliceExchange {
 
 class HierarchicalAllReduce {
  public:
-  HierarchicalAllReduce(std::shared_ptr<Channel> channel, std::byte* data, std::size_t count,
-                        const node::Reduction& reduction)
-      : channel_(std::move(channel)), local_(*channel_->hierarchy->communicator), reduction_(reduction) {
+  HierarchicalAllReduce(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
+      : channel_(channel), local_(*channel.hierarchy->communicator), reduction_(reduction) {
     const auto element = size_of(reduction.type);
-    const auto most = std::max<std::size_t>(1, piece_bytes(channel_->hierarchy->leaders) / element);
+    const auto most = std::max<std::size_t>(1, piece_bytes(channel_.hierarchy->leaders) / element);
     // The sums of the nodes are multiplied once they are whole.
     auto inside = reduction;
     inside.scale = 1.0;
     // One piece is on the network while the next is reduced.
     for (std::size_t first = 0; first < count; first += most) {
       const auto n = std::min(most, count - first);
-      const int leaders = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_->hierarchy->leaders);
+      const int leaders = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_.hierarchy->leaders);
       auto* const begin = data + first * element;
       const auto reduced = local_.reduce_scatter(begin, n, leaders, inside);
       if (!pieces_.empty()) share(pieces_.back());
@@ -200,19 +199,19 @@ class HierarchicalAllReduce {
                                      piece.exchanged ? Start::open : Start::closed);
   }
 
-  std::shared_ptr<Channel> channel_;
+  Channel& channel_;  ///< whose hierarchy has this
   node::Communicator& local_;
   node::Reduction reduction_;
   std::vector<Piece> pieces_;
   std::size_t first_ = 0;  ///< piece that has not been exchanged
 };
 
-node::Communicator::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>& channel, void* data, std::size_t count,
+node::Communicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
                                                  const node::Reduction& reduction) {
   const auto started =
       std::make_shared<HierarchicalAllReduce>(channel, static_cast<std::byte*>(data), count, reduction);
-  channel->hierarchy->over_nodes.push_back(started);
-  advance_over_nodes(*channel);
+  channel.hierarchy->over_nodes.push_back(started);
+  advance_over_nodes(channel);
   return started->ticket();
 }
 

@@ -24,13 +24,15 @@ struct Hierarchy {
   int leaders = 1;                                ///< the first ranks of each node: as many as the least node has
   std::vector<std::vector<int>> leaders_of_node;  ///< [num_nodes][leaders]: rank in the channel
   unsigned exchanges = 0;                         ///< that there have been between this leader and its fellows
-  /// Those under way, in the order in which they were started; every wait on the channel advances all of them.
+  /// Those under way, in the order in which they were started; every wait advances all of them.
   std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
 
+// Both inside Channel::drive().
+
 /// Starts one over the nodes of the channel, in place. It has ended when the communicator of the channel's node has
 /// finished the ticket.
-node::Communicator::Ticket all_reduce_over_nodes(const std::shared_ptr<Channel>& channel, void* data, std::size_t count,
+node::Communicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
                                                  const node::Reduction& reduction);
 
 /// Makes progress with all of them that are under way on the channel: of two ranks that wait for different ones, each

@@ -29,7 +29,8 @@ std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
   const auto shared = share(communicator, bytes, bytes);
   if (!shared) return own_memory(bytes);
-  Channel::of(communicator)->hierarchy->communicator->add(shared->region);
+  auto& channel = *Channel::of(communicator);
+  channel.drive([&] { channel.hierarchy->communicator->add(shared->region); });
   // The engine keeps the addresses; the memory itself goes with its last user on this rank.
   return {shared->data(), [shared = *shared](std::byte* data) {
             shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);

@@ -86,6 +86,10 @@ class Communicator {
   void open(Ticket ticket);
   /// Nobody waits for it any more, and its data may go. The other ranks still have this one's part of it.
   void leave(Ticket ticket);
+  /// Makes progress with what is under way.
+  void advance();
+  /// Whether nothing is.
+  bool idle() const noexcept { return started_ == finished_; }
   /// Whether it has finished. Makes progress.
   bool done(Ticket ticket);
   /// The same without making progress.
@@ -97,7 +101,6 @@ class Communicator {
 
   std::size_t region_of(const void* data, std::size_t bytes) const noexcept;
   Ticket start(std::unique_ptr<Operation> operation, Start start = Start::open);
-  void advance();
 
   Shared* shared_;
   const int rank_;

@@ -1,5 +1,6 @@
 // How operations end: in any order, late, in error, refused, dropped; and torch's own reducer over the group.
 #include "comm/agreement.hpp"
+#include "comm/world.hpp"
 #include "group_tensors.hpp"
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -48,6 +49,63 @@ TEST(Work, MayBeWaitedForInAnyOrder) {
 }
 
 TEST(Work, FinishesOnceHoweverOftenItIsAsked) {
+/// The ranks as they are, in pairs on different nodes, and each on its own.
+std::vector<Communicator> placements() {
+  std::vector<Communicator> all{world()};
+  for (const int per_node : {2, 1}) {
+    detail::comm::Placement placement;
+    for (int r = 0; r < size(); ++r) {
+      placement.node_of_rank.push_back(r / per_node);
+      placement.hosts.push_back(std::to_string(r / per_node));
+    }
+    all.push_back(detail::comm::make_world(world(), std::move(placement)));
+  }
+  return all;
+}
+
+TEST(Work, OfSeveralGroupsMayBeWaitedForInAnyOrder) {
+  constexpr std::int64_t n = 1 << 20;  // doubles
+  for (const bool polled : {false, true})
+    for (const auto& communicator : placements()) {
+      std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
+      Tensors results;
+      std::vector<c10::intrusive_ptr<c10d::Work>> works;
+      for (int g = 0; g < 3; ++g) {
+        groups.push_back(make_process_group(communicator, {.timeout = 30s}));
+        Tensors tensors{at::full({n}, rank() + g + 1.0, at::kDouble)};
+        results.push_back(tensors[0]);
+        works.push_back(groups.back()->allreduce(tensors));
+      }
+      for (int i = 0; i < 3; ++i) {
+        const auto& work = works[static_cast<std::size_t>((i + rank()) % 3)];
+        if (polled)
+          while (!work->isCompleted()) std::this_thread::yield();
+        else
+          work->wait();
+      }
+      for (int g = 0; g < 3; ++g) {
+        const double want = size() * (size() + 1) / 2.0 + size() * g;
+        EXPECT_TRUE(at::equal(results[static_cast<std::size_t>(g)], at::full({n}, want, at::kDouble))) << g;
+      }
+    }
+}
+
+TEST(Work, ThatOneRankDropsEndsOnTheOthers) {
+  for (const auto& communicator : placements()) {
+    const auto one = make_process_group(communicator, {.timeout = 30s});
+    Tensors tensors{at::ones({1 << 20}, at::kDouble)};
+    auto work = one->allreduce(tensors);
+    if (rank() == 0)
+      work.reset();
+    else
+      work->wait();
+    if (rank() != 0) {
+      EXPECT_EQ(tensors[0].sum().item<double>(), static_cast<double>(size()) * (1 << 20));
+    }
+    communicator.barrier();  // in which the first rank does its part of it
+  }
+}
+
   const Placed placed(values(rank(), 9, at::kDouble), Lay::strided);
   Tensors tensors{placed.tensor};
   const auto work = group().allreduce(tensors, {.reduceOp = ReduceOp::AVG});
