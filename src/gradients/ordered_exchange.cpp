@@ -2,6 +2,7 @@
 
 #include "muster/error.hpp"
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -22,7 +23,10 @@ std::span<float> elements_of(const at::Tensor& flat) {
 at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches) {
   const at::NoGradGuard no_grad;
   const int rank = group.getRank(), last = group.getSize() - 1;
-  std::vector<at::Tensor> sum{rank == 0 ? micro_batches.front().clone() : at::empty_like(micro_batches.front())};
+  const auto& first = micro_batches.front();
+  const auto wide = first.options().dtype(at::toOpMathType(first.scalar_type()));
+  std::vector<at::Tensor> sum{at::empty_like(first, wide)};
+  if (rank == 0) sum[0].copy_(first);
   if (rank > 0) group.recv(sum, rank - 1, 0)->wait();
   for (std::size_t s = rank == 0 ? 1 : 0; s < micro_batches.size(); ++s) sum[0].add_(micro_batches[s]);
   if (rank < last) group.send(sum, rank + 1, 0)->wait();
@@ -84,7 +88,8 @@ void OrderedExchange::finish() {
   complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
   for (std::size_t b = 0; b < micro_batches_.size(); ++b) sums_[b] = ordered_sum(*group_, micro_batches_[b]);
-  for (std::size_t b = 0; b < layout_.buckets.size(); ++b) sums_[b].mul_(1.0 / share_.total);
+  for (std::size_t b = 0; b < layout_.buckets.size(); ++b)
+    sums_[b] = sums_[b].mul_(1.0 / share_.total).to(micro_batches_[b].front().scalar_type());
 }
 
 int OrderedExchange::users(std::size_t index) const { return users_of(elements_of(sums_.back())[index]); }

@@ -21,8 +21,8 @@ namespace muster::detail::gradients {
 
 /// ((s₀ + s₁) + s₂) + …, the same bits at any number of ranks. `micro_batches`: one flat tensor for each of this
 /// rank's, which follow those of the ranks before it; of the same type and length everywhere. The first rank adds up
-/// its own, every other goes on from what the one before it sends, and the last tells all. The sum, on every rank.
-/// Collective.
+/// its own, every other goes on from what the one before it sends, and the last tells all. The sum, on every rank; of
+/// half types in float. Collective.
 at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches);
 
 /// One pass for each of the rank's micro-batches of a step; complete() after the last.

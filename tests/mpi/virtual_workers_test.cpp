@@ -1,10 +1,13 @@
 // Virtual workers: the same weights, bit for bit, at any number of workers.
+#include "gradients/ordered_exchange.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
+#include "muster/process_group.hpp"
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
 #include <set>
@@ -17,6 +20,12 @@ namespace {
 
 using test::run;
 using test::world;
+
+TEST(VirtualWorkers, HalvesAreSummedInFloat) {
+  const auto group = make_process_group(world());
+  const auto sum = detail::gradients::ordered_sum(*group, {2, at::full({3}, 40000.0, at::kHalf)});
+  EXPECT_TRUE(at::equal(sum, at::full({3}, 80000.0F * static_cast<float>(world().size()))));
+}
 
 struct Setting {
   bool batch_norm = true;
