@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -65,6 +66,9 @@ struct Message {
   std::size_t count = 0;  ///< elements
   int rank = 0;           ///< the other side
 };
+
+/// An Error (ExitCode::usage) that begins with `doing` unless the operation has a meaning for the type.
+void require_reducible(Dtype type, ReduceOp op, std::string_view doing);
 
 /// Elements in one MPI call at the most.
 inline constexpr std::size_t most_per_call = std::size_t{1} << 30;

@@ -3,6 +3,8 @@
 #include "comm/world.hpp"
 #include "group/reduction.hpp"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -18,6 +20,9 @@ using comm::Message;
 [[noreturn]] void refuse(const Work& work, const std::string& fact, std::string_view remedy) {
   throw Error(ExitCode::usage, work.starting(), fact, remedy);
 }
+
+/// As in "3 ranks".
+std::string num_ranks(int size) { return std::to_string(size) + (size == 1 ? " rank" : " ranks"); }
 
 /// The one entry of a list that c10d keeps for several devices per rank.
 template <class T>
@@ -57,8 +62,7 @@ std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, co
   const auto rows = buffer.memory().size(0);
   const auto ranks = static_cast<std::size_t>(size);
   if (splits.empty() && rows % size != 0)
-    refuse(work, std::to_string(rows) + " rows do not divide by " + std::to_string(size) + " ranks",
-           "Give the sizes of the splits");
+    refuse(work, std::to_string(rows) + " rows do not divide by " + num_ranks(size), "Give the sizes of the splits");
   const auto parts = splits.empty() ? std::vector<int64_t>(ranks, rows / size) : splits;
   const bool negative = std::any_of(parts.begin(), parts.end(), [](int64_t part) { return part < 0; });
   if (parts.size() != ranks || negative || std::accumulate(parts.begin(), parts.end(), int64_t{0}) != rows)
@@ -89,6 +93,11 @@ Backend::Backend(Communicator communicator, const ProcessGroupOptions& options)
       collectives_(std::move(communicator), options.chunk),
       timeout_(options.timeout) {}
 
+Backend::Started Backend::started(Operation work) {
+  work->start();
+  return work;
+}
+
 Backend::Operation Backend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit) {
   collectives_.name(title);
   auto own = timeout_;
@@ -105,8 +114,7 @@ int Backend::checked_rank(const Work& work, int64_t rank) const {
 
 const Backend::Tensors& Backend::one_per_rank(const Work& work, const Tensors& tensors) const {
   if (tensors.size() != static_cast<std::size_t>(size_))
-    refuse(work, std::to_string(tensors.size()) + " tensors for " + std::to_string(size_) + " ranks",
-           "Give one for each rank");
+    refuse(work, std::to_string(tensors.size()) + " tensors for " + num_ranks(size_), "Give one for each rank");
   return tensors;
 }
 
@@ -132,35 +140,46 @@ std::vector<Message> Backend::to_all(const Buffer& buffer) const {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  // c10d asks by an index, which tells no GPU from the CPU.
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   const auto memory = collectives_.communicator().shared_memory(bytes);
   return at::from_blob(
-      memory.data(), {size}, [memory](void*) {}, options.device(c10::kCPU));
+      memory.data(), {size}, [memory](void*) {}, options);
 }
 
 Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   auto work = begin(c10d::OpType::BROADCAST, "muster:broadcast", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
   const auto& buffer = work->hold(only(*work, tensors), rank_ == root ? Access::read : Access::write);
-  const auto message = buffer.message(root);
-  work->add(collectives_.broadcast(message.data, message.count, buffer.wire_type(), root));
-  return work;
+  work->add([this, &buffer, root] {
+    const auto message = buffer.message(root);
+    return collectives_.broadcast(message.data, message.count, buffer.wire_type(), root);
+  });
+  return started(std::move(work));
 }
 
 // Reductions.
 
+/// What comes before the sum, and after it.
+void Backend::prepare(Buffer& buffer, const Reduction& reduction) const {
+  if (reduction.factor) buffer.scale(*reduction.factor);
+  if (reduction.average) buffer.average_over(size_);
+}
+
 void Backend::all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   auto& buffer = work.hold(tensor, Access::update);
   const auto reduction = reduction_of(op, buffer.scalar_type(), work.starting());
-  if (reduction.factor) buffer.scale(*reduction.factor);
-  if (reduction.average) buffer.divide_by(size_);
-  work.add(collectives_.all_reduce(buffer.data(), buffer.count(), reduction.type, reduction.op));
+  work.add([this, &buffer, reduction] {
+    prepare(buffer, reduction);
+    return collectives_.all_reduce(buffer.data(), buffer.count(), buffer.wire_type(), reduction.op);
+  });
 }
 
 Backend::Started Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   auto work = begin(c10d::OpType::ALLREDUCE, "muster:allreduce", options.timeout);
   all_reduce(*work, only(*work, tensors), options.reduceOp);
-  return work;
+  return started(std::move(work));
 }
 
 Backend::Started Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions& options) {
@@ -171,7 +190,7 @@ Backend::Started Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOption
 Backend::Started Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:allreduce_coalesced", options.timeout);
   for (const auto& tensor : tensors) all_reduce(*work, tensor, options.reduceOp);
-  return work;
+  return started(std::move(work));
 }
 
 Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -179,26 +198,29 @@ Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   const int root = checked_rank(*work, options.rootRank);
   auto& buffer = work->hold(only(*work, tensors), rank_ == root ? Access::update : Access::read);
   const auto reduction = reduction_of(options.reduceOp, buffer.scalar_type(), work->starting());
-  if (reduction.factor) buffer.scale(*reduction.factor);
-  if (reduction.average && rank_ == root) buffer.divide_by(size_);
-  work->add(collectives_.reduce(buffer.data(), buffer.count(), reduction.type, reduction.op, root));
-  return work;
+  work->add([this, &buffer, reduction, root] {
+    prepare(buffer, reduction);
+    return collectives_.reduce(buffer.data(), buffer.count(), buffer.wire_type(), reduction.op, root);
+  });
+  return started(std::move(work));
 }
 
 void Backend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blocks, const c10d::ReduceOp& op) {
   const auto reduction = reduction_of(op, output.scalar_type(), work.starting());
   for (const auto* block : blocks) check_same_type(work, output, *block);
-  auto& mine = blocks[static_cast<std::size_t>(rank_)];
+  const auto* mine = blocks[static_cast<std::size_t>(rank_)];
   check_count(work, output.count(), mine->count(), "the output");
-  // The inputs are kept, so this rank's block is reduced where its result belongs.
-  output.memory().view(-1).copy_(mine->memory().view(-1));
-  mine = &output;
-  if (reduction.average) output.divide_by(size_);
-  for (int r = 0; r < size_; ++r) {
-    auto& block = *blocks[static_cast<std::size_t>(r)];
-    if (reduction.factor) block.scale(*reduction.factor);
-    work.add(collectives_.reduce(block.data(), block.count(), reduction.type, reduction.op, r));
-  }
+  for (int r = 0; r < size_; ++r)
+    work.add([this, &output, mine, r, block = blocks[static_cast<std::size_t>(r)], reduction] {
+      auto& reduced = r == rank_ ? output : *block;
+      if (r == rank_) {
+        // The inputs are kept, so this rank's block is reduced where its result belongs.
+        const at::NoGradGuard no_grad;
+        output.memory().view(-1).copy_(mine->memory().view(-1));
+      }
+      prepare(reduced, reduction);
+      return collectives_.reduce(reduced.data(), reduced.count(), reduced.wire_type(), reduction.op, r);
+    });
 }
 
 Backend::Started Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -209,7 +231,7 @@ Backend::Started Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   std::vector<Buffer*> blocks;
   for (const auto& tensor : tensors) blocks.push_back(&work->hold(tensor, Access::read));
   reduce_blocks(*work, output, blocks, options.reduceOp);
-  return work;
+  return started(std::move(work));
 }
 
 void Backend::reduce_scatter_even(Work& work, const at::Tensor& output, const at::Tensor& input,
@@ -228,7 +250,7 @@ Backend::Started Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
                                                const c10d::ReduceScatterOptions& options) {
   auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_base", options.timeout);
   reduce_scatter_even(*work, output, input, options.reduceOp);
-  return work;
+  return started(std::move(work));
 }
 
 Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -237,14 +259,20 @@ Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
       begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "muster:reduce_scatter_tensor_coalesced", options.timeout);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) reduce_scatter_even(*work, outputs[i], inputs[i], options.reduceOp);
-  return work;
+  return started(std::move(work));
 }
 
 // Exchanges.
 
+void Backend::exchange(Work& work, std::vector<Message> sends, std::vector<Message> receives, comm::Dtype type) {
+  work.add([this, sends = std::move(sends), receives = std::move(receives), type] {
+    return collectives_.all_to_all(sends, receives, type);
+  });
+}
+
 void Backend::all_gather(Work& work, const Tensors& outputs, const at::Tensor& input) {
   const auto& in = work.hold(input, Access::read);
-  work.add(collectives_.all_to_all(to_all(in), messages_of(work, outputs, Access::write, in), in.wire_type()));
+  exchange(work, to_all(in), messages_of(work, outputs, Access::write, in), in.wire_type());
 }
 
 void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input) {
@@ -253,21 +281,21 @@ void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Te
   check_same_type(work, out, in);
   check_count(work, out.count(), in.count() * static_cast<std::size_t>(size_), "the output");
   const std::vector<std::size_t> even(static_cast<std::size_t>(size_), in.count());
-  work.add(collectives_.all_to_all(to_all(in), messages(out, even), in.wire_type()));
+  exchange(work, to_all(in), messages(out, even), in.wire_type());
 }
 
 Backend::Started Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::ALLGATHER, "muster:allgather", options.timeout);
   all_gather(*work, only(*work, outputs), only(*work, inputs));
-  return work;
+  return started(std::move(work));
 }
 
 Backend::Started Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::_ALLGATHER_BASE, "muster:allgather_base", options.timeout);
   all_gather_even(*work, output, input);
-  return work;
+  return started(std::move(work));
 }
 
 Backend::Started Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -279,7 +307,7 @@ Backend::Started Backend::allgather_coalesced(std::vector<Tensors>& outputs, Ten
     for (const auto& of_rank : outputs) from_ranks.push_back(of_rank[i]);
     all_gather(*work, from_ranks, inputs[i]);
   }
-  return work;
+  return started(std::move(work));
 }
 
 Backend::Started Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -287,7 +315,7 @@ Backend::Started Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   auto work = begin(c10d::OpType::COALESCED, "muster:allgather_into_tensor_coalesced", options.timeout);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) all_gather_even(*work, outputs[i], inputs[i]);
-  return work;
+  return started(std::move(work));
 }
 
 Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
@@ -296,8 +324,8 @@ Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   const auto& in = work->hold(only(*work, inputs), Access::read);
   std::vector<Message> receives;
   if (rank_ == root) receives = messages_of(*work, only(*work, outputs), Access::write, in);
-  work->add(collectives_.all_to_all({in.message(root)}, receives, in.wire_type()));
-  return work;
+  exchange(*work, {in.message(root)}, receives, in.wire_type());
+  return started(std::move(work));
 }
 
 Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
@@ -306,8 +334,8 @@ Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   const auto& out = work->hold(only(*work, outputs), Access::write);
   std::vector<Message> sends;
   if (rank_ == root) sends = messages_of(*work, only(*work, inputs), Access::read, out);
-  work->add(collectives_.all_to_all(sends, {out.message(root)}, out.wire_type()));
-  return work;
+  exchange(*work, sends, {out.message(root)}, out.wire_type());
+  return started(std::move(work));
 }
 
 Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
@@ -326,8 +354,8 @@ Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
     sends.push_back(in.message(r));
     receives.push_back(out.message(r));
   }
-  work->add(collectives_.all_to_all(sends, receives, first->wire_type()));
-  return work;
+  exchange(*work, sends, receives, first->wire_type());
+  return started(std::move(work));
 }
 
 Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -340,8 +368,8 @@ Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
   const auto in_counts = split_counts(*work, in, input_splits, size_);
   const auto self = static_cast<std::size_t>(rank_);
   check_count(*work, out_counts[self], in_counts[self], "the output of this rank");
-  work->add(collectives_.all_to_all(messages(in, in_counts), messages(out, out_counts), in.wire_type()));
-  return work;
+  exchange(*work, messages(in, in_counts), messages(out, out_counts), in.wire_type());
+  return started(std::move(work));
 }
 
 // Point to point.
@@ -350,30 +378,35 @@ Backend::Started Backend::send(Tensors& tensors, int to, int tag) {
   auto work = begin(c10d::OpType::SEND, "muster:send");
   const auto& buffer = work->hold(only(*work, tensors), Access::read);
   const auto message = buffer.message(checked_rank(*work, to));
-  work->add(collectives_.send(message.data, message.count, buffer.wire_type(), to, tag));
-  return work;
+  work->add(
+      [=, this, type = buffer.wire_type()] { return collectives_.send(message.data, message.count, type, to, tag); });
+  return started(std::move(work));
 }
 
 Backend::Started Backend::recv(Tensors& tensors, int from, int tag) {
   auto work = begin(c10d::OpType::RECV, "muster:recv");
   const auto& buffer = work->hold(only(*work, tensors), Access::write);
   const auto message = buffer.message(checked_rank(*work, from));
-  work->add(collectives_.receive(message.data, message.count, buffer.wire_type(), from, tag));
-  return work;
+  work->add([=, this, type = buffer.wire_type()] {
+    return collectives_.receive(message.data, message.count, type, from, tag);
+  });
+  return started(std::move(work));
 }
 
 Backend::Started Backend::recvAnysource(Tensors& tensors, int tag) {
   auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnysource");
   const auto& buffer = work->hold(only(*work, tensors), Access::write);
   const auto message = buffer.message(rank_);
-  work->add(collectives_.receive_any(message.data, message.count, buffer.wire_type(), tag));
-  return work;
+  work->add([=, this, type = buffer.wire_type()] {
+    return collectives_.receive_any(message.data, message.count, type, tag);
+  });
+  return started(std::move(work));
 }
 
 Backend::Started Backend::barrier(const c10d::BarrierOptions& options) {
   auto work = begin(c10d::OpType::BARRIER, "muster:barrier", options.timeout);
-  work->add(collectives_.barrier());
-  return work;
+  work->add([this] { return collectives_.barrier(); });
+  return started(std::move(work));
 }
 
 }  // namespace muster::detail::group

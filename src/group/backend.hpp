@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/collectives.hpp"
+#include "group/reduction.hpp"
 #include "group/work.hpp"
 #include "muster/process_group.hpp"
 
@@ -20,8 +21,10 @@ namespace muster::detail::group {
 ///
 /// Any dense tensor will do: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not written;
 /// the tensor of reduce() is written on the root alone. Tensors of a list may differ in size from rank to rank where
-/// c10d has a list of them (allgather, gather, scatter, reduce_scatter, alltoall). Half and bfloat16 are reduced in
-/// float. What cannot be done is an Error (ExitCode::usage), raised where it is started.
+/// c10d has a list of them (allgather, gather, scatter, reduce_scatter, alltoall). Half and bfloat16 are
+/// reduced in float and rounded on each node, or by MPI at every step. Their averages travel as float and are rounded
+/// once: a sum may be too large for them. What cannot be done is an Error (ExitCode::usage), raised where it is
+/// started, before anything is sent or written.
 class Backend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -34,8 +37,8 @@ class Backend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
-  /// A vector of `size` elements in memory that the ranks of a node share, so that all-reduces of it inside the node
-  /// need no copy. On the CPU. Collective, unlike torch's.
+  /// A vector of `size` elements on the device of `options`. Without one, and on the CPU, it lies in memory that the
+  /// ranks of a node share, so that all-reduces of it inside the node need no copy. Collective, unlike torch's.
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
 
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -72,11 +75,15 @@ class Backend final : public c10d::Backend {
  private:
   using Operation = c10::intrusive_ptr<Work>;
 
+  /// Starts the parts that were added.
+  static Started started(Operation work);
   Operation begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit = c10d::kUnsetTimeout);
+  void prepare(Buffer& buffer, const Reduction& reduction) const;
   void all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op);
   /// Block r of `blocks` is reduced onto rank r; this rank's goes to `output`.
   void reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blocks, const c10d::ReduceOp& op);
   void reduce_scatter_even(Work& work, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
+  void exchange(Work& work, std::vector<comm::Message> sends, std::vector<comm::Message> receives, comm::Dtype type);
   /// `input` of rank r to outputs[r] of every rank.
   void all_gather(Work& work, const Tensors& outputs, const at::Tensor& input);
   void all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input);

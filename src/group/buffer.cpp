@@ -1,6 +1,7 @@
 #include "group/buffer.hpp"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
@@ -72,6 +73,15 @@ void Buffer::scale(const at::Scalar& factor) {
     memory_ = memory_.mul(factor);
   else
     memory_.mul_(factor);
+}
+
+void Buffer::average_over(int ranks) {
+  if (access_ != Access::read) divisor_ = ranks;
+  const auto wide = at::toOpMathType(scalar_type());
+  if (wide == scalar_type()) return;
+  const at::NoGradGuard no_grad;
+  if (access_ != Access::read && !target_.defined()) target_ = memory_;
+  memory_ = memory_.to(wide);
 }
 
 void Buffer::finish() {

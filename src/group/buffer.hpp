@@ -36,8 +36,9 @@ class Buffer {
 
   /// Multiplies what goes into the operation; a tensor that is only read stays as it is.
   void scale(const at::Scalar& factor);
-  /// What comes out is to be divided by this.
-  void divide_by(int divisor) noexcept { divisor_ = divisor; }
+  /// What comes out of the sum is to be divided by the number of ranks. Half types travel as float, on all ranks alike:
+  /// a sum that is too large for them may have an average that is not.
+  void average_over(int ranks);
 
   /// The last step of the operation: divides, and copies back to a tensor whose memory it is not.
   void finish();

@@ -21,6 +21,9 @@ bool has_backend(std::string_view name) {
 
 c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communicator,
                                                     const ProcessGroupOptions& options) {
+  if (options.chunk == 0)
+    throw Error(ExitCode::usage, "starting the process group", "chunk is 0, so that no element would ever be sent",
+                "Give the number of elements that go in one MPI call, at least 1");
   const auto choice = detail::group::choose(options.backend);
   const auto timeout = options.timeout.value_or(detail::comm::time_limit(communicator));
   // c10d wants a store to construct a group; where muster's own backend is alone nothing is ever asked of it.

@@ -31,20 +31,23 @@ Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, std::strin
       {c10d::ReduceOp::BAND, ReduceOp::bit_and}, {c10d::ReduceOp::BOR, ReduceOp::bit_or},
       {c10d::ReduceOp::BXOR, ReduceOp::bit_xor}};
   for (const auto& [theirs, ours] : plain)
-    if (op.op_ == theirs) return {*dtype, ours};
+    if (op.op_ == theirs) {
+      comm::require_reducible(*dtype, ours, doing);
+      return {ours};
+    }
   const bool fractional = at::isFloatingType(type) || at::isComplexType(type);
   switch (op.op_) {
     case c10d::ReduceOp::AVG:
       if (!fractional)
         throw Error(ExitCode::usage, doing, "the average of " + name + " is not a " + name,
                     "Use SUM and divide, or convert to floating point");
-      return {.type = *dtype, .op = ReduceOp::sum, .average = true};
+      return {.op = ReduceOp::sum, .average = true};
     case c10d::ReduceOp::PREMUL_SUM: {
       const auto factor = factor_of(op, doing);
       if (!fractional || (factor.isComplex() && !at::isComplexType(type)))
         throw Error(ExitCode::usage, doing, "PREMUL_SUM of " + name + " would lose its factor",
                     "Multiply yourself and use SUM, or convert the tensor");
-      return {.type = *dtype, .op = ReduceOp::sum, .factor = factor};
+      return {.op = ReduceOp::sum, .factor = factor};
     }
     default:
       throw Error(ExitCode::usage, doing, "unknown reduction " + std::to_string(op.op_), "Use one of c10d::ReduceOp");

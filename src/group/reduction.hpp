@@ -16,7 +16,6 @@ struct ReduceOp;
 namespace muster::detail::group {
 
 struct Reduction {
-  comm::Dtype type;
   ReduceOp op;
   std::optional<at::Scalar> factor = {};  ///< of PREMUL_SUM: every rank multiplies its part before the sum
   bool average = false;                   ///< the sum is divided by the number of ranks

@@ -20,9 +20,8 @@ Buffer& Work::hold(const at::Tensor& tensor, Access access) {
   return buffer;
 }
 
-void Work::add(comm::Request request) {
-  request.keep(buffers_);
-  parts_.push_back(std::move(request));
+void Work::start() {
+  for (const auto& start : std::exchange(planned_, {})) parts_.emplace_back(start()).keep(buffers_);
 }
 
 bool Work::isCompleted() {

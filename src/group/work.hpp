@@ -8,9 +8,11 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::group {
@@ -32,8 +34,11 @@ class Work final : public c10d::Work {
   std::string starting() const;
   /// The tensor's memory until the end; what is written is part of result().
   Buffer& hold(const at::Tensor& tensor, Access access);
-  /// A part of the operation, which uses memory that was held before. The operation ends when all of its parts have.
-  void add(comm::Request request);
+  /// A part of the operation, which uses memory that was held before: `start` starts it. The operation ends when all of
+  /// its parts have.
+  void add(std::function<comm::Request()> start) { planned_.push_back(std::move(start)); }
+  /// Starts all parts. What cannot be done is refused before: then nothing has been sent or written.
+  void start();
 
   bool isCompleted() override;
   /// Throws the exception() it ended with. kNoTimeout stands for the limit of the operation.
@@ -52,6 +57,7 @@ class Work final : public c10d::Work {
  private:
   const char* title_;
   std::optional<std::chrono::milliseconds> limit_;
+  std::vector<std::function<comm::Request()>> planned_;
   std::vector<comm::Request> parts_;
   std::shared_ptr<std::deque<Buffer>> buffers_;
   std::vector<at::Tensor> results_;

@@ -396,5 +396,11 @@ TEST(Allocation, GivesMemoryThatAllReducesInPlace) {
   }
 }
 
+TEST(Allocation, IsOnTheDeviceThatIsAskedFor) {
+  const auto tensor = backend().allocateTensor(100, at::TensorOptions(at::kFloat).device(at::kMeta));
+  EXPECT_TRUE(tensor.is_meta());
+  EXPECT_EQ(tensor.numel(), 100);
+}
+
 }  // namespace
 }  // namespace muster

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <thread>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -48,7 +49,6 @@ TEST(Work, MayBeWaitedForInAnyOrder) {
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(placed[static_cast<std::size_t>(i)].holds(sum_of(50 + i)));
 }
 
-TEST(Work, FinishesOnceHoweverOftenItIsAsked) {
 /// The ranks as they are, in pairs on different nodes, and each on its own.
 std::vector<Communicator> placements() {
   std::vector<Communicator> all{world()};
@@ -106,6 +106,7 @@ TEST(Work, ThatOneRankDropsEndsOnTheOthers) {
   }
 }
 
+TEST(Work, FinishesOnceHoweverOftenItIsAsked) {
   const Placed placed(values(rank(), 9, at::kDouble), Lay::strided);
   Tensors tensors{placed.tensor};
   const auto work = group().allreduce(tensors, {.reduceOp = ReduceOp::AVG});
@@ -237,6 +238,51 @@ TEST(Group, RefusesTensorsThatItCannotMove) {
   EXPECT_THROW(group().allreduce(sparse), std::exception);
 }
 
+TEST(Group, RefusesBeforeAnythingIsStarted) {
+  const auto other = make_process_group(world());
+  Tensors tensors{at::ones({3}), at::ones({3}).to(at::kFloat8_e4m3fn)};
+  EXPECT_TRUE(contains(error_of([&] { other->allreduce_coalesced(tensors); }), "no reduction of Float8_e4m3fn"));
+  Tensors outputs{at::ones({3})};
+  std::vector<Tensors> inputs{Tensors(static_cast<std::size_t>(size()), at::zeros({3}))};
+  EXPECT_TRUE(contains(error_of([&] { other->reduce_scatter(outputs, inputs, {.reduceOp = ReduceOp::BAND}); }),
+                       "starting muster:reduce_scatter: bit operations"));
+  EXPECT_TRUE(at::equal(outputs[0], at::ones({3})));
+  Tensors sum{values(rank(), 3, at::kDouble)};
+  other->allreduce(sum)->wait();
+  EXPECT_TRUE(at::equal(sum[0], sum_of(3)));
+  EXPECT_TRUE(at::equal(tensors[0], at::ones({3})));
+}
+
+TEST(Group, RefusesChunksOfNothing) {
+  EXPECT_TRUE(contains(error_of([] { make_process_group(world(), {.chunk = 0}); }), "chunk is 0"));
+}
+
+TEST(Group, AveragesHalvesWhoseSumsAreTooLarge) {
+  for (const auto& communicator : placements()) {
+    const auto group = make_process_group(communicator);
+    for (const auto& [type, large] : {std::pair{at::kHalf, 40000.0}, std::pair{at::kBFloat16, 0x1p125}}) {
+      const auto want = at::full({5}, large, type);
+      const auto full = [&, type = type] { return want.clone(); };
+      const c10d::ReduceOp average = ReduceOp::AVG;
+      Tensors all{full()}, first{full()}, second{full(), full()};
+      group->allreduce(all, {.reduceOp = average})->wait();
+      EXPECT_TRUE(at::equal(all[0], want)) << c10::toString(type);
+      group->reduce(first, {.reduceOp = average, .rootRank = size() - 1})->wait();
+      EXPECT_TRUE(at::equal(first[0], want)) << c10::toString(type);
+      c10d::AllreduceCoalescedOptions coalesced;
+      coalesced.reduceOp = average;
+      group->allreduce_coalesced(second, coalesced)->wait();
+      EXPECT_TRUE(at::equal(second[1], want)) << c10::toString(type);
+      Tensors outputs{at::zeros({5}, type)};
+      std::vector<Tensors> inputs(1);
+      for (int r = 0; r < size(); ++r) inputs[0].push_back(full());
+      group->reduce_scatter(outputs, inputs, {.reduceOp = average})->wait();
+      EXPECT_TRUE(at::equal(outputs[0], want)) << c10::toString(type);
+      for (const auto& input : inputs[0]) EXPECT_TRUE(at::equal(input, want)) << "inputs are kept";
+    }
+  }
+}
+
 TEST(Group, RefusesReductionsWithoutMeaning) {
   const auto refusal = [](at::ScalarType type, const ReduceOp& op) {
     Tensors tensors{at::ones({3}).to(type)};
@@ -260,9 +306,14 @@ TEST(Group, RefusesWhatDoesNotFitTogether) {
   EXPECT_TRUE(contains(error_of([&] { backend().allreduce(none); }), "0 tensors"));
   EXPECT_TRUE(contains(error_of([&] { group().broadcast(one, {.rootRank = size()}); }), "there is no rank"));
   EXPECT_TRUE(contains(error_of([&] { group().send(one, -1, 0); }), "there is no rank -1"));
+  EXPECT_TRUE(contains(error_of([&] { group().reduce(one, {.rootRank = size()}); }), "there is no rank"));
+  std::vector<Tensors> nothing;
+  EXPECT_TRUE(contains(error_of([&] { group().gather(nothing, one, {.rootRank = -1}); }), "there is no rank -1"));
+  EXPECT_TRUE(contains(error_of([&] { group().scatter(one, nothing, {.rootRank = size()}); }), "there is no rank"));
 
   std::vector<Tensors> lists{Tensors(static_cast<std::size_t>(size()) + 1, at::ones({3}))};
-  EXPECT_TRUE(contains(error_of([&] { group().allgather(lists, one); }), "muster:allgather"));
+  EXPECT_TRUE(contains(error_of([&] { group().allgather(lists, one); }),
+                       size() == 1 ? "2 tensors for 1 rank." : "tensors for " + std::to_string(size()) + " ranks."));
   lists[0] = Tensors(static_cast<std::size_t>(size()), at::ones({2}));
   EXPECT_TRUE(contains(error_of([&] { group().allgather(lists, one); }), "2 elements where 3 belong"));
   lists[0] = Tensors(static_cast<std::size_t>(size()), at::ones({3}, at::kLong));
