@@ -87,6 +87,7 @@ class GradScaler {
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses) const;
 
   /// Divides the optimizer's gradients by the scale, in place, so that they may be clipped or looked at before step().
+  /// They are the averages, also where the optimizer is fused (muster/optimizer.hpp).
   /// Once per optimizer between two update(), after its last backward(), else an Error (ExitCode::user_error), as for
   /// gradients in half precision. A rank may lack some gradients, or all of them. Collective.
   void unscale_(torch::optim::Optimizer& optimizer);
@@ -114,6 +115,8 @@ class GradScaler {
     bool found_inf = false;  // on any rank
     bool amid_step = false;  // before the step's last batch
   };
+  /// `fetch`: gradients that are left to a fused optimizer are averaged first.
+  void unscale(torch::optim::Optimizer& optimizer, bool fetch);
   /// Unscales on this rank; whether a gradient is infinite or NaN.
   bool unscale_here(const torch::optim::Optimizer& optimizer) const;
 

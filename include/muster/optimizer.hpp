@@ -11,14 +11,26 @@
 // them that the node's ranks share, and the optimizer's state exists once. The results are torch's own, up to rounding,
 // but for a weight listed twice, which is stepped once; a checkpoint of one serves the other at any number of ranks.
 //
-// While it is fused, .grad holds this rank's own gradients between backward() and step(): clip by max_grad_norm, not by
-// hand.
+// Several optimizers may step the same parameters. Of those that could be fused with the averaging of a model's
+// gradients, the last one that was prepared is. All prepared optimizers step with averages, in whatever order. LBFGS is
+// given the mean of the ranks' losses too, weighted as gradients are, so that its line search is the same on all ranks.
 //
-// Between steps, parameters, the optimizer's state, options and groups may be read and changed, in any way (in place,
-// through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. What was changed on some
-// ranks only: with a fused optimizer all ranks go on with the same values, but of each piece those of the rank that
-// happens to update it; otherwise each rank goes on with its own. An option that cannot be fused (amsgrad of a state
-// that is loaded) or a group of other parameters ends the fusing, without a change of results.
+// While an optimizer is fused, .grad holds this rank's own gradients from backward() until average_gradients(), also
+// after step(). To read averages, to clip them by hand or to step an optimizer that is not prepared, call
+// average_gradients() first; GradScaler::unscale_() does so by itself. max_grad_norm needs none of this and costs less.
+// If gradients were changed without it, the next step() is an Error (ExitCode::user_error) that names the parameter.
+//
+// Parameters, the optimizer's state, options and groups may be read and changed at any time outside of step() and
+// backward() (in place, through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. If a
+// fused optimizer finds in its step that the ranks have written different values, or have different options, that is an
+// Error too, and nothing is written: an optimizer that is not prepared and steps with this rank's own gradients ends
+// so, and sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not look.
+//
+// An option that cannot be fused (amsgrad of a state that is loaded), a group of other parameters, or an unfrozen
+// parameter that the optimizer does not have ends the fusing, without a change of results. A parameter whose memory
+// another tensor has when it is to be fused (another parameter, a view, detach()) stays where it is, and the optimizer
+// is not fused. A pointer to that memory cannot be seen: take it afterwards. Where training goes on while it is saved
+// (CheckpointConfig::async_save), a step of a fused optimizer may move parameters: take views and pointers anew.
 #pragma once
 
 #include <muster/json.hpp>
@@ -46,7 +58,7 @@ struct OptimizerOptions {
   /// The averaged gradients of all parameters together are scaled down to this 2-norm; 0: they are left as they are.
   double max_grad_norm = 0;
   /// Possible: SGD, Adam and AdamW (without amsgrad) over all parameters of one prepared model, in float or double, on
-  /// the CPUs of one node.
+  /// the CPUs of one node, none of which shares its memory with another tensor.
   Fuse fuse = Fuse::automatic;
 };
 void to_json(Json& json, const OptimizerOptions& options);
@@ -63,33 +75,45 @@ class OptimizerStep {
   /// `plain` is the optimizer's own step. Collective.
   virtual at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
                           const std::function<at::Tensor(Closure)>& plain) = 0;
+  /// Collective.
+  virtual void average_gradients(torch::optim::Optimizer& optimizer) = 0;
   virtual double grad_norm() const noexcept = 0;
   virtual bool fused() const noexcept = 0;
   virtual std::int64_t skipped_steps() const noexcept = 0;
+};
+
+/// What all prepared optimizers are, whatever else they are.
+class Prepared {
+ public:
+  explicit Prepared(std::unique_ptr<OptimizerStep> step) : step_(std::move(step)) {}
+  const OptimizerStep& prepared_step() const noexcept { return *step_; }
+
+ protected:
+  std::unique_ptr<OptimizerStep> step_;
 };
 
 }  // namespace detail::optim
 
 /// The optimizer `O`, prepared.
 template <class O>
-class PreparedOptimizer : public O {
+class PreparedOptimizer : public O, public detail::optim::Prepared {
  public:
   PreparedOptimizer(O optimizer, std::unique_ptr<detail::optim::OptimizerStep> step)
-      : O(std::move(optimizer)), step_(std::move(step)) {}
+      : O(std::move(optimizer)), Prepared(std::move(step)) {}
 
   /// Collective.
   at::Tensor step(std::function<at::Tensor()> closure = nullptr) override {
     return step_->step(*this, closure, [this](std::function<at::Tensor()> own) { return O::step(std::move(own)); });
   }
+  /// After backward(): the .grad of its parameters hold the averages, also where the optimizer is fused. To look at
+  /// them, or to change them, before step(). Collective.
+  void average_gradients() { step_->average_gradients(*this); }
   /// The norm of the averaged gradients in the last step, before they were scaled down. 0 without max_grad_norm.
   double grad_norm() const noexcept { return step_->grad_norm(); }
   /// Whether step() averages gradients and updates parameters at once.
   bool fused() const noexcept { return step_->fused(); }
   /// Steps that were left out for their gradients (FailureConfig::bad_numbers): a schedule by steps may want to know.
   std::int64_t skipped_steps() const noexcept { return step_->skipped_steps(); }
-
- private:
-  std::unique_ptr<detail::optim::OptimizerStep> step_;
 };
 
 }  // namespace muster

@@ -40,6 +40,8 @@ enum class Arrival {
 /// Bits that go with a pass, at no message of their own: each rank sets some, and gets those that any rank has set.
 using Flags = std::uint32_t;
 constexpr int flag_bits = 4;
+constexpr Flags stop_requested = 1;     ///< of this rank
+constexpr Flags gradients_changed = 2;  ///< by hand, after backward() has left this rank's own to an optimizer
 
 // Where gradients are summed, uses and flags go beside them as numbers, whose sums over the ranks tell what all have
 // said.
@@ -69,10 +71,17 @@ class FusableGradients {
   /// Of all buckets together; each is one rank's in a round.
   virtual std::size_t chunks() const noexcept = 0;
   /// In place of Exchange::finish(), with `on_chunk` in place of the average: the gradients stay as they are, and
-  /// it may be called several times. `on_chunk` may ask for users(). Collective.
+  /// it may be called several times. Collective.
   virtual void finish_with(const node::BucketReduction::OnChunk& on_chunk) = 0;
+  // In `on_chunk`, and after finish_with().
   /// As Exchange::users().
   virtual int users(std::size_t index) const = 0;
+  /// As Exchange::flags().
+  virtual Flags flags() const = 0;
+  /// A word that travels with this rank's gradients; set between Exchange::begin() and the first add().
+  virtual void set_word(std::uint32_t word) = 0;
+  /// Whether all ranks have set the same.
+  virtual bool words_agree() const = 0;
 };
 
 /// Indices are those of the parameters that it was made for. All ranks add the same ones in every pass, in any order.

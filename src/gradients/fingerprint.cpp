@@ -12,11 +12,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 
 namespace muster::detail::gradients {
 namespace {
 
 constexpr std::int64_t of_each = 4;  ///< on the CPU, where they cost nothing
+constexpr std::size_t marked_lines = 64, line_bytes = 64;
 
 /// Where the element stands that lies about `part` of the way along every dimension.
 std::int64_t offset_at(const at::Tensor& tensor, std::int64_t part) {
@@ -60,6 +62,37 @@ Fingerprint::Fingerprint(const std::vector<at::Tensor>& parameters) {
 bool Fingerprint::operator==(const Fingerprint& other) const {
   return host_ == other.host_ && device_.defined() == other.device_.defined() &&
          (!device_.defined() || at::equal(device_, other.device_));
+}
+
+GradientMark::GradientMark(const at::Tensor& gradient)
+    : data_(gradient.const_data_ptr()), version_(static_cast<std::uint32_t>(gradient._version())) {
+  if (!gradient.is_cpu() || !gradient.is_non_overlapping_and_dense()) return;
+  const auto* const bytes = static_cast<const char*>(data_);
+  const auto count = gradient.nbytes();
+  if (count <= marked_lines * line_bytes) {
+    hash_ = hash_of(bytes, count);
+    return;
+  }
+  for (std::size_t line = 0; line < marked_lines; ++line)
+    hash_ = hash_of(bytes + (count - line_bytes) / (marked_lines - 1) * line, line_bytes, hash_);
+}
+
+std::uint64_t hash_of(const void* memory, std::size_t bytes, std::uint64_t seed) {
+  const auto mix = [](std::uint64_t value) {
+    value *= 0x9e3779b97f4a7c15;
+    return value ^ value >> 32;
+  };
+  const auto* at = static_cast<const char*>(memory);
+  auto hash = mix(seed + bytes);
+  for (; bytes > 0;) {
+    std::uint64_t word = 0;
+    const auto n = std::min(bytes, sizeof word);
+    std::memcpy(&word, at, n);
+    hash = mix(hash ^ word);
+    at += n;
+    bytes -= n;
+  }
+  return hash;
 }
 
 bool any_nonzero(const at::Tensor& gradient) {

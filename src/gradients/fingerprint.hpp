@@ -1,9 +1,11 @@
-// Whether parameters have changed, from a few of their elements: what a step of an optimizer does to all of them.
+// Whether tensors have changed, from a few of their elements: parameters, which a step of an optimizer changes all
+// over, and gradients, as clipping does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,22 @@ class Fingerprint {
   std::string host_;
   at::Tensor device_;
 };
+
+/// What a gradient on the CPU was at a time: where it lies, how often torch has written to it, and the values of at
+/// most 64 cache lines of it. So what is written behind torch's back (.data(), pointers) is seen if it is there.
+class GradientMark {
+ public:
+  explicit GradientMark(const at::Tensor& gradient);
+  bool operator==(const GradientMark& other) const = default;
+
+ private:
+  const void* data_;
+  std::uint32_t version_;
+  std::uint64_t hash_ = 0;
+};
+
+/// A hash of `bytes` of memory that goes on from `seed`: 8 bytes at a time, for comparisons between ranks.
+std::uint64_t hash_of(const void* memory, std::size_t bytes, std::uint64_t seed = 0);
 
 /// Whether a gradient, dense or sparse, is not zero everywhere.
 bool any_nonzero(const at::Tensor& gradient);

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace muster::detail::gradients {
@@ -45,6 +46,22 @@ const autograd::PostAccumulateGradHook* post_hook_of(const at::Tensor& parameter
   return autograd::impl::post_acc_grad_hooks(parameter).get();
 }
 
+/// Null if the parameter is not prepared.
+std::shared_ptr<Reducer> reducer_of(const at::Tensor& parameter) {
+  const auto* const ours = dynamic_cast<const AfterAccumulation*>(post_hook_of(parameter));
+  return ours ? ours->reducer() : nullptr;
+}
+
+/// Each once, in the order that all ranks share.
+std::vector<std::shared_ptr<Reducer>> reducers_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<std::shared_ptr<Reducer>> reducers;
+  for (const auto& parameter : parameters)
+    if (auto reducer = reducer_of(parameter); reducer && std::ranges::find(reducers, reducer) == reducers.end())
+      reducers.push_back(std::move(reducer));
+  std::ranges::sort(reducers, {}, &Reducer::order);
+  return reducers;
+}
+
 /// That autograd itself has of a gradient's memory inside the second hook, which differs by release.
 std::size_t tensors_of_autograd() {
   static const std::size_t tensors = [] {
@@ -72,9 +89,16 @@ Hooked hooked(const at::Tensor& parameter) {
 
 const void* hook_of(const at::Tensor& parameter) { return post_hook_of(parameter); }
 
+void fetch_averages(const std::vector<at::Tensor>& parameters) {
+  for (const auto& reducer : reducers_of(parameters)) reducer->fetch_averages();
+}
+
+void allow_change(const std::vector<at::Tensor>& parameters) {
+  for (const auto& reducer : reducers_of(parameters)) reducer->allow_change();
+}
+
 bool amid_step(const at::Tensor& parameter) {
-  const auto* const ours = dynamic_cast<const AfterAccumulation*>(post_hook_of(parameter));
-  const auto reducer = ours ? ours->reducer() : nullptr;
+  const auto reducer = reducer_of(parameter);
   return reducer && reducer->amid_step();
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace muster::detail::gradients {
 
@@ -27,6 +28,12 @@ const void* hook_of(const at::Tensor& parameter);
 
 /// Whether the parameter is prepared, and a step of its model half done (Reducer::amid_step).
 bool amid_step(const at::Tensor& parameter);
+
+/// For whoever reads the parameters' gradients and is not the fused optimizer that they were left to: they become the
+/// averages (Reducer::fetch_averages). Collective where an optimizer is fused with one of their models.
+void fetch_averages(const std::vector<at::Tensor>& parameters);
+/// Before muster changes those gradients itself (Reducer::allow_change).
+void allow_change(const std::vector<at::Tensor>& parameters);
 
 /// `index` is what the reducer is told.
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index);

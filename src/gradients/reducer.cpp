@@ -22,8 +22,6 @@ namespace {
 
 constexpr const char* averaging = "averaging gradients";
 
-constexpr Flags stop = 1;  ///< requested of a rank
-
 constexpr std::int64_t few = 4096;  ///< elements that are looked at in no time: biases and the like
 
 [[noreturn]] void refuse(const std::string& fact) {
@@ -58,6 +56,10 @@ struct Reducer::Parameter {
   at::Tensor earlier = {};     ///< in .grad before a step of several passes, to which its average is to be added
   /// Inside join(): what earlier passes had averaged into .grad.
   at::Tensor averaged_before = {};
+  // For a fused optimizer.
+  std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it
+  bool altered = false;                   ///< .grad was changed by hand since then
+  double scale = 1.0;                     ///< that .grad is still to be multiplied by, as the fused optimizer did
 
   void check_gradient() const {
     const auto& gradient = tensor.grad();
@@ -183,6 +185,8 @@ std::vector<at::Tensor> Reducer::dense_parameters() const {
 at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor& gradient) {
   auto& p = parameters_[parameter];
   if (!accumulates(p.tensor)) return gradient;
+  note_change(p);
+  p.mark.reset();
   const double weight = steps_->weight();
   if (pass_.expired()) begin_pass();
   p.fresh = !p.tensor.grad().defined();
@@ -256,11 +260,10 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   abandon_pass();
   const bool averages = *no_sync_depth_ == 0;
   correction_ = before_pass_ ? before_pass_(averages) : Correction{};
-  if (state_ == State::awaiting_step && !fused_) {
-    // The optimizer has gone, and has left this rank's own gradients.
-    state_ = State::idle;
-    for (auto& p : parameters_) p.pending |= p.dense() && p.tensor.grad().defined() && !p.padding;
-  }
+  if (averages) unfrozen_ = unfrozen();
+  if (averages && !unfrozen_.empty()) fused_ = nullptr;
+  if (own_ && !fused_) average_own();
+  if (state_ == State::awaiting_step) fused_->another_pass();
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = Use::unused;
@@ -276,7 +279,6 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
     return pass;
   }
   if (dense_->adds_up()) take_earlier();
-  unfrozen_ = unfrozen();
   state_ = abandoned_.empty() && unfrozen_.empty() ? State::collecting : State::postponed;
   if (state_ == State::collecting) begin_exchanges(Arrival::in_backward);
   for (const auto& p : parameters_) pass->missing += in_backward(p);
@@ -321,7 +323,7 @@ void Reducer::begin_exchanges(Arrival arrival) {
   for (auto& p : parameters_) p.added = false;
 }
 
-Flags Reducer::flags() const { return stop_requested_ && stop_requested_() ? stop : 0; }
+Flags Reducer::flags() const { return stop_requested_ && stop_requested_() ? stop_requested : 0; }
 
 bool Reducer::in_backward(const Parameter& parameter) const noexcept {
   return parameter.exchanged() && (parameter.sparse || dense_in_backward_);
@@ -376,6 +378,7 @@ void Reducer::finish_pass() {
     add_rest();
   }
   state_ = dense_in_backward_ ? State::idle : State::awaiting_step;
+  if (!dense_in_backward_) mark_gradients();
   try {
     finish_exchanges();
     const bool complete = !dense_in_backward_ || dense_->complete();
@@ -398,7 +401,7 @@ Flags Reducer::flags_of_all() const { return dense_->flags() | (sparse_ ? sparse
 
 void Reducer::count_pass(Flags flags) {
   ++passes_;
-  any_stop_requested_ = (flags & stop) != 0;
+  any_stop_requested_ = (flags & stop_requested) != 0;
 }
 
 /// What is left when a gradient has been averaged, or used by the optimizer.
@@ -438,25 +441,126 @@ void Reducer::put_aside(Parameter& parameter) {
   parameter.pending = parameter.padding = false;
 }
 
-void Reducer::begin_step() {
+void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
+  const auto before = std::exchange(fused_, optimizer);
+  if (before != nullptr && before != optimizer) before->end_fusing();
+}
+
+/// The optimizer has gone that was to average what is in .grad: the pass that begins does.
+void Reducer::average_own() {
+  own_ = false;
+  state_ = State::idle;
+  for (auto& p : parameters_) {
+    note_change(p);
+    p.pending |= p.dense() && p.tensor.grad().defined() && !p.padding;
+    p.mark.reset();
+    p.altered = false;
+  }
+}
+
+/// Backward() has left this rank's own gradients.
+void Reducer::mark_gradients() {
+  own_ = true;
+  for (auto& p : parameters_)
+    if (p.dense() && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
+}
+
+/// Before the parameter's .grad grows or is averaged. What was thrown away, by whatever zero_grad(), was not changed.
+void Reducer::note_change(Parameter& parameter) {
+  auto gradient = parameter.tensor.grad();
+  const double scale = std::exchange(parameter.scale, 1.0);
+  if (!gradient.defined()) {
+    parameter.altered = false;
+    return;
+  }
+  if (!parameter.mark) return;
+  if (!(GradientMark(gradient) == *parameter.mark)) {
+    parameter.altered = any_nonzero(gradient);
+  } else if (scale != 1.0) {
+    const at::NoGradGuard no_grad;
+    gradient.mul_(scale);
+    parameter.mark = GradientMark(gradient);
+  }
+}
+
+void Reducer::allow_change() {
+  for (auto& p : parameters_) {
+    note_change(p);
+    p.mark.reset();
+  }
+}
+
+/// Collective.
+void Reducer::throw_changed() {
+  const auto& communicator = dense_->fusable()->communicator();
+  const auto altered = std::ranges::find(parameters_, true, &Parameter::altered);
+  const auto of_ranks = communicator.all_gather(altered == parameters_.end() ? std::string() : altered->name);
+  for (auto& p : parameters_) p.altered = false;
+  const auto first = std::ranges::find_if(of_ranks, [](const auto& name) { return !name.empty(); });
+  throw Error(ExitCode::user_error, averaging,
+              "the gradient of parameter " + *first + " on rank " + std::to_string(first - of_ranks.begin()) +
+                  " was changed after backward(), when it was that rank's own, since an optimizer is fused with the "
+                  "averaging",
+              "Clip by OptimizerOptions::max_grad_norm; or call the optimizer's average_gradients() before the change; "
+              "or prepare it with Fuse::never");
+}
+
+void Reducer::begin_step(std::uint32_t word) {
   if (state_ != State::awaiting_step) {
     // No pass has been since the last step: .grad is what somebody has put there.
     recover();
     check_parameters();
+    for (auto& p : parameters_) {
+      note_change(p);
+      p.mark.reset();
+      p.altered = false;
+    }
   }
-  dense_->begin(Arrival::at_once, flags());
+  give_gradients(word);
+}
+
+void Reducer::give_gradients(std::uint32_t word) {
+  bool altered = false;
+  for (auto& p : parameters_) {
+    note_change(p);
+    altered |= p.altered;
+  }
+  dense_->begin(Arrival::at_once, flags() | (altered ? gradients_changed : 0));
+  if (auto* const fusable = dense_->fusable()) fusable->set_word(word);
   // As torch's optimizers do, it steps with the gradients that are there.
   for (const auto& p : parameters_)
     if (p.dense())
       dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.padding ? Use::used : Use::unused);
 }
 
-void Reducer::end_step(bool fetch) {
+void Reducer::end_step(double scale) {
+  end_exchange(/*fetch=*/false);
+  if (scale == 1.0) return;
+  for (auto& p : parameters_)
+    if (p.dense() && p.tensor.grad().defined()) {
+      p.scale = scale;
+      p.mark = GradientMark(p.tensor.grad());
+    }
+}
+
+void Reducer::end_exchange(bool fetch) {
   state_ = State::idle;
-  if (fetch) dense_->finish();
   count_pass(dense_->flags());
+  for (const auto& p : parameters_)
+    if (p.dense()) users(p);  // a rank that has abandoned the pass does not come to what follows
+  if ((dense_->flags() & gradients_changed) != 0) throw_changed();
   for (auto& p : parameters_)
     if (p.dense()) store(p, fetch);
+}
+
+void Reducer::fetch_averages() {
+  if (!own_) return;
+  if (state_ != State::awaiting_step) recover();
+  give_gradients(0);
+  dense_->finish();
+  own_ = false;
+  for (auto& p : parameters_) p.mark.reset();
+  end_exchange(/*fetch=*/true);
 }
 
 void Reducer::pass_without_gradients() {

@@ -41,6 +41,18 @@ namespace muster::detail::gradients {
 
 struct ParallelContext;
 
+/// An optimizer that averages gradients by itself, fused with its step (optim/optimizer_step.cpp).
+class FusedOptimizer {
+ public:
+  /// Another optimizer is fused in its place.
+  virtual void end_fusing() noexcept = 0;
+  /// A backward() begins though the step for the one before has not come.
+  virtual void another_pass() = 0;
+
+ protected:
+  ~FusedOptimizer() = default;
+};
+
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Makes the exchange for these parameters. Collective.
@@ -73,19 +85,30 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // For an optimizer that averages by itself: backward() then leaves this rank's own gradients in .grad, and the
   // optimizer takes them from the exchange. Sparse gradients are averaged in backward() all the same.
-  void set_fused(bool fused) noexcept { fused_ = fused; }
-  bool fused() const noexcept { return fused_; }
+  /// That optimizer from now on; null: backward() averages. Whoever was it before is told.
+  void set_fused(FusedOptimizer* optimizer) noexcept;
+  bool fused() const noexcept { return fused_ != nullptr; }
+  /// No longer once a parameter was unfrozen, which brings another exchange.
+  bool fused_by(const FusedOptimizer* optimizer) const noexcept { return fused_ == optimizer; }
   /// What it works on, if the exchange offers that. Held weakly, it is gone when another exchange has come in place of
   /// this one, which an unfrozen parameter does.
   std::shared_ptr<FusableGradients> fusable() const { return {dense_, dense_->fusable()}; }
   /// The parameters that this exchange knows, in its order.
   std::vector<at::Tensor> dense_parameters() const;
-  /// Gives the exchange what is in .grad now. It is for the optimizer to finish it.
-  void begin_step();
-  /// The optimizer has used the gradients; or will not, and gets averages in .grad, which is collective.
-  void end_step(bool fetch = false);
+  /// Gives the exchange what is in .grad now, with a word for the other ranks (FusableGradients::words_agree). It is
+  /// for the optimizer to finish it.
+  void begin_step(std::uint32_t word);
+  /// The optimizer has finished the exchange, and has stepped with `scale` times the averages. An Error, the same on
+  /// all ranks, if a rank had abandoned the pass, or if .grad was changed by hand since backward(): then the optimizer
+  /// has written nothing.
+  void end_step(double scale);
   /// Whether backward() has left gradients to the optimizer.
   bool awaits_step() const noexcept { return state_ == State::awaiting_step; }
+  /// For all others that read gradients: where .grad holds this rank's own, it gets the averages. An Error as in
+  /// end_step(). Collective.
+  void fetch_averages();
+  /// Muster itself is about to change the .grad, on all ranks alike: what was changed by hand until now is noted.
+  void allow_change();
 
   // For who wants to know of NaN and infinite numbers.
   /// From now on the small gradients of this rank are looked at as they are made.
@@ -96,6 +119,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::string name_of(const at::Tensor& parameter) const;
   /// Whether its gradients are averaged.
   bool averages(const at::Tensor& parameter) const;
+  /// What the gradients of the batch that counts are multiplied by before they are averaged.
+  double weight() const { return steps_->weight(); }
+  /// Among all reducers, the same on all ranks.
+  int order() const noexcept { return order_; }
 
   // For ranks with different numbers of passes (join.cpp).
   /// What makes a pass's averages right although some ranks have none: they are multiplied by `scale`; then what
@@ -135,16 +162,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ///                                                before, or exchanges to be made that know unfrozen parameters
   ///                  one in no_sync()           -> idle: it is only added up
   ///                  a fused optimizer's step   -> idle: it averages what is in .grad
+  ///                  fetch_averages()           -> idle: it averages what is in .grad, if that is this rank's own
   ///   collecting     more gradients             -> collecting: the exchanges get them as they are made
   ///                  the end of backward()      -> idle, with the averages in .grad; with virtual workers, before the
   ///                                                step's last micro-batch, with nothing there
-  ///                                             -> awaiting_step, if an optimizer is fused: .grad is this rank's own
+  ///                                             -> awaiting_step, if an optimizer is fused: .grad is this rank's own,
+  ///                                                and stays so after the step, until fetch_averages()
   ///   postponed      more gradients             -> postponed: they are only added up
   ///                  the end of backward()      -> collecting, all at once, when abandoned passes are finished
   ///   awaiting_step  the step                   -> idle
+  ///                  fetch_averages()           -> idle: .grad holds the averages, which the step may average again
   ///                  a gradient of a new pass   -> collecting or postponed: the step averages the sum
   ///                  one in no_sync()           -> awaiting_step
-  ///                  one of either, where no optimizer is fused any more -> idle first: .grad is pending
+  ///
+  /// No optimizer is fused any more when the one that was is destroyed, or when a pass trains a parameter for the first
+  /// time. That pass averages in backward(); if .grad is still this rank's own as it begins, .grad counts as pending.
   ///
   /// An exception, at whatever line of backward(), destroys the Pass and leaves the state at collecting or postponed.
   /// What comes next, a gradient, a step, the end of join() or recover(), abandons that pass: -> idle. The others hear
@@ -191,6 +223,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void store(Parameter& parameter, bool fetch);
   void put_aside(Parameter& parameter);
 
+  // Of this rank's own gradients, left to a fused optimizer.
+  void average_own();
+  void mark_gradients();
+  void note_change(Parameter& parameter);
+  void give_gradients(std::uint32_t word);
+  void end_exchange(bool fetch);
+  [[noreturn]] void throw_changed();
+
   // After an exception.
   void take_own_memory() noexcept;
   void abandon_pass();
@@ -210,7 +250,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<Exchange> dense_;
   std::unique_ptr<Exchange> sparse_;  ///< none where there is no sparse parameter
 
-  bool fused_ = false;
+  FusedOptimizer* fused_ = nullptr;
+  bool own_ = false;  ///< .grad of dense parameters holds this rank's own gradients, left to a fused optimizer
   bool watches_numbers_ = false;
   std::string bad_gradient_;
   std::int64_t passes_ = 0;

@@ -35,6 +35,9 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
   return buckets;
 }
 
+// Words of a rank behind the notes of its gradients: its flags, and the word that goes with them.
+constexpr std::size_t more_words = 2;
+
 // What a note says of a gradient: its use, and as which of all it came, from 1; 0 where they came at once.
 constexpr int use_bits = 2;
 std::uint32_t note_of(Use use, std::uint32_t turn) { return static_cast<std::uint32_t>(use) | turn << use_bits; }
@@ -103,8 +106,8 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
   for (const auto& parameter : parameters)
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
   Plan plan(parameters);
-  const auto control_bytes =
-      node::BucketReduction::memory(communicator.topology().local_size, plan.buckets.size(), parameters.size() + 1);
+  const auto control_bytes = node::BucketReduction::memory(communicator.topology().local_size, plan.buckets.size(),
+                                                           parameters.size() + more_words);
   // Of the first rank's part, all make use.
   auto control = comm::share(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
@@ -122,7 +125,7 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan p
       layout_(std::move(plan.layout)),
       buckets_(std::move(plan.buckets)),
       reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), plan.reduced,
-                 parameters.size() + 1),
+                 parameters.size() + more_words),
       average_(node::in_place_sum(plan.reduced, 1.0 / communicator_.size())) {
   for (const auto& parameter : parameters) gradients_.push_back({parameter});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -154,6 +157,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags) {
   reduction_.begin();
   flags_ = flags;
   reduction_.write_word(gradients_.size(), flags_);
+  set_word(0);
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
@@ -245,6 +249,7 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
     published_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
     reduction_.write_word(gradients_.size(), flags_);
+    set_word(word_);
   }
   run(on_chunk);
   worked_on_ = true;
@@ -264,6 +269,17 @@ Flags SharedExchange::flags() const {
   Flags all = 0;
   for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.word(r, gradients_.size());
   return all;
+}
+
+void SharedExchange::set_word(std::uint32_t word) {
+  word_ = word;
+  reduction_.write_word(gradients_.size() + 1, word);
+}
+
+bool SharedExchange::words_agree() const {
+  for (int r = 0; r < communicator_.size(); ++r)
+    if (reduction_.word(r, gradients_.size() + 1) != word_) return false;
+  return true;
 }
 
 void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {

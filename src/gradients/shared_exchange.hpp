@@ -38,6 +38,8 @@ class SharedExchange final : public Exchange, public FusableGradients {
   const FlatLayout& layout() const noexcept override { return layout_; }
   std::size_t chunks() const noexcept override { return reduction_.chunks(); }
   void finish_with(const node::BucketReduction::OnChunk& on_chunk) override;
+  void set_word(std::uint32_t word) override;
+  bool words_agree() const override;
 
  private:
   struct Gradient;
@@ -61,6 +63,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   std::size_t published_ = 0;
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;
+  std::uint32_t word_ = 0;
   std::uint32_t arrived_ = 0;  ///< gradients, in this pass
   bool frozen_ = false;        ///< the order in which buckets are published
   node::BucketReduction reduction_;

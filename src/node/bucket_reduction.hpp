@@ -53,7 +53,7 @@ class BucketReduction {
   /// has ended.
   void publish(const void* data);
   /// A word that all ranks can read when the round has ended; each is written in every round, before the last bucket is
-  /// published.
+  /// published. One that is written before the first bucket is published can be read in OnChunk as well.
   void write_word(std::size_t index, std::uint32_t word);
   /// Does one chunk if one is ready; true when the round has ended. All ranks do the same.
   bool advance(const OnChunk& on_chunk);
@@ -66,7 +66,7 @@ class BucketReduction {
   void reorder(const std::vector<std::size_t>& order);
   const std::vector<std::size_t>& order() const noexcept { return order_; }
 
-  /// Of the round that has ended, until the next begins.
+  /// Of the round that has ended, until the next begins; in OnChunk of the round under way.
   std::uint32_t word(int rank, std::size_t index) const;
 
  private:

@@ -6,7 +6,8 @@
 namespace muster::detail::optim {
 
 /// The kernel knows: a page of a private view is the segment's until it is written to, then one of this process alone
-/// (bit 61 of its entry in /proc/self/pagemap). Where that cannot be read, contents are compared.
+/// (bit 61 of its entry in /proc/self/pagemap). Where that cannot be read, contents are compared, and a page that was
+/// written to without a change of its values is not found.
 class DirtyPages {
  public:
   enum class By { kernel, comparison };
@@ -17,6 +18,8 @@ class DirtyPages {
   DirtyPages& operator=(const DirtyPages&) = delete;
   ~DirtyPages();
 
+  /// Whether all pages that were written to are found.
+  bool finds_all() const noexcept { return pagemap_ >= 0; }
   /// Whether those whole pages were written to since they were dropped last. Nobody writes to the segment meanwhile.
   bool any(std::size_t first, std::size_t bytes) const;
 

@@ -1,5 +1,6 @@
 #include "optim/fused_step.hpp"
 
+#include "gradients/fingerprint.hpp"
 #include "node/finite.hpp"
 #include "node/kernels.hpp"
 #include "node/stream.hpp"
@@ -15,7 +16,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
-#include <set>
+#include <string>
 #include <utility>
 
 namespace muster::detail::optim {
@@ -91,6 +92,9 @@ struct FusedStep::Target {
   // The step under way.
   std::vector<const std::byte*> from = {};  ///< what it reads
   Rule rule = {};
+  // Hashes of what was written by hand since the last step, 0: nothing.
+  std::uint64_t noted = 0;    ///< as note_written() has seen it
+  std::uint64_t written = 0;  ///< that and what the step finds
 };
 
 FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
@@ -101,9 +105,6 @@ FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
 FusedStep::~FusedStep() = default;
 
 bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
-  std::set<const void*> storages;  // parameters of one would get memory for each, and no longer change together
-  for (const auto& p : parameters)
-    if (!storages.insert(p.storage().unsafeGetStorageImpl()).second) return false;
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) {
     return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.is_non_overlapping_and_dense() &&
            p.numel() > 0;
@@ -168,12 +169,17 @@ std::vector<FusedStep::Pages>& FusedStep::pages_of(std::size_t parameter) {
   return pages_[gradients_->layout().ranges[parameter].bucket];
 }
 
-/// Lets the module see what is in the shared copy.
-void FusedStep::show() {
+/// What this rank has written in the current view is in the shared copy now, and hides it no longer.
+void FusedStep::drop_changed() {
   for (auto& kinds : pages_)
     for (auto& pages : kinds)
-      if (std::exchange(pages.changed, false))
+      if (std::exchange(pages.changed, false) || !current().dirty.finds_all())
         node::SharedSegment::drop_private_pages(current().view.get() + pages.first, pages.bytes);
+}
+
+/// Lets the module see what is in the shared copy.
+void FusedStep::show() {
+  drop_changed();
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& parameter = parameters_[i];
     const auto& view = targets_[i].views[current_][0];
@@ -210,11 +216,7 @@ std::optional<FrozenMemory> FusedStep::freeze() {
 }
 
 void FusedStep::change_over(torch::optim::Optimizer& optimizer) {
-  // What was changed in the old view is in the other copy now.
-  for (auto& kinds : pages_)
-    for (auto& pages : kinds)
-      if (std::exchange(pages.changed, false))
-        node::SharedSegment::drop_private_pages(current().view.get() + pages.first, pages.bytes);
+  drop_changed();
   std::map<const void*, at::Tensor> views;
   for (auto& target : targets_)
     for (std::size_t s = 1; s < target.views[current_].size(); ++s)
@@ -222,17 +224,48 @@ void FusedStep::change_over(torch::optim::Optimizer& optimizer) {
   current_ = next();
   frozen_ = false;
   // Somebody may have kept a tensor of when it was current, and written there.
-  if (current().dirty.any(0, bytes_)) node::SharedSegment::drop_private_pages(current().view.get(), bytes_);
+  if (!current().dirty.finds_all() || current().dirty.any(0, bytes_))
+    node::SharedSegment::drop_private_pages(current().view.get(), bytes_);
   replace_state(optimizer, [&](const at::Tensor& state) {
     const auto found = views.find(state.unsafeGetTensorImpl());
     return found == views.end() ? state : found->second;
   });
 }
 
-void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
+/// Of the pages whose values, in `values`, differ from those in the shared copy; 0: none does.
+std::uint64_t FusedStep::hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const {
+  constexpr std::size_t piece = 4096;
+  const auto bytes = parameters_[parameter].nbytes();
+  const auto* const now = static_cast<const std::byte*>(values);
+  const auto* const before = targets_[parameter].shared[current_][kind];
+  std::uint64_t hash = 0;
+  for (std::size_t at = 0; at < bytes; at += piece) {
+    const auto n = std::min(piece, bytes - at);
+    if (std::memcmp(now + at, before + at, n) != 0) hash = gradients::hash_of(now + at, n, hash + at);
+  }
+  return hash;
+}
+
+void FusedStep::note_written() {
+  const at::NoGradGuard no_grad;
+  std::vector<bool> written;
+  for (const auto& kinds : pages_) written.push_back(current().dirty.any(kinds[0].first, kinds[0].bytes));
+  for (std::size_t i = 0; i < targets_.size(); ++i) {
+    const auto& view = targets_[i].views[current_][0];
+    auto now = parameters_[i].detach();
+    if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().ranges[i].bucket]) continue;
+    if (now.strides() != view.strides())
+      now = at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(now);
+    if (const auto hash = hash_of_written(i, 0, now.const_data_ptr()); hash != 0)
+      targets_[i].noted = gradients::hash_of(&hash, sizeof hash, targets_[i].noted);
+  }
+}
+
+std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   auto rules = next_rules(optimizer, parameters_);
   find_changes();
+  std::uint64_t of_all = 0;
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     target.rule = std::move(rules[i]);
@@ -244,7 +277,26 @@ void FusedStep::prepare(torch::optim::Optimizer& optimizer) {
         state = at::empty_strided(like.sizes(), like.strides(), like.options()).copy_(state);
       target.from[1 + s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
+    target.written = std::exchange(target.noted, 0);
+    for (std::size_t t = 0; t <= target.rule.state.size(); ++t)
+      if (t == 0 ? pages_of(i)[0].changed : target.from[t] != target.shared[current_][t])
+        if (const auto hash = hash_of_written(i, t, target.from[t]); hash != 0)
+          target.written = gradients::hash_of(&hash, sizeof hash, target.written + t);
+    of_all = of_all * 31 + hash_of(target.rule) + target.written;
   }
+  return static_cast<std::uint32_t>(of_all ^ of_all >> 32);
+}
+
+FusedStep::Difference FusedStep::difference() const {
+  std::string mine;
+  for (const auto& target : targets_)
+    for (const auto hash : {target.written, hash_of(target.rule)})
+      mine.append(reinterpret_cast<const char*>(&hash), sizeof hash);
+  const auto of_ranks = gradients_->communicator().all_gather(mine);
+  std::size_t first = mine.size();
+  for (const auto& other : of_ranks)
+    first = std::min<std::size_t>(first, std::ranges::mismatch(other, of_ranks[0]).in1 - other.begin());
+  return {first / (2 * sizeof(std::uint64_t)), first / sizeof(std::uint64_t) % 2 == 0};
 }
 
 FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm, Look look) {
@@ -253,21 +305,24 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
   const bool scales = max_norm > 0, surveys = scales || look == Look::before || look == Look::alone;
   if (surveys) {
     const double sum = survey(scales);
+    stepped.differs = differs();
     if (scales) stepped.norm = std::sqrt(sum);
     stepped.bad = look != Look::no && !std::isfinite(sum);
     // A rank that has abandoned the pass takes part in its first round alone.
-    if (abandoned() || stepped.bad || look == Look::alone) return stepped;
+    if (abandoned() || stepped.differs || stepped.bad || look == Look::alone) return stepped;
   }
   const bool looks = look == Look::meanwhile && !surveys;
-  const double ranks = gradients_->communicator().size();
-  const double scale = (scales ? std::min(max_norm / (stepped.norm + 1e-6), 1.0) : 1.0) / ranks;
+  if (scales) stepped.scale = std::min(max_norm / (stepped.norm + 1e-6), 1.0);
+  const double scale = stepped.scale / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
+    if (differs()) return;
     const bool finite = in_floats(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, looks)
                                                 : step_chunk<double>(chunk, gradients, scale, looks);
     if (looks) marks()[chunk.number] = mark_of(finite);
   });
   // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
-  if (abandoned()) return stepped;
+  stepped.differs = differs();
+  if (abandoned() || stepped.differs) return stepped;
   stepped.bad = looks && !std::ranges::all_of(marks(), [](double mark) { return std::isfinite(mark); });
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (gradients_->users(i) > 0)
@@ -275,6 +330,11 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
   if (frozen_) change_over(optimizer);
   show();
   return stepped;
+}
+
+/// Whether the ranks would not do the same, or a gradient is not what backward() has left: then nobody writes.
+bool FusedStep::differs() const {
+  return !gradients_->words_agree() || (gradients_->flags() & gradients::gradients_changed) != 0;
 }
 
 bool FusedStep::abandoned() const {

@@ -20,6 +20,7 @@
 #include "optim/update_rules.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -49,8 +50,12 @@ class FusedStep {
   int states() const noexcept { return states_; }
 
   /// Looks at what the optimizer is about to do, and at what was written to parameters and state since the last step.
-  /// Before this rank gives its gradients to the exchange: from then on others may write to the shared copy.
-  void prepare(torch::optim::Optimizer& optimizer);
+  /// Before this rank gives its gradients to the exchange: from then on others may write to the shared copy. A word for
+  /// them (FusableGradients::set_word): the same if both are the same on all ranks.
+  std::uint32_t prepare(torch::optim::Optimizer& optimizer);
+  /// Before a backward() after which the step will average more than one: what stands in the parameters now, if it was
+  /// written since the last step, is a part of the word.
+  void note_written();
   /// Whether the averages are looked at for NaN and infinite numbers.
   enum class Look {
     no,
@@ -59,12 +64,20 @@ class FusedStep {
     alone,      ///< nothing is written in any case
   };
   struct Stepped {
-    double norm = 0;   ///< of the averages before they were scaled down, with max_norm
-    bool bad = false;  ///< there was one, the same on all ranks
+    double scale = 1;      ///< of the averages that it stepped with, for max_norm
+    double norm = 0;       ///< of the averages before they were scaled down, with max_norm
+    bool bad = false;      ///< there was one, the same on all ranks
+    bool differs = false;  ///< the ranks' words: nothing was written
   };
   /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it, and a
   /// look at them costs nothing, for which the norm serves. Collective.
   Stepped step(torch::optim::Optimizer& optimizer, double max_norm, Look look);
+  /// Where the words differ, for the first parameter for which they do. Collective.
+  struct Difference {
+    std::size_t parameter = 0;
+    bool written = false;  ///< its values or its state were written to; else the options differ
+  };
+  Difference difference() const;
   /// The memory that parameters and state are in now, which stays as it is until freeze() is called again; by then
   /// nobody reads it any more. None where there is one copy, or where any rank has written to its view since the last
   /// step. Collective.
@@ -86,8 +99,10 @@ class FusedStep {
   FusedStep(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters, int states,
             std::vector<std::unique_ptr<Copy>> copies, std::vector<std::vector<Pages>> pages, std::size_t bytes);
   std::vector<Pages>& pages_of(std::size_t parameter);
+  void drop_changed();
   void show();
   void find_changes();
+  std::uint64_t hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const;
   /// The copy that was written from the frozen one is that of now.
   void change_over(torch::optim::Optimizer& optimizer);
   double survey(bool squares);
@@ -95,6 +110,7 @@ class FusedStep {
   std::span<double> marks() const;
   /// Whether an exception has made another rank abandon the pass.
   bool abandoned() const;
+  bool differs() const;
   /// Whether that bucket has floats, not doubles.
   bool in_floats(std::size_t bucket) const;
   template <class T>

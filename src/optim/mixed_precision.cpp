@@ -2,6 +2,7 @@
 
 #include "gradients/hooks.hpp"
 #include "muster/error.hpp"
+#include "muster/optimizer.hpp"
 #include "muster/state.hpp"
 
 #include <ATen/autocast_mode.h>
@@ -13,6 +14,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -85,10 +87,12 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses)
 bool GradScaler::unscale_here(const torch::optim::Optimizer& optimizer) const {
   const at::NoGradGuard no_grad;
   std::map<Kind, std::vector<at::Tensor>> gradients;
+  std::set<const void*> seen;
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
+      // A weight that is listed twice has one gradient.
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       if (gradient.scalar_type() == at::kHalf)
         refuse(unscaling, "one of them is in half precision",
                "Keep the parameters in float: the autocast scope casts them where they are used");
@@ -107,13 +111,18 @@ bool GradScaler::unscale_here(const torch::optim::Optimizer& optimizer) const {
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  if (!is_enabled()) return;
+  if (is_enabled()) unscale(optimizer, /*fetch=*/true);
+}
+
+void GradScaler::unscale(torch::optim::Optimizer& optimizer, bool fetch) {
   auto& progress = progress_[&optimizer];
   if (progress.stepped)
     refuse(unscaling, "step() was called for this optimizer since the last update()", "Call unscale_() before step()");
   if (progress.unscaled)
     refuse(unscaling, "unscale_() was called for this optimizer since the last update()",
            "Call it once, after the last backward()");
+  for (const auto& group : optimizer.param_groups())
+    fetch ? detail::gradients::fetch_averages(group.params()) : detail::gradients::allow_change(group.params());
   progress.found_inf = communicator_.all_reduce(std::int64_t{unscale_here(optimizer)}, ReduceOp::max) != 0;
   progress.unscaled = true;
   for (const auto& group : optimizer.param_groups())
@@ -126,7 +135,9 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (progress.stepped)
     refuse("stepping an optimizer", "step() was called for it since the last update()",
            "Call the scaler's update() after each step");
-  if (!progress.unscaled) unscale_(optimizer);
+  // A fused optimizer averages in its step, which comes to the same after the division as before it.
+  const auto* const prepared = dynamic_cast<const detail::optim::Prepared*>(&optimizer);
+  if (!progress.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->prepared_step().fused());
   if (!progress.found_inf) optimizer.step();
   progress.stepped = true;
   return !progress.found_inf;

@@ -2,11 +2,13 @@
 
 #include "gradients/data_parallel.hpp"
 #include "gradients/fingerprint.hpp"
+#include "gradients/hooks.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "optim/fused_step.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -144,11 +146,32 @@ class Numbers {
   bool averages_all_ = true;
 };
 
-class Step final : public OptimizerStep, public Freezable {
+/// Whether a tensor besides the parameter has its memory, such as another parameter, a view or what detach() gives.
+/// They would be parted if the parameter got other memory.
+bool shares_memory(const at::Tensor& parameter) { return parameter.storage().use_count() > 1; }
+
+/// The first parameter that is not the same, bit by bit, on all ranks. Collective.
+std::optional<std::size_t> first_unequal(const Communicator& communicator, const std::vector<at::Tensor>& parameters) {
+  std::string mine;
+  for (const auto& parameter : parameters) {
+    const auto hash = gradients::hash_of(parameter.const_data_ptr(), parameter.nbytes());
+    mine.append(reinterpret_cast<const char*>(&hash), sizeof hash);
+  }
+  const auto of_ranks = communicator.all_gather(mine);
+  std::size_t first = mine.size();
+  for (const auto& other : of_ranks)
+    first = std::min<std::size_t>(first, std::ranges::mismatch(other, of_ranks[0]).in1 - other.begin());
+  if (first == mine.size()) return std::nullopt;
+  return first / sizeof(std::uint64_t);
+}
+
+class Step final : public OptimizerStep, public Freezable, public gradients::FusedOptimizer {
  public:
-  Step(std::shared_ptr<gradients::Reducer> reducer, const OptimizerOptions& options, Numbers numbers,
+  /// `model`: null if it steps none that is prepared.
+  Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, Numbers numbers,
        std::shared_ptr<Freezables> freezables)
-      : reducer_(std::move(reducer)),
+      : model_(model),
+        reducer_(model ? model->reducer() : nullptr),
         options_(options),
         numbers_(std::move(numbers)),
         freezables_(std::move(freezables)) {
@@ -156,15 +179,17 @@ class Step final : public OptimizerStep, public Freezable {
   }
   ~Step() override {
     if (freezables_) std::erase(*freezables_, this);
-    if (const auto reducer = reducer_.lock()) reducer->set_fused(false);
+    if (const auto reducer = reducer_.lock(); reducer && reducer->fused_by(this)) reducer->set_fused(nullptr);
   }
 
-  /// Fuses if that is possible with what the reducer and the optimizer are now. Collective.
+  /// Fuses if that is possible with what the reducer and the optimizer are now, in place of whoever is fused.
+  /// Collective.
   void fuse(torch::optim::Optimizer& optimizer) {
     if (fused_) fused_->release(optimizer);
     fused_.reset();
     const auto reducer = reducer_.lock();
     if (!reducer) return;
+    if (reducer->fused_by(this)) reducer->set_fused(nullptr);
     const auto gradients = options_.fuse == Fuse::never ? nullptr : reducer->fusable();
     const int states = states_of(optimizer);
     if (gradients && states >= 0) {
@@ -172,53 +197,60 @@ class Step final : public OptimizerStep, public Freezable {
       std::size_t bytes = 0;
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
-      if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters))
-        fused_ = FusedStep::make(*gradients, std::move(parameters), states, freezables_ != nullptr);
+      if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters)) {
+        reducer->set_fused(nullptr);  // its own views of the parameters go before others are looked for
+        const auto& communicator = gradients->communicator();
+        const bool alone = std::ranges::none_of(parameters, shares_memory);
+        if (communicator.all_reduce(std::int64_t{alone}, ReduceOp::min) != 0) {
+          if (const auto unequal = first_unequal(communicator, parameters))
+            throw Error(ExitCode::user_error, "fusing an optimizer with the averaging of gradients",
+                        "parameter " + reducer->name_of(parameters[*unequal]) + " is not the same on all ranks",
+                        "Change parameters on all ranks alike, by a prepared optimizer where gradients do it");
+          fused_ = FusedStep::make(*gradients, std::move(parameters), states, freezables_ != nullptr);
+        }
+      }
     }
     gradients_ = gradients;
-    reducer->set_fused(fused_ != nullptr);
+    if (fused_) reducer->set_fused(this);
   }
 
   at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
                   const std::function<at::Tensor(Closure)>& plain) override {
-    if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
-      if (options_.max_grad_norm > 0)
-        throw Error(ExitCode::usage, "stepping LBFGS", "its gradients cannot be scaled down between its evaluations",
-                    "Prepare it without max_grad_norm");
-      if (numbers_.watched())
-        throw Error(ExitCode::usage, "stepping LBFGS", "its gradients cannot be looked at between its evaluations",
-                    "Let bad_numbers be ignore");
-      return plain(closure);
-    }
+    if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) return step_lbfgs(optimizer, closure, plain);
     at::Tensor loss;
     if (closure) {
       const at::AutoGradMode grad(true);
       loss = closure();
     }
     const auto reducer = reducer_.lock();
-    if (fused_ && reducer && (gradients_.expired() || !serves(optimizer))) {
-      if (reducer->awaits_step()) {
-        reducer->begin_step();
-        reducer->end_step(/*fetch=*/true);
+    if (fused_ && reducer) {
+      if (!reducer->awaits_step()) reducer->recover();  // which may bring another exchange
+      if (gradients_.expired() || !reducer->fused_by(this) || !serves(optimizer)) {
+        reducer->fetch_averages();
+        fuse(optimizer);
       }
-      fuse(optimizer);
     }
     if (fused_ && reducer) {
-      fused_->prepare(optimizer);
-      reducer->begin_step();
-      const auto look = numbers_.begin_fused();
-      const auto stepped = fused_->step(optimizer, options_.max_grad_norm, look);
-      grad_norm_ = stepped.norm;
-      reducer->end_step();
-      numbers_.end_fused(look, stepped, fused_->parameters());
+      step_fused(optimizer, *reducer);
     } else {
       const auto parameters = parameters_of(optimizer);
+      gradients::fetch_averages(parameters);
       std::optional<double> norm;
       if (options_.max_grad_norm > 0)
         norm = grad_norm_ = torch::nn::utils::clip_grad_norm_(parameters, options_.max_grad_norm);
       if (numbers_.allow(parameters, norm)) plain(nullptr);
     }
     return loss;
+  }
+
+  void average_gradients(torch::optim::Optimizer& optimizer) override {
+    gradients::fetch_averages(parameters_of(optimizer));
+  }
+
+  // Its state stays where it is, in memory to which nobody else writes any more.
+  void end_fusing() noexcept override { fused_.reset(); }
+  void another_pass() override {
+    if (fused_ && !gradients_.expired()) fused_->note_written();
   }
 
   double grad_norm() const noexcept override { return grad_norm_; }
@@ -229,6 +261,59 @@ class Step final : public OptimizerStep, public Freezable {
   }
 
  private:
+  void step_fused(torch::optim::Optimizer& optimizer, gradients::Reducer& reducer) {
+    const auto word = fused_->prepare(optimizer);
+    reducer.begin_step(word);
+    const auto look = numbers_.begin_fused();
+    const auto stepped = fused_->step(optimizer, options_.max_grad_norm, look);
+    grad_norm_ = stepped.norm;
+    reducer.end_step(stepped.scale);
+    if (stepped.differs) throw_difference(reducer);
+    numbers_.end_fused(look, stepped, fused_->parameters());
+  }
+
+  /// Collective.
+  [[noreturn]] void throw_difference(const gradients::Reducer& reducer) const {
+    const auto [parameter, written] = fused_->difference();
+    const auto name = reducer.name_of(fused_->parameters()[parameter]);
+    constexpr const char* doing = "stepping an optimizer that is fused with the averaging of gradients";
+    if (!written)
+      throw Error(ExitCode::user_error, doing,
+                  "the options or the number of steps of parameter " + name + " are not the same on all ranks",
+                  "Change options on all ranks alike, a learning rate by a metric that is reduced");
+    throw Error(
+        ExitCode::user_error, doing,
+        "parameter " + name +
+            " or its state was written to since the last step, and not with the same values on all ranks",
+        "Prepare every optimizer that steps it, write what is the same on all ranks, or prepare with Fuse::never");
+  }
+
+  /// It compares losses, so that all ranks have to be given the same one.
+  at::Tensor step_lbfgs(torch::optim::Optimizer& optimizer, const Closure& closure,
+                        const std::function<at::Tensor(Closure)>& plain) {
+    constexpr const char* stepping = "stepping LBFGS";
+    if (options_.max_grad_norm > 0)
+      throw Error(ExitCode::usage, stepping, "its gradients cannot be scaled down between its evaluations",
+                  "Prepare it without max_grad_norm");
+    if (numbers_.watched())
+      throw Error(ExitCode::usage, stepping, "its gradients cannot be looked at between its evaluations",
+                  "Let bad_numbers be ignore");
+    const auto model = model_.lock();
+    if (!closure || !model) return plain(closure);
+    const auto& reducer = *model->reducer();
+    if (reducer.joined())
+      throw Error(ExitCode::usage, stepping, "inside join() not all ranks come to each of its evaluations",
+                  "Give all ranks the same number of batches");
+    const auto parameters = parameters_of(optimizer);
+    return plain([&] {
+      const auto loss = closure();
+      gradients::fetch_averages(parameters);
+      const double weight = reducer.weight();
+      const double mine = weight > 0 ? weight * loss.item<double>() : 0;
+      return at::full_like(loss.detach(), model->channel().all_reduce(mine) / model->channel().size());
+    });
+  }
+
   /// Whether the optimizer steps these parameters and no others.
   static bool owns(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
     const auto stepped = parameters_of(optimizer);
@@ -244,7 +329,8 @@ class Step final : public OptimizerStep, public Freezable {
     return states >= 0 && states <= fused_->states() && owns(optimizer, fused_->parameters());
   }
 
-  std::weak_ptr<gradients::Reducer> reducer_;
+  std::weak_ptr<gradients::DataParallel> model_;  ///< of which it steps a parameter
+  std::weak_ptr<gradients::Reducer> reducer_;     ///< of that model
   OptimizerOptions options_;
   Numbers numbers_;
   std::shared_ptr<Freezables> freezables_;
@@ -253,13 +339,13 @@ class Step final : public OptimizerStep, public Freezable {
   double grad_norm_ = 0;
 };
 
-/// The reducer that knows one of the optimizer's parameters.
-std::shared_ptr<gradients::Reducer> reducer_of(torch::optim::Optimizer& optimizer, const Models& models) {
-  const auto owned = identities(parameters_of(optimizer));
+/// The first whose gradients are averaged and of which the optimizer has a parameter.
+std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optimizer, const Models& models) {
+  const auto parameters = parameters_of(optimizer);
   for (const auto& model : models)
-    if (const auto& reducer = model->reducer())
-      for (const auto& parameter : reducer->dense_parameters())
-        if (owned.contains(parameter.unsafeGetTensorImpl())) return reducer;
+    if (const auto& reducer = model->reducer();
+        reducer && std::ranges::any_of(parameters, [&](const at::Tensor& p) { return reducer->averages(p); }))
+      return model;
   return nullptr;
 }
 
@@ -276,8 +362,9 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
   const std::type_info& type = typeid(optimizer);
   if (type != typeid(torch::optim::SGD) && type != typeid(torch::optim::Adam) && type != typeid(torch::optim::AdamW))
     its.fuse = Fuse::never;
-  auto step = std::make_unique<Step>(reducer_of(optimizer, models), its, Numbers(wide.numbers, wide.number, models),
-                                     wide.freezables);
+  const auto model = model_of(optimizer, models);
+  if (model && dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) model->channel();  // made by all ranks now
+  auto step = std::make_unique<Step>(model, its, Numbers(wide.numbers, wide.number, models), wide.freezables);
   step->fuse(optimizer);
   return step;
 }

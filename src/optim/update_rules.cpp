@@ -1,8 +1,10 @@
 #include "optim/update_rules.hpp"
 
+#include "gradients/fingerprint.hpp"
 #include "optim/fields.hpp"
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <map>
 #include <memory>
@@ -52,7 +54,30 @@ void keep(const AdamRule& rule, Either<o::AdamParamState, o::AdamWParamState> au
   kept.exp_avg_sq(state[1]);
 }
 
+std::array<double, 7> numbers_of(const SgdRule& rule) {
+  return {rule.lr,
+          rule.momentum,
+          rule.dampening,
+          rule.weight_decay,
+          static_cast<double>(rule.nesterov),
+          static_cast<double>(rule.first)};
+}
+std::array<double, 7> numbers_of(const AdamRule& rule) {
+  return {rule.lr,
+          rule.beta1,
+          rule.beta2,
+          rule.eps,
+          rule.weight_decay,
+          static_cast<double>(rule.decoupled),
+          static_cast<double>(rule.step)};
+}
+
 }  // namespace
+
+std::uint64_t hash_of(const Rule& rule) {
+  const auto numbers = std::visit([](const auto& of_kind) { return numbers_of(of_kind); }, rule.rule);
+  return gradients::hash_of(numbers.data(), sizeof numbers, rule.rule.index());
+}
 
 std::size_t states_of(const Rule& rule) {
   return std::visit([](const auto& of_kind) { return of_kind.states(); }, rule.rule);

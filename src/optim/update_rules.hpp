@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <variant>
@@ -22,6 +23,9 @@ struct Rule {
   std::variant<SgdRule, AdamRule> rule;
   std::vector<at::Tensor> state;  ///< the momentum, or the two moments; empty if there is none yet or none is needed
 };
+
+/// A hash of the rule's numbers, which are the same on all ranks if their optimizers are alike.
+std::uint64_t hash_of(const Rule& rule);
 
 /// How many tensors of state a step by that rule writes.
 std::size_t states_of(const Rule& rule);

@@ -96,6 +96,15 @@ TEST(GradScaler, UnscalesBeforeClipping) {
   EXPECT_EQ(scaler.get_scale(), 8);
 }
 
+TEST(GradScaler, UnscalesAWeightThatIsListedTwiceOnce) {
+  GradScaler scaler(world().duplicate(), at::kCPU, {.init_scale = 8});
+  Fixture one;
+  one.optimizer.param_groups()[0].params().push_back(one.parameter);
+  one.give(8 * 3.0F);
+  scaler.unscale_(one.optimizer);
+  EXPECT_EQ(one.parameter.grad()[0].item<float>(), 3.0F);
+}
+
 TEST(GradScaler, TakesGradientsAsTheyAre) {
   GradScaler scaler(world().duplicate(), at::kCPU, {.init_scale = 4});
   std::vector<at::Tensor> parameters{at::zeros({2}).requires_grad_(), at::zeros({2}, at::kDouble).requires_grad_(),

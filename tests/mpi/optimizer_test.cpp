@@ -1,10 +1,12 @@
 // Prepared optimizers: fused with the averaging, they do what torch's own do.
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
+#include "muster/mixed_precision.hpp"
 #include "muster/state.hpp"
 #include "node/shared_segment.hpp"
 #include "optim/dirty_pages.hpp"
 #include "optim/optimizer_step.hpp"
+#include "support/io_errors.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -12,9 +14,12 @@
 #include <torch/optim.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +86,11 @@ struct Training {
     }
   }
 };
+
+template <class O>
+void average_gradients(O& optimizer) {
+  if constexpr (requires { optimizer.average_gradients(); }) optimizer.average_gradients();
+}
 
 template <class O, class Options>
 void expect_alike(const Options& options, const std::string& what, int steps = 50, OptimizerOptions how = {}) {
@@ -519,10 +529,11 @@ TEST(PreparedOptimizer, GradientsMayBeChangedBeforeTheStep) {
     for (auto* training : {&fused, &plain}) {
       training->optimizer->zero_grad();
       training->backward(step, true);
+      average_gradients(*training->optimizer);
       for (auto& p : training->net->parameters()) p.mutable_grad().mul_(0.25);
       training->optimizer->step();
     }
-  fused.expect_same_as(plain, "a linear change is the same before and after the average");
+  fused.expect_same_as(plain, "quarters");
 }
 
 TEST(PreparedOptimizer, UnfrozenParametersJoin) {
@@ -607,6 +618,433 @@ TEST(PreparedOptimizer, DoublePrecisionAndGroups) {
   }
   for (std::size_t i = 0; i < nets[0]->parameters().size(); ++i)
     EXPECT_TRUE(at::allclose(nets[0]->parameters()[i], nets[1]->parameters()[i], 1e-12, 1e-13)) << i;
+}
+
+/// A model in double precision, and what prepares optimizers for it.
+struct Model {
+  Net net;
+  test::Preparation prepare;
+  std::shared_ptr<gradients::DataParallel> prepared;
+  Fuse fuse;
+
+  explicit Model(Fuse how, const std::function<void(Net&)>& before = {}) : fuse(how) {
+    net->to(at::kDouble);
+    if (before) before(net);
+    prepared = prepare(net.ptr());
+  }
+  template <class O>
+  std::unique_ptr<PreparedOptimizer<O>> optimizer(O own, OptimizerOptions how = {}) const {
+    how.fuse = fuse;
+    auto step = make_optimizer_step(own, {prepared}, how);
+    return std::make_unique<PreparedOptimizer<O>>(std::move(own), std::move(step));
+  }
+  auto sgd(const std::vector<at::Tensor>& parameters, double lr, OptimizerOptions how = {}) const {
+    return optimizer(torch::optim::SGD(parameters, torch::optim::SGDOptions(lr).momentum(0.9)), how);
+  }
+  auto sgd(double lr, OptimizerOptions how = {}) const { return sgd(net->parameters(), lr, how); }
+  auto plain(const std::vector<at::Tensor>& parameters, double lr) const {
+    return torch::optim::SGD(parameters, torch::optim::SGDOptions(lr));
+  }
+  std::vector<at::Tensor> head() const { return net->out->parameters(); }
+  at::Tensor loss(int step) {
+    return net->forward(values({5, 3}, step).to(at::kDouble), true)
+        .sub(values({5, 2}, step + 0.5).to(at::kDouble))
+        .square()
+        .mean();
+  }
+  void backward(int step) { loss(step).backward(); }
+  bool fuses() const { return fuse == Fuse::always && world().size() > 1; }
+};
+
+using Program = std::function<void(Model&)>;
+
+/// The program ends with the same weights, on all ranks, whether optimizers are fused or not.
+void expect_alike_fused(const std::string& what, const Program& program, const std::function<void(Net&)>& before = {}) {
+  SCOPED_TRACE(what);
+  Model fused(Fuse::always, before), plain(Fuse::never, before);
+  program(fused);
+  program(plain);
+  const auto have = fused.net->named_parameters(), want = plain.net->named_parameters();
+  for (std::size_t i = 0; i < have.size(); ++i) {
+    EXPECT_TRUE(at::allclose(have[i].value(), want[i].value(), 1e-12, 1e-13))
+        << have[i].key() << " is " << (have[i].value() - want[i].value()).abs().max().item<double>() << " away";
+    expect_same_bits_everywhere(have[i].value(), have[i].key());
+  }
+}
+
+/// Fused, the program ends by the same Error on all ranks, with that in its text, and nothing is written by it.
+void expect_error_fused(const std::string& what, const std::string& text, const Program& program) {
+  SCOPED_TRACE(what);
+  {
+    Model plain(Fuse::never);
+    EXPECT_NO_THROW(program(plain));
+  }
+  if (world().size() == 1) return;
+  Model fused(Fuse::always);
+  std::string said;
+  try {
+    program(fused);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  for (const auto& other : world().all_gather(said)) EXPECT_EQ(other, said);
+  EXPECT_NE(said.find(text), std::string::npos) << "it says: " << said;
+}
+
+TEST(SeveralOptimizers, StepWithAveragesWhicheverIsFused) {
+  for (const bool head_first : {true, false})
+    for (const bool head_steps_first : {true, false})
+      for (const double norm : {0.0, 0.01})
+        expect_alike_fused("head and whole", [&](Model& m) {
+          auto head = head_first ? m.sgd(m.head(), 0.1, {.max_grad_norm = norm}) : nullptr;
+          const auto whole = m.sgd(0.05, {.max_grad_norm = norm * 3});
+          if (!head) head = m.sgd(m.head(), 0.1, {.max_grad_norm = norm});
+          EXPECT_EQ(whole->fused(), m.fuses());
+          EXPECT_FALSE(head->fused());
+          for (int step = 0; step < 4; ++step) {
+            if (step != 2) whole->zero_grad();
+            m.backward(step);
+            if (head_steps_first) head->step();
+            whole->step();
+            if (!head_steps_first) head->step();
+          }
+        });
+}
+
+TEST(SeveralOptimizers, TheLastOneOverTheWholeModelIsFused) {
+  expect_alike_fused("two over the whole model", [](Model& m) {
+    auto first = m.optimizer(torch::optim::Adam(m.net->parameters(), 1e-3));
+    EXPECT_EQ(first->fused(), m.fuses());
+    m.backward(10);
+    first->step();
+    const auto second = m.sgd(0.05);
+    EXPECT_FALSE(first->fused());
+    EXPECT_EQ(second->fused(), m.fuses());
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2) first.reset();
+      EXPECT_EQ(second->fused(), m.fuses());
+      second->zero_grad();
+      m.backward(step);
+      if (first) first->step();
+      second->step();
+    }
+  });
+}
+
+TEST(SeveralOptimizers, AnUnfrozenPartMayHaveItsOwn) {
+  const auto freeze = [](Net& net, bool frozen) {
+    for (const auto& part : {net->in, net->middle, net->extra})
+      for (auto& p : part->parameters()) p.set_requires_grad(!frozen);
+  };
+  for (const bool prepared : {true, false})
+    for (const bool it_steps_first : {true, false})
+      expect_alike_fused(
+          "backbone",
+          [&](Model& m) {
+            const auto head = m.sgd(m.head(), 0.1);
+            EXPECT_EQ(head->fused(), m.fuses());
+            std::unique_ptr<torch::optim::Optimizer> backbone;
+            for (int step = 0; step < 6; ++step) {
+              if (step == 2) {
+                freeze(m.net, false);
+                std::vector<at::Tensor> rest;
+                for (const auto& part : {m.net->in, m.net->middle, m.net->extra})
+                  for (auto& p : part->parameters()) rest.push_back(p);
+                if (prepared)
+                  backbone = m.sgd(rest, 0.02);
+                else
+                  backbone = std::make_unique<torch::optim::SGD>(rest, torch::optim::SGDOptions(0.02));
+              }
+              m.net->zero_grad();
+              m.backward(step);
+              if (backbone && it_steps_first) backbone->step();
+              head->step();
+              if (backbone && !it_steps_first) backbone->step();
+            }
+            EXPECT_FALSE(head->fused());
+          },
+          [&](Net& net) { freeze(net, true); });
+}
+
+TEST(SeveralOptimizers, OneThatIsNotPreparedIsRightOrAnError) {
+  for (const bool it_steps_first : {true, false})
+    expect_error_fused("plain beside", "out.", [&](Model& m) {
+      const auto whole = m.sgd(0.05);
+      auto head = m.plain(m.head(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        whole->zero_grad();
+        m.backward(step);
+        if (it_steps_first) head.step();
+        whole->step();
+        if (!it_steps_first) head.step();
+      }
+    });
+  expect_alike_fused("plain beside, with averages", [](Model& m) {
+    const auto whole = m.sgd(0.05);
+    auto head = m.plain(m.head(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      whole->zero_grad();
+      m.backward(step);
+      average_gradients(*whole);
+      head.step();
+      whole->step();
+    }
+  });
+}
+
+TEST(AFusedOptimizer, TakesWhatIsWrittenAlikeBeforeItsStep) {
+  expect_alike_fused("decay by hand", [](Model& m) {
+    const auto whole = m.sgd(0.05);
+    for (int step = 0; step < 3; ++step) {
+      whole->zero_grad();
+      m.backward(step);
+      for (auto& p : m.net->parameters()) p.data().mul_(0.99);
+      whole->step();
+    }
+  });
+}
+
+TEST(AFusedOptimizer, RefusesWhatIsWrittenOnSomeRanksOnly) {
+  for (const double norm : {0.0, 1.0})
+    for (const bool through_pointer : {true, false})
+      expect_error_fused("written by rank", "middle.weight", [&](Model& m) {
+        const auto whole = m.sgd(0.05, {.max_grad_norm = norm});
+        for (int step = 0; step < 2; ++step) {
+          whole->zero_grad();
+          m.backward(step);
+          whole->step();
+          if (step > 0 || world().rank() > 0) continue;
+          if (through_pointer)
+            m.net->middle->weight.data_ptr<double>()[4000] += 1;
+          else
+            m.net->middle->weight.set_data(m.net->middle->weight.detach() * 0.9);
+        }
+      });
+  expect_error_fused("the state", "middle.bias", [&](Model& m) {
+    const auto whole = m.sgd(0.05);
+    for (int step = 0; step < 2; ++step) {
+      m.backward(step);
+      whole->step();
+      auto& state = *whole->state().at(m.net->middle->bias.unsafeGetTensorImpl());
+      if (world().rank() == 0) static_cast<torch::optim::SGDParamState&>(state).momentum_buffer().data().add_(1);
+    }
+  });
+  expect_error_fused("a learning rate", "options", [&](Model& m) {
+    const auto whole = m.sgd(0.05);
+    whole->param_groups()[0].options().set_lr(0.01 * (1 + world().rank()));
+    m.backward(1);
+    whole->step();
+  });
+  expect_alike_fused("the same values, written on one rank", [](Model& m) {
+    const auto whole = m.sgd(0.05);
+    for (int step = 0; step < 3; ++step) {
+      whole->zero_grad();
+      m.backward(step);
+      whole->step();
+      if (world().rank() == 0) m.net->middle->weight.data().clamp_(-100, 100);
+    }
+  });
+}
+
+TEST(AFusedOptimizer, RefusesToBeginWithOtherWeightsOnSomeRanks) {
+  expect_error_fused("before it is prepared", "middle.bias", [](Model& m) {
+    if (m.fuse == Fuse::always && world().rank() == 0) m.net->middle->bias.data().add_(1);
+    m.sgd(0.05);
+  });
+}
+
+/// Sharpness-aware minimisation (Foret et al. 2021): the gradient where the loss is worst nearby.
+void sam(Model& m, int step, PreparedOptimizer<torch::optim::SGD>& optimizer, bool averages) {
+  optimizer.zero_grad();
+  m.backward(step);
+  if (averages) average_gradients(optimizer);
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> before;
+  for (auto& p : m.net->parameters()) {
+    before.push_back(p.detach().clone());
+    p.add_(p.grad() * 0.5);
+  }
+  optimizer.zero_grad();
+  {
+    const at::AutoGradMode grad(true);
+    m.backward(step);
+  }
+  for (std::size_t i = 0; auto& p : m.net->parameters()) p.copy_(before[i++]);
+  optimizer.step();
+}
+
+TEST(AFusedOptimizer, LeavesSharpnessAwareMinimisationRightOrSaysThatItIsNot) {
+  const auto program = [](bool averages) {
+    return [averages](Model& m) {
+      const auto whole = m.sgd(0.05);
+      for (int step = 0; step < 3; ++step) sam(m, step, *whole, averages);
+    };
+  };
+  expect_error_fused("with its own gradients", "Fuse::never", program(false));
+  expect_alike_fused("with averages", program(true));
+}
+
+TEST(AFusedOptimizer, RefusesGradientsThatWereChangedByHand) {
+  for (const bool head_steps : {true, false})
+    expect_error_fused("clipped", "max_grad_norm", [&](Model& m) {
+      const auto whole = m.sgd(0.05), head = m.sgd(m.head(), 0.1);
+      m.backward(1);
+      torch::nn::utils::clip_grad_norm_(m.net->parameters(), 0.01);
+      head_steps ? head->step() : whole->step();
+    });
+  expect_error_fused("on one rank, with a norm", "in.weight", [](Model& m) {
+    const auto whole = m.sgd(0.05, {.max_grad_norm = 1});
+    m.backward(1);
+    if (m.fuses() && world().rank() == 0) m.net->in->weight.mutable_grad().mul_(2);
+    whole->step();
+  });
+  expect_error_fused("between two backward()", "max_grad_norm", [](Model& m) {
+    const auto whole = m.sgd(0.05);
+    m.backward(1);
+    torch::nn::utils::clip_grad_norm_(m.net->parameters(), 0.01);
+    m.backward(2);
+    whole->step();
+  });
+  expect_alike_fused("with averages, or thrown away", [](Model& m) {
+    const auto whole = m.sgd(0.05);
+    for (int step = 0; step < 4; ++step) {
+      whole->zero_grad(step % 2 == 0);
+      m.backward(step);
+      if (step % 2 == 0) {
+        average_gradients(*whole);
+        torch::nn::utils::clip_grad_norm_(m.net->parameters(), 0.01);
+      } else {
+        torch::nn::utils::clip_grad_norm_(m.net->parameters(), 0.01);
+        whole->zero_grad(step == 1);
+        m.backward(step + 10);
+      }
+      whole->step();
+    }
+  });
+}
+
+TEST(AFusedOptimizer, ClipsAfterUnscaling) {
+  for (const bool by_hand : {true, false})
+    expect_alike_fused("scaled", [&](Model& m) {
+      GradScaler scaler(world().duplicate(), at::kCPU, {.init_scale = 64});
+      const auto head = m.sgd(m.head(), 0.1);
+      const auto whole = m.sgd(0.05);
+      for (int step = 0; step < 4; ++step) {
+        whole->zero_grad();
+        scaler.scale(m.loss(step)).backward();
+        if (by_hand) {
+          scaler.unscale_(*whole);
+          torch::nn::utils::clip_grad_norm_(m.net->parameters(), 0.01);
+        }
+        scaler.step(*whole);
+        scaler.update();
+        head->step();
+      }
+    });
+}
+
+TEST(AFusedOptimizer, LeavesMemoryThatOthersHaveAsItIs) {
+  // Two parameters over one storage, and a tensor of one of them.
+  const auto share = [](Net& net) {
+    const at::NoGradGuard no_grad;
+    net->extra->weight.set_data(net->middle->weight.detach().t());
+  };
+  expect_alike_fused(
+      "two over one storage",
+      [](Model& m) {
+        const auto whole = m.sgd(0.05);
+        EXPECT_FALSE(whole->fused());
+        for (int step = 0; step < 3; ++step) {
+          whole->zero_grad();
+          m.backward(step);
+          whole->step();
+        }
+        EXPECT_TRUE(at::equal(m.net->extra->weight, m.net->middle->weight.t()));
+      },
+      share);
+  expect_alike_fused("detached before, on one rank", [](Model& m) {
+    const auto alias = m.net->middle->weight.detach();
+    const auto kept = world().rank() == 0 ? m.net->out->weight.detach() : at::Tensor();
+    const auto whole = m.sgd(0.05);
+    EXPECT_FALSE(whole->fused());
+    for (int step = 0; step < 3; ++step) {
+      whole->zero_grad();
+      m.backward(step);
+      whole->step();
+      alias.mul_(0.9);
+    }
+    EXPECT_TRUE(at::equal(m.net->middle->weight, alias));
+  });
+}
+
+TEST(AFusedOptimizer, NeedNotKnowWhichPagesWereWritten) {
+  expect_alike_fused("without a page map", [](Model& m) {
+    std::optional<test::IoError> unreadable(std::in_place, "open", "/proc/self/pagemap", EACCES);
+    const auto whole = m.sgd(0.05);
+    unreadable.reset();
+    for (int step = 0; step < 6; ++step) {
+      whole->zero_grad();
+      m.backward(step);
+      whole->step();
+      // Changes nothing, but makes the pages this rank's own.
+      for (auto& p : m.net->parameters()) p.data().clamp_(-100, 100);
+      if (step == 3) m.net->middle->weight.data().mul_(0.9);
+    }
+  });
+}
+
+/// LBFGS of torch alone, on the batches of all ranks in their weights.
+TEST(PreparedLbfgs, IsTorchsOnTheMeanOfTheLosses) {
+  const auto options = torch::optim::LBFGSOptions(0.5).max_iter(8).line_search_fn("strong_wolfe");
+  for (const bool beside_a_fused_one : {true, false})
+    for (const bool uneven : {true, false}) {
+      SCOPED_TRACE(std::to_string(beside_a_fused_one) + std::to_string(uneven));
+      Model m(Fuse::always);
+      std::vector<double> share(static_cast<std::size_t>(world().size()), 1.0 / world().size());
+      if (uneven && world().size() > 1) {
+        share.front() = 0;
+        for (std::size_t r = 1; r < share.size(); ++r) share[r] = 1.0 / static_cast<double>(share.size() - 1);
+        m.prepare.weight->local = world().rank() == 0 ? 0 : 2;
+        m.prepare.weight->global = 2 * (world().size() - 1);
+      }
+      const auto adam = beside_a_fused_one ? m.optimizer(torch::optim::Adam(m.net->parameters(), 1e-3)) : nullptr;
+      const auto lbfgs = m.optimizer(torch::optim::LBFGS(m.net->parameters(), options));
+      Net alone;
+      alone->to(at::kDouble);
+      torch::optim::LBFGS plain(alone->parameters(), options);
+      const auto of_rank = [](Net& net, int rank, int step) {
+        const auto x = at::sin(at::arange(15, at::kDouble).view({5, 3}) * 1.7 + step + rank * 0.9);
+        return net->forward(x, true).sub(at::cos(x.narrow(1, 0, 2)) * 3).square().mean();
+      };
+      int evaluations = 0, plain_evaluations = 0;
+      for (int step = 0; step < 3; ++step) {
+        const auto loss = lbfgs->step([&] {
+          ++evaluations;
+          lbfgs->zero_grad();
+          auto mine = of_rank(m.net, world().rank(), step);
+          if (share[static_cast<std::size_t>(world().rank())] == 0) mine = mine * std::nan("");
+          mine.backward();
+          return mine;
+        });
+        const auto want = plain.step([&] {
+          ++plain_evaluations;
+          plain.zero_grad();
+          auto sum = at::zeros({}, at::kDouble);
+          for (int r = 0; r < world().size(); ++r)
+            if (const auto part = share[static_cast<std::size_t>(r)]; part > 0)
+              sum = sum + of_rank(alone, r, step) * part;
+          sum.backward();
+          return sum;
+        });
+        EXPECT_NEAR(loss.item<double>(), want.item<double>(), 1e-9);
+      }
+      EXPECT_EQ(evaluations, plain_evaluations);
+      const auto have = m.net->named_parameters(), want = alone->named_parameters();
+      for (std::size_t i = 0; i < have.size(); ++i) {
+        expect_same_bits_everywhere(have[i].value(), have[i].key());
+        EXPECT_TRUE(at::allclose(have[i].value(), want[i].value(), 1e-6, 1e-7)) << have[i].key();
+      }
+    }
 }
 
 TEST(FrozenMemory, StaysAsItWasWhileStepsGoOn) {
