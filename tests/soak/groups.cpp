@@ -817,13 +817,13 @@ int run(const Communicator& world, const Choice& choice) {
     std::optional<std::string> difference;
     try {
       difference = play(seed, world, groups, choice.aloud);
+      differing += world.all_reduce(std::int64_t{difference.has_value()}) > 0;
     } catch (const std::exception& error) {
       std::fprintf(stderr, "ended by an error on rank %d (%s): %s\n", world.rank(), error.what(), again.c_str());
       detail::comm::abort(1);
     }
     if (difference)
       std::fprintf(stderr, "differs on rank %d, %s: %s\n", world.rank(), difference->c_str(), again.c_str());
-    differing += world.all_reduce(std::int64_t{difference.has_value()}) > 0;
   }
   ::alarm(0);
   if (world.rank() == 0)
