@@ -26,6 +26,7 @@ struct ConvertArguments {
   std::vector<std::filesystem::path> files;  ///< inputs, and the output last
   std::string columns;
   std::vector<std::string> split;
+  std::string header;
   ConvertOptions options;
   bool json = false;
 };
@@ -52,6 +53,7 @@ void convert(Converter converter, ConvertArguments& arguments) {
   auto& options = arguments.options;
   if (!arguments.columns.empty()) options.columns = separated(arguments.columns);
   for (const auto& text : arguments.split) options.split.push_back(part_of(text));
+  if (!arguments.header.empty()) options.header = arguments.header == "yes";
   if (arguments.files.size() < 2)
     throw Error(ExitCode::usage, "converting", "inputs and an output are wanted", "Name the output last, as OUT.h5");
   const auto output = arguments.files.back();
@@ -94,6 +96,13 @@ void add_format(CLI::App& parent, const std::string& name, const std::string& de
   command->add_option("--shuffle", options.shuffle, "Put the samples into a random order first")->option_text("SEED");
   command->add_option("--per-class", options.per_class, "Keep the first N samples of each value of the last\ncolumn")
       ->option_text("N");
+  if (converter == convert_csv)
+    command
+        ->add_option("--header", arguments->header,
+                     "Whether the first line of each file names the columns\n(yes or no); where its last field is no "
+                     "number unless\ngiven")
+        ->option_text("yes|no")
+        ->check(CLI::IsMember({"yes", "no"}));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->footer("Example:\n  " + example);
   command->callback([converter, arguments] { convert(converter, *arguments); });

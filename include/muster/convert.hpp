@@ -28,6 +28,9 @@ struct ConvertOptions {
   std::optional<std::uint64_t> shuffle = {};
   /// Keeps the first so many samples of each value of the last column, after the shuffle.
   std::optional<std::int64_t> per_class = {};
+  /// Of CSV: whether the first line of each file is a header. Unless given, it is one where its last field is no
+  /// number; a warning says so where the line could be either.
+  std::optional<bool> header = {};
   /// Called now and then with the bytes written and those to write in all; what it throws ends the conversion.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
@@ -46,8 +49,8 @@ std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem
 std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options = {});
 /// Comma-separated numbers: the last field of a line is the target (int64 where all are
-/// integers, else float32), those before it the features (float32). A first line whose last field is no number is a
-/// header. Several files are one after the other; the numbers of all are held in memory.
+/// integers, else float32), those before it the features (float32). ConvertOptions::header says whether the first line
+/// is a header. Several files are one after the other; the numbers of all are held in memory.
 std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options = {});
 

@@ -239,7 +239,7 @@ MUSTER_OPTIONS(DatasetOptions, columns, cache_bytes)
 MUSTER_OPTIONS(BatchOptions, batch_size, global_batch_size, training, shuffle, drop_last, prefetch_batches,
                local_shuffle_buffer_size, local_shuffle_seed, dtypes, device)
 MUSTER_OPTIONS(DataLoaderOptions, name, batch_size, global_batch_size, shuffle, drop_last, training, workers, timeout)
-MUSTER_OPTIONS(ConvertOptions, columns, chunk, compress, split, shuffle, per_class, progress)
+MUSTER_OPTIONS(ConvertOptions, columns, chunk, compress, split, shuffle, per_class, header, progress)
 MUSTER_OPTIONS(ModelOptions, parallel, bucket_bytes, first_bucket_bytes, comm_hook, progress_thread, sync_batch_norm)
 MUSTER_OPTIONS(JoinOptions, divide_by_initial_world_size)
 MUSTER_OPTIONS(PowerSgdOptions, rank, start_iteration, min_compression_rate, error_feedback, seed)

@@ -29,3 +29,15 @@ expect_json(20 files 1 samples)
 
 muster(0 convert csv flowers.csv out.h5 --json --per-class 3)
 expect_json(12 files 0 samples)
+
+# The header that pandas writes where nobody has named the columns.
+file(WRITE "${FOLDER}/counted.csv" "0,1,2\n7,8,1\n9,9,0\n")
+muster(0 convert csv counted.csv out.h5 --json --header yes)
+expect_json(2 files 0 samples)
+muster(0 convert csv counted.csv out.h5 --json --header no)
+expect_json(3 files 0 samples)
+muster(64 convert csv counted.csv out.h5 --header perhaps)
+execute_process(COMMAND "${TOOL}" convert csv counted.csv out.h5 --json WORKING_DIRECTORY "${FOLDER}"
+                OUTPUT_VARIABLE out ERROR_VARIABLE err)
+expect_json(3 files 0 samples)
+expect_match("${err}" "counts the columns and is taken as a sample")

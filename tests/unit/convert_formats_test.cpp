@@ -1,4 +1,5 @@
 // Each format, its types, and what is refused.
+#include "base/log.hpp"
 #include "muster/convert.hpp"
 #include "support/files.hpp"
 
@@ -235,6 +236,33 @@ TEST_F(Csv, JoinsFilesEachWithItsHeader) {
 
 TEST_F(Csv, KnowsAHeaderWithNumbersInIt) {
   EXPECT_EQ(values<float>(convert({",0,1,target\n7,8,9,1\n"}), "x"), (std::vector<float>{7, 8, 9}));
+}
+
+TEST_F(Csv, TakesTheFirstLineForWhatItIsSaidToBe) {
+  const auto first_line = [&](const std::string& content, std::optional<bool> header) {
+    testing::internal::CaptureStderr();
+    const auto input = write("input.csv", content);
+    convert_csv({input, input}, folder / "out.h5", {.header = header});
+    detail::log::flush();
+    const auto said = testing::internal::GetCapturedStderr();
+    return std::pair(values<float>(folder / "out.h5", "x"), said);
+  };
+  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  const std::string pandas = "0,1,2\n7,8,1\n";  // with names that nobody has given
+  const auto taken = first_line(pandas, {});
+  EXPECT_EQ(taken.first, (std::vector<float>{0, 1, 7, 8, 0, 1, 7, 8}));
+  EXPECT_TRUE(contains(taken.second, "counts the columns and is taken as a sample; --header yes")) << taken.second;
+  EXPECT_EQ(first_line(pandas, true), (std::pair(std::vector<float>{7, 8, 7, 8}, std::string())));
+  EXPECT_EQ(first_line(pandas, false), (std::pair(std::vector<float>{0, 1, 7, 8, 0, 1, 7, 8}, std::string())));
+  const auto named = first_line("5.1,3.5,setosa\n7,8,1\n", {});
+  EXPECT_EQ(named.first, (std::vector<float>{7, 8, 7, 8}));
+  EXPECT_TRUE(contains(named.second, "ends in \"setosa\", and is taken as a header")) << named.second;
+  EXPECT_EQ(first_line("a,b,c\n7,8,1\n", {}).second, "");
+  EXPECT_EQ(first_line("5,1,2\n7,8,1\n", {}).second, "");
+  const auto input = write("input.csv", "a,b\n1,2\n");
+  EXPECT_NE(message(ExitCode::data, [&] { convert_csv({input}, folder / "out.h5", {.header = false}); })
+                .find("line 1: field 1, \"a\", is not a number"),
+            std::string::npos);
 }
 
 TEST_F(Csv, NamesTheLineThatIsWrong) {

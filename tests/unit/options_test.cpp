@@ -203,13 +203,15 @@ TEST(Options, OfDataAreJson) {
                        .split = {{"train", 0.75}, {"rest", 0.25}},
                        .shuffle = 3,
                        .per_class = 4,
+                       .header = true,
                        .progress = [](std::uint64_t, std::uint64_t) {}},
         {{"columns", {"a"}},
          {"chunk", 1},
          {"compress", 2},
          {"split", Json::array({Json::array({"train", 0.75}), Json::array({"rest", 0.25})})},
          {"shuffle", 3},
-         {"per_class", 4}});
+         {"per_class", 4},
+         {"header", true}});
 }
 
 TEST(Options, OfSchedulesAveragesAndMetricsAreJson) {

@@ -1,7 +1,9 @@
 // Comma-separated numbers: a line is a sample, its last field the target. Quotes, spaces around a number, CRLF and a
 // byte-order mark are understood; blank lines are skipped.
+#include "base/log.hpp"
 #include "data/convert/convert.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
@@ -107,6 +109,8 @@ void append(std::vector<std::byte>& values, Number value) {
 /// Fills both columns line by line.
 class Table {
  public:
+  explicit Table(std::optional<bool> header) : header_(header) {}
+
   void read(const std::filesystem::path& path) {
     InputFile file(path);
     if (shown_.empty()) shown_ = file.shown();
@@ -121,9 +125,7 @@ class Table {
       if (fields.size() != width_)
         lines.fail("it has " + std::to_string(fields.size()) + " fields, those before it have " +
                    std::to_string(width_));
-      const bool header = first && !is_missing(fields.back()) && !number(fields.back());
-      if (!header) add(fields, lines);
-      first = false;
+      if (!std::exchange(first, false) || !is_header(fields, file)) add(fields, lines);
     }
   }
 
@@ -138,6 +140,34 @@ class Table {
   }
 
  private:
+  /// Whether the first line of a file is one. Says what it is taken for where it could be either.
+  bool is_header(const std::vector<std::string_view>& fields, const InputFile& file) const {
+    if (header_) return *header_;
+    const bool header = !is_missing(fields.back()) && !number(fields.back());
+    const auto is_number = [](std::string_view field) { return number(field).has_value(); };
+    const auto say = [&](const std::string& why, const char* taken) {
+      detail::log::warn("reading " + file.shown() + ": the first line " + why + " and is taken as a " + taken +
+                        "; --header yes or no (ConvertOptions::header) says what it is");
+    };
+    if (header && std::all_of(fields.begin(), fields.end() - 1, is_number))
+      say("has numbers and ends in \"" + std::string(fields.back().substr(0, 40)) + "\",", "header");
+    else if (!header && counts_columns(fields))
+      say("counts the columns", "sample");
+    return header;
+  }
+
+  /// 0, 1, 2, … or 1, 2, 3, …, as programs name columns that have no names.
+  static bool counts_columns(const std::vector<std::string_view>& fields) {
+    std::int64_t expected = 0;
+    for (std::size_t i = 0; i < fields.size(); ++i, ++expected) {
+      std::int64_t value = -1;
+      if (parse(fields[i], value) != std::errc{}) return false;
+      if (i == 0 && value == 1) expected = 1;
+      if (value != expected) return false;
+    }
+    return true;
+  }
+
   void add(const std::vector<std::string_view>& fields, const Lines& lines) {
     for (std::size_t i = 0; i < fields.size(); ++i) {
       const auto value = number(fields[i]);
@@ -158,6 +188,7 @@ class Table {
                "Turn names into numbers first");
   }
 
+  std::optional<bool> header_;
   std::string shown_;
   std::uint64_t samples_ = 0;
   std::uint64_t width_ = 0;  ///< fields of a line; 0 before the first
@@ -171,7 +202,7 @@ std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem
                                                const std::filesystem::path& output, const ConvertOptions& options) {
   detail::data::check_conversion(2, output, options);
   if (inputs.empty()) throw Error(ExitCode::usage, "converting to " + output.string(), "there is no input");
-  Table table;
+  Table table(options.header);
   for (const auto& input : inputs) table.read(input);
   return detail::data::convert_columns(table.columns(), output, options);
 }
