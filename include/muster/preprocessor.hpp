@@ -36,9 +36,10 @@ using PreprocessorPtr = std::shared_ptr<Preprocessor>;
 PreprocessorPtr standard_scaler(std::vector<std::string> columns);
 /// (x − min) / (max − min) per feature; 0 where max = min.
 PreprocessorPtr min_max_scaler(std::vector<std::string> columns);
-/// Integers to 0 … k−1 in ascending order of the values seen; a value not seen in fit is an Error.
+/// Integers to 0 … k−1 in ascending order of the values seen; a value not seen in fit is an Error. What it is applied
+/// to may hold floats: 2.0 is the class 2, and 2.7 an Error (ExitCode::data).
 PreprocessorPtr label_encoder(std::string column);
-/// Integer columns to float vectors [k] with a single 1; a value not seen in fit becomes all zeros.
+/// Integer columns to float vectors [k] with a single 1; a value not seen in fit becomes all zeros. Floats as above.
 PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
 /// One after the other; each is fitted on what the ones before it give. Of a chain that is fitted in part, fit() leaves
 /// the fitted ones as they are.

@@ -7,6 +7,8 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
 
+#include <sstream>
+
 namespace muster {
 namespace {
 
@@ -28,7 +30,7 @@ class Encoder : public ColumnPreprocessor {
                : std::string("it holds ") + c10::toString(dtype) + " values, and classes are integers";
   }
 
-  at::Tensor summary(const at::Tensor& values) const override { return distinct(values.to(at::kLong)); }
+  at::Tensor summary(const at::Tensor& values) const override { return distinct(values.cpu().to(at::kLong)); }
 
   at::Tensor join(const at::Tensor& a, const at::Tensor& b) const override { return distinct(at::cat({a, b}, 1)); }
 
@@ -44,13 +46,31 @@ class Encoder : public ColumnPreprocessor {
   }
 };
 
+/// The labels as integers; an Error if one of them is no whole number.
+at::Tensor whole_numbers(const at::Tensor& labels, const std::string& doing) {
+  if (c10::isIntegralType(labels.scalar_type(), /*includeBool=*/true)) return labels.to(at::kLong);
+  const auto refuse = [&](const std::string& fact) {
+    throw Error(ExitCode::data, doing, fact + ", and classes are integers",
+                "Apply it to labels like those that it was fitted on");
+  };
+  if (!labels.is_floating_point()) refuse(std::string("it holds ") + c10::toString(labels.scalar_type()) + " values");
+  const auto values = labels.to(at::kDouble);
+  const auto wrong = values.ne(values.floor()).logical_or(values.abs().ge(0x1p63));
+  if (wrong.any().item<bool>()) {
+    std::ostringstream value;
+    value << values.masked_select(wrong)[0].item<double>();
+    refuse("the value " + value.str() + " is no whole number of 64 bits");
+  }
+  return values.to(at::kLong);
+}
+
 class LabelEncoder final : public Encoder {
  public:
   explicit LabelEncoder(std::string column) : Encoder("label_encoder", {std::move(column)}) {}
 
  private:
   at::Tensor apply(const at::Tensor& labels, const at::Tensor& table, const std::string& doing) const override {
-    const auto classes = table[0].to(labels.device()), values = labels.to(at::kLong).contiguous();
+    const auto classes = table[0].to(labels.device()), values = whole_numbers(labels, doing).contiguous();
     const auto codes = at::searchsorted(classes, values).clamp_max(classes.numel() - 1);
     const auto unseen = classes.index_select(0, codes.flatten()).view_as(values) != values;
     if (unseen.any().item<bool>())
@@ -67,8 +87,8 @@ class OneHotEncoder final : public Encoder {
   explicit OneHotEncoder(std::vector<std::string> columns) : Encoder("one_hot_encoder", std::move(columns)) {}
 
  private:
-  at::Tensor apply(const at::Tensor& labels, const at::Tensor& table, const std::string&) const override {
-    return labels.to(at::kLong).unsqueeze(-1).eq(table[0].to(labels.device())).to(at::kFloat);
+  at::Tensor apply(const at::Tensor& labels, const at::Tensor& table, const std::string& doing) const override {
+    return whole_numbers(labels, doing).unsqueeze(-1).eq(table[0].to(labels.device())).to(at::kFloat);
   }
 };
 
