@@ -32,7 +32,8 @@ class Preprocessor {
 using PreprocessorPtr = std::shared_ptr<Preprocessor>;
 
 /// (x − mean) / deviation per feature (the last dimension of a sample; one feature for scalars), population deviation,
-/// 1 where that is 0. The moments are joined by the parallel formula of Chan, Golub and LeVeque (1979).
+/// 1 where that is 0. The moments of blocks of 256 samples are joined pairwise by the parallel formula of Chan, Golub
+/// and LeVeque (1979): the same bits at any number of ranks, as those of the others are.
 PreprocessorPtr standard_scaler(std::vector<std::string> columns);
 /// (x − min) / (max − min) per feature; 0 where max = min.
 PreprocessorPtr min_max_scaler(std::vector<std::string> columns);

@@ -12,6 +12,8 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -118,6 +120,40 @@ TEST(Preprocessors, LearnTheSameOnEveryRank) {
   const auto scaler = standard_scaler({"x"});
   scaler->fit(dataset, world());
   for (const auto& state : world().all_gather(scaler->state().dump())) EXPECT_EQ(state, scaler->state().dump());
+}
+
+TEST(Preprocessors, LearnTheSameBitsAtAnyNumberOfRanks) {
+  const auto alone = world().split(world().rank());
+  for (const std::int64_t rows : {1, 255, 257, 1000, 1537, 5003}) {
+    const auto angles = at::arange(3 * rows, at::kDouble).view({rows, 3});
+    const auto dataset = Dataset::from_tensors({{"x", angles.sin() * 1e3 + 0.1},
+                                                {"f", (angles.cos() * 7).to(at::kFloat).view({rows, 3, 1})},
+                                                {"y", at::arange(rows) % 11}});
+    const auto make = [] {
+      return chain({standard_scaler({"x", "f"}), min_max_scaler({"x"}), standard_scaler({"x"}), label_encoder("y")});
+    };
+    const auto by_all = make(), by_one = make();
+    by_all->fit(dataset, world());
+    by_one->fit(dataset, alone);
+    EXPECT_EQ(by_all->state().dump(), by_one->state().dump()) << rows;
+  }
+}
+
+TEST(Preprocessors, EncodersRefuseWhatIsNoClass) {
+  const auto fitted_on = Dataset::from_tensors({{"y", at::arange(4)}});
+  for (const auto& encoder : {label_encoder("y"), one_hot_encoder({"y"})}) {
+    encoder->fit(fitted_on, world());
+    const auto text_of = [&](const at::Tensor& labels) {
+      return error_of([&] { all_of(Dataset::from_tensors({{"y", labels}}).transform(encoder)); });
+    };
+    const auto text = text_of(at::tensor({1.0, 2.7}, at::kDouble));
+    EXPECT_TRUE(contains(text, "2.7") && contains(text, "\"y\"") && contains(text, "no whole number")) << text;
+    EXPECT_TRUE(contains(text_of(at::tensor({std::nan("")})), "no whole number"));
+    EXPECT_TRUE(contains(text_of(at::tensor({1e30F})), "no whole number"));
+    const auto whole = Dataset::from_tensors({{"y", at::tensor({2.F, 0.F})}}).transform(encoder);
+    EXPECT_TRUE(at::equal(all_of(whole)["y"],
+                          all_of(Dataset::from_tensors({{"y", at::tensor({2, 0})}}).transform(encoder))["y"]));
+  }
 }
 
 TEST(Preprocessors, KeepNarrowTypes) {

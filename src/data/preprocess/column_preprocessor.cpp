@@ -25,30 +25,66 @@ void require_kind(const Json& state, const std::string& kind) {
                 build_the_same);
 }
 
-struct Header {
-  std::int64_t rows, dtype;
+/// The summary of `count` blocks, a power of two, from `first` on, a multiple of it.
+struct Part {
+  std::int64_t first = 0, count = 0;
+  at::Tensor summary = {};
 };
 
-/// The tables of the ranks that have one (two dimensions, maybe of different sizes), in the order of ranks. Collective.
-std::vector<at::Tensor> gather(const Communicator& communicator, const at::Tensor& mine) {
+/// Joins the summaries of blocks that come one after the other, in pairs, pairs of pairs, and so on: which are joined
+/// depends on the numbers of the blocks alone.
+class PairwiseJoin {
+ public:
+  /// The part begins where the one before it has ended.
+  template <class Join>
+  void add(Part part, const Join& join) {
+    for (; !parts_.empty(); parts_.pop_back()) {
+      auto& left = parts_.back();
+      if (left.count != part.count || left.first % (2 * left.count) != 0) break;
+      part = {left.first, 2 * left.count, join(left.summary, part.summary)};
+    }
+    parts_.push_back(std::move(part));
+  }
+  /// What could not be joined yet, in order.
+  const std::vector<Part>& parts() const noexcept { return parts_; }
+  /// The summary of all blocks, from the first on.
+  template <class Join>
+  at::Tensor result(const Join& join) const {
+    auto all = parts_.back().summary;
+    for (auto part = parts_.rbegin() + 1; part != parts_.rend(); ++part) all = join(part->summary, all);
+    return all;
+  }
+
+ private:
+  std::vector<Part> parts_;
+};
+
+struct Header {
+  std::int64_t first, count, rows, columns, dtype;
+};
+
+/// The parts of all ranks, in the order of ranks; tables have two dimensions, maybe of different sizes. Collective.
+std::vector<Part> gather(const Communicator& communicator, const std::vector<Part>& mine) {
   std::string bytes;
-  if (mine.defined()) {
-    const auto table = mine.contiguous();
-    const Header header{table.size(0), static_cast<std::int64_t>(table.scalar_type())};
+  for (const auto& part : mine) {
+    const auto table = part.summary.contiguous();
+    const Header header{part.first, part.count, table.size(0), table.size(1),
+                        static_cast<std::int64_t>(table.scalar_type())};
     bytes.append(reinterpret_cast<const char*>(&header), sizeof header);
     bytes.append(static_cast<const char*>(table.const_data_ptr()), table.nbytes());
   }
-  std::vector<at::Tensor> tables;
-  for (const auto& theirs : communicator.all_gather(bytes)) {
-    if (theirs.empty()) continue;
-    Header header{};
-    std::memcpy(&header, theirs.data(), sizeof header);
-    const auto dtype = static_cast<at::ScalarType>(header.dtype);
-    const auto values = static_cast<std::int64_t>((theirs.size() - sizeof header) / c10::elementSize(dtype));
-    tables.push_back(at::empty({header.rows, values / header.rows}, dtype));
-    std::memcpy(tables.back().mutable_data_ptr(), theirs.data() + sizeof header, theirs.size() - sizeof header);
-  }
-  return tables;
+  std::vector<Part> parts;
+  for (const auto& theirs : communicator.all_gather(bytes))
+    for (std::size_t at = 0; at < theirs.size();) {
+      Header header{};
+      std::memcpy(&header, theirs.data() + at, sizeof header);
+      at += sizeof header;
+      const auto table = at::empty({header.rows, header.columns}, static_cast<at::ScalarType>(header.dtype));
+      std::memcpy(table.mutable_data_ptr(), theirs.data() + at, table.nbytes());
+      at += table.nbytes();
+      parts.push_back({header.first, header.count, table});
+    }
+  return parts;
 }
 
 }  // namespace
@@ -66,22 +102,26 @@ void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communi
     if (const auto why = objection(column_of(source, name, doing(name)).dtype); !why.empty())
       throw Error(ExitCode::data, doing(name), why, "Choose another column or convert it");
 
-  std::map<std::string, at::Tensor> mine, learned;
-  const auto add = [this](at::Tensor& sum, const at::Tensor& table) { sum = sum.defined() ? join(sum, table) : table; };
-  const auto share = share_of(source.count(), communicator.size(), communicator.rank());
-  for (auto first = share.first, end = first + share.count; first < end; first += rows) {
-    std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(rows, end - first)));
-    std::iota(samples.begin(), samples.end(), first);
+  // The blocks and the order in which they are joined are those of the dataset, so that the numbers have the same bits
+  // at any number of ranks.
+  std::map<std::string, PairwiseJoin> mine;
+  const auto joining = [this](const at::Tensor& a, const at::Tensor& b) { return join(a, b); };
+  const auto count = source.count();
+  const auto share = share_of((count - 1) / rows + 1, communicator.size(), communicator.rank());
+  for (auto block = share.first, end = share.first + share.count; block < end; ++block) {
+    std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(rows, count - block * rows)));
+    std::iota(samples.begin(), samples.end(), block * rows);
     const Batch batch = source.read(samples);
     for (const auto& name : columns_) {
       const auto& values = batch[name];
-      add(mine[name], summary(values.reshape({-1, values.dim() > 1 ? values.size(-1) : 1})));
+      mine[name].add({block, 1, summary(values.reshape({-1, values.dim() > 1 ? values.size(-1) : 1}))}, joining);
     }
   }
+  std::map<std::string, at::Tensor> learned;
   for (const auto& name : columns_) {
-    at::Tensor all;
-    for (const auto& table : gather(communicator, mine[name])) add(all, table);
-    learned[name] = learn(all, doing(name));
+    PairwiseJoin all;
+    for (auto& part : gather(communicator, mine[name].parts())) all.add(std::move(part), joining);
+    learned[name] = learn(all.result(joining), doing(name));
   }
   learned_ = std::move(learned);
 }

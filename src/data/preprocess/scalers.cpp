@@ -11,6 +11,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <array>
 #include <limits>
@@ -85,9 +86,25 @@ class StandardScaler final : public Scaler {
  private:
   /// Rows: count, mean, sum of squared distances from the mean.
   at::Tensor summary(const at::Tensor& values) const override {
-    const auto x = values.to(at::kDouble);
-    const auto mean = x.mean(0);
-    return at::stack({at::full_like(mean, x.size(0)), mean, (x - mean).square().sum(0)});
+    // By loops: how torch adds up depends on the number of threads.
+    const auto x = values.cpu().to(at::kDouble).contiguous();
+    const auto rows = x.size(0), features = x.size(1);
+    const auto moments = at::zeros({3, features}, at::kDouble);
+    const auto* const from = x.const_data_ptr<double>();
+    auto* const count = moments.mutable_data_ptr<double>();
+    auto* const mean = count + features;
+    auto* const squares = mean + features;
+    const auto for_values = [&](auto&& visit) {
+      for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t f = 0; f < features; ++f) visit(from[row * features + f], f);
+    };
+    for_values([&](double value, std::int64_t f) { mean[f] += value; });
+    for (std::int64_t f = 0; f < features; ++f) {
+      count[f] = static_cast<double>(rows);
+      mean[f] /= count[f];
+    }
+    for_values([&](double value, std::int64_t f) { squares[f] += (value - mean[f]) * (value - mean[f]); });
+    return moments;
   }
 
   // Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
@@ -114,7 +131,7 @@ class MinMaxScaler final : public Scaler {
 
  private:
   at::Tensor summary(const at::Tensor& values) const override {
-    const auto x = values.to(at::kDouble);
+    const auto x = values.cpu().to(at::kDouble);
     return at::stack({at::amin(x, 0), at::amax(x, 0)});
   }
 
