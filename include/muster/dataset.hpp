@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -187,6 +188,35 @@ class Dataset {
   std::shared_ptr<detail::data::Source> source_;
 };
 
+/// The types that columns are converted to: one for all columns, or one for each that is named.
+///
+///   {.dtypes = at::kFloat}
+///   {.dtypes = {{"x", at::kFloat}, {"y", at::kLong}}}
+class ColumnTypes {
+ public:
+  using Named = std::map<std::string, at::ScalarType>;
+
+  ColumnTypes() = default;
+  ColumnTypes(at::ScalarType of_all) : all_(of_all) {}
+  ColumnTypes(Named named) : named_(std::move(named)) {}
+  ColumnTypes(std::initializer_list<Named::value_type> named) : named_(named) {}
+
+  /// The type of all columns, if there is one.
+  const std::optional<at::ScalarType>& all() const noexcept { return all_; }
+  /// The columns that are named.
+  const Named& named() const noexcept { return named_; }
+  /// The type that the column becomes; none if it keeps its own.
+  std::optional<at::ScalarType> of(const std::string& column) const {
+    const auto found = named_.find(column);
+    return found != named_.end() ? found->second : all_;
+  }
+  bool operator==(const ColumnTypes&) const = default;
+
+ private:
+  std::optional<at::ScalarType> all_;
+  Named named_;
+};
+
 struct BatchOptions {
   /// Samples per worker and step.
   std::int64_t batch_size = 256;
@@ -208,8 +238,8 @@ struct BatchOptions {
   std::optional<std::int64_t> local_shuffle_buffer_size = {};
   /// Seed of the local shuffle, and only with one; the run's unless given.
   std::optional<std::uint64_t> local_shuffle_seed = {};
-  /// Converts columns after reading, as in {{"x", at::kFloat}}.
-  std::map<std::string, at::ScalarType> dtypes = {};
+  /// Converts columns after reading, as in {{"x", at::kFloat}}, or all columns, as in at::kFloat.
+  ColumnTypes dtypes = {};
   /// Where the batches go; the session's device unless given.
   std::optional<at::Device> device = {};
 };

@@ -51,9 +51,9 @@ struct PredictorOptions {
   /// Columns that the model is given; all unless given. Others that the preprocessor was fitted on, such as a label,
   /// need not be there then.
   std::vector<std::string> feature_columns = {};
-  /// Converts what the model is given, after the preprocessor, as in {{"x", at::kFloat}}. An Error (ExitCode::usage) if
-  /// a name is not among it.
-  std::map<std::string, at::ScalarType> dtypes = {};
+  /// Converts what the model is given, after the preprocessor, as in {{"x", at::kFloat}}, or all of it, as in
+  /// at::kFloat. An Error (ExitCode::usage) if a name is not among it.
+  ColumnTypes dtypes = {};
   /// Computes on this rank's GPU; an Error (ExitCode::data) where there is none.
   bool use_gpu = false;
   /// One of your own class, built as that of the training was: it gets the state that the checkpoint has of it. Those

@@ -149,8 +149,7 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
   const auto& named = state.options.feature_columns;
   std::vector<Batch::Item> features;
   const auto take = [&](const std::string& name, const at::Tensor& tensor) {
-    const auto dtype = state.options.dtypes.find(name);
-    auto taken = tensor.to(device, dtype == state.options.dtypes.end() ? tensor.scalar_type() : dtype->second);
+    auto taken = tensor.to(device, state.options.dtypes.of(name).value_or(tensor.scalar_type()));
     if (batch.contains(name) && taken.is_alias_of(batch[name])) taken = taken.clone();
     features.emplace_back(name, std::move(taken));
   };
@@ -159,7 +158,7 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
     for (const auto& [name, tensor] : all)
       if (std::ranges::find(kept, name) == kept.end()) take(name, tensor);
   Batch input(std::move(features));
-  for (const auto& [name, dtype] : state.options.dtypes)
+  for (const auto& [name, dtype] : state.options.dtypes.named())
     if (!input.contains(name))
       throw Error(
           ExitCode::usage, predicting,

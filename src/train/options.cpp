@@ -77,6 +77,7 @@ Json to(const std::map<std::string, T>& values) {
   for (const auto& [key, value] : values) json[key] = to(value);
   return json;
 }
+Json to(const ColumnTypes& types) { return types.all() ? to(*types.all()) : to(types.named()); }
 
 template <class T>
 void from(const Json& json, T& value) {
@@ -139,6 +140,17 @@ void from(const Json& json, std::map<std::string, T>& values) {
   values.clear();
   for (const auto& [key, value] : json.items())
     under(key, [&, &key = key, &value = value] { from(value, values[key]); });
+}
+void from(const Json& json, ColumnTypes& types) {
+  if (json.is_string()) {
+    at::ScalarType of_all{};
+    from(json, of_all);
+    types = of_all;
+  } else {
+    ColumnTypes::Named named;
+    from(json, named);
+    types = std::move(named);
+  }
 }
 void from(const Json& json, std::vector<std::string>& names) {
   require(json.is_array() && std::ranges::all_of(json, [](const Json& name) { return name.is_string(); }),

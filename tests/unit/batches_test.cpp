@@ -219,6 +219,10 @@ TEST(Batches, ConvertsAsAsked) {
     EXPECT_EQ(batch["x"][3][1].item<float>(), 7);
   }
   for (const auto& batch : world.shard().iter_torch_batches({.device = at::kMeta})) EXPECT_TRUE(batch["x"].is_meta());
+  for (const auto& batch : world.shard().iter_torch_batches({.dtypes = at::kFloat})) {
+    EXPECT_EQ(batch["x"].scalar_type(), at::kFloat);
+    EXPECT_EQ(batch["y"].scalar_type(), at::kFloat) << "one type is for all columns";
+  }
   for (const auto& batch : world.shard().iter_batches({.dtypes = {{"x", at::kFloat}}, .device = at::kMeta}))
     EXPECT_EQ(batch["x"].scalar_type(), at::kInt);
 }

@@ -273,6 +273,8 @@ TEST(Options, OfASessionAreJson) {
         {{"reduce", false}, {"checkpoint_dir_name", "best"}, {"validation", true}});
   check(PredictorOptions{.feature_columns = {"x"}, .dtypes = {{"x", at::kHalf}}, .use_gpu = true},
         {{"feature_columns", {"x"}}, {"dtypes", {{"x", "float16"}}}, {"use_gpu", true}});
+  check(PredictorOptions{.feature_columns = {"x"}, .dtypes = at::kHalf, .use_gpu = true},
+        {{"feature_columns", {"x"}}, {"dtypes", "float16"}, {"use_gpu", true}});
   check(BatchPredictorOptions{.batch_size = 2, .keep_columns = {"y"}}, {{"batch_size", 2}, {"keep_columns", {"y"}}});
 }
 

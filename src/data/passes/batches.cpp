@@ -65,7 +65,7 @@ class IndexedBatches final : public BatchStream {
  public:
   IndexedBatches(std::shared_ptr<ShardState> of, const BatchOptions& options)
       : BatchStream(of, options, of->dataset.count()) {
-    for (const auto& dtype : options.dtypes)
+    for (const auto& dtype : options.dtypes.named())
       column_of(*of->dataset.source(), dtype.first, "converting dataset \"" + of->options().name + "\"");
   }
 
@@ -90,9 +90,8 @@ std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, con
 std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options) {
   std::vector<Batch::Item> items;
   for (const auto& [name, tensor] : batch) {
-    const auto dtype = options.dtypes.find(name);
     items.emplace_back(name, tensor.to(options.device.value_or(tensor.device()),
-                                       dtype == options.dtypes.end() ? tensor.scalar_type() : dtype->second));
+                                       options.dtypes.of(name).value_or(tensor.scalar_type())));
   }
   return items;
 }

@@ -86,7 +86,7 @@ class StreamBatches final : public BatchStream {
       const at::NoGradGuard no_grad;
       const auto batch = next();
       if (!batch || (options.drop_last && batch->size() < rows)) return {};
-      for (const auto& dtype : options.dtypes) (*batch)[dtype.first];  // an Error if there is none
+      for (const auto& dtype : options.dtypes.named()) (*batch)[dtype.first];  // an Error if there is none
       return Batch(converted(*batch, options));
     };
   }
