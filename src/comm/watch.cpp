@@ -436,6 +436,13 @@ bool Watch::main_waits_in(const WaitedFor& call) const {
 Answering::Answering(const Communicator& world) : world_(world) { Channel::of(world_)->world->watch.answer(); }
 Answering::~Answering() { Channel::of(world_)->world->watch.end_answering(); }
 
+WaitingForReader::WaitingForReader(const Communicator& communicator)
+    : communicator_(communicator),
+      ticket_(Channel::of(communicator)
+                  ->world->watch.own()
+                  .calls.begin(0, 0, {.kind = Call::Kind::read_stream}, watch::During::name())) {}
+WaitingForReader::~WaitingForReader() { Channel::of(communicator_)->world->watch.own().calls.end(ticket_); }
+
 void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch) {
   auto& record = Channel::of(communicator)->world->watch.own();
   record.step.store(step, std::memory_order_relaxed);

@@ -20,6 +20,19 @@ class Answering {
   Communicator world_;
 };
 
+/// While it lives, the others see that this rank waits for the reader of a stream.
+class WaitingForReader {
+ public:
+  explicit WaitingForReader(const Communicator& communicator);
+  WaitingForReader(const WaitingForReader&) = delete;
+  WaitingForReader& operator=(const WaitingForReader&) = delete;
+  ~WaitingForReader();
+
+ private:
+  Communicator communicator_;
+  std::uint64_t ticket_;
+};
+
 /// In which step this rank is, from 1 on.
 void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch);
 

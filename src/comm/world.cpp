@@ -1,5 +1,6 @@
 #include "comm/world.hpp"
 
+#include "base/log.hpp"
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -148,6 +150,16 @@ std::chrono::milliseconds final_grace(const Communicator& communicator) {
 void abort(int code) noexcept {
   MPI_Abort(MPI_COMM_WORLD, code);
   std::_Exit(code);
+}
+
+void give_up(const Communicator& communicator, const Error& error) noexcept {
+  const auto& channel = *Channel::of(communicator);
+  const auto rank = channel.world_ranks[static_cast<std::size_t>(channel.rank)];
+  // Rank 0 may be the one that does not answer, so whoever knows says it.
+  std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank,
+               channel.world->placement.hosts[static_cast<std::size_t>(rank)].c_str(), error.what());
+  log::flush();
+  abort(static_cast<int>(error.code()));
 }
 
 }  // namespace detail::comm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "muster/communicator.hpp"
+#include "muster/error.hpp"
 
 #include <chrono>
 #include <optional>
@@ -74,5 +75,8 @@ class TimeLimit {
 
 /// Ends all processes of MPI_COMM_WORLD with that code: the last resort.
 [[noreturn]] void abort(int code) noexcept;
+
+/// Says why on the screen, as this rank of the world, and ends the job with the error's code.
+[[noreturn]] void give_up(const Communicator& communicator, const Error& error) noexcept;
 
 }  // namespace muster::detail::comm

@@ -15,7 +15,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -171,13 +170,7 @@ void Launch::print(const std::optional<Error>& error) {
   if (error && error->code() != ExitCode::done) detail::log::error(error->what());
 }
 
-void Launch::give_up(const Error& error) {
-  // Rank 0 may be the one that does not answer, so whoever knows says it.
-  std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank(),
-               communicator().topology().hosts[static_cast<std::size_t>(rank())].c_str(), error.what());
-  detail::log::flush();
-  detail::comm::abort(static_cast<int>(error.code()));
-}
+void Launch::give_up(const Error& error) { detail::comm::give_up(communicator(), error); }
 
 int Launch::run_body(const std::function<int()>& body) {
   namespace comm = detail::comm;

@@ -71,14 +71,15 @@ std::string Call::text() const {
                              "making a communicator or memory together",
                              "the end of the attempt",
                              "send",
-                             "receive"};
+                             "receive",
+                             "waiting for the reader of a stream"};
   constexpr std::array types{"uint8",    "int8",    "int16",   "int32",     "int64",      "float16",
                              "bfloat16", "float32", "float64", "complex64", "complex128", "bool"};
   static_assert(types.size() == num_dtypes);
   constexpr std::array ops{"sum", "product", "min", "max", "bit_and", "bit_or", "bit_xor"};
   const auto number = static_cast<std::size_t>(kind);
   std::string text = number < kinds.size() ? kinds[number] : "an unknown call";
-  const bool messages = kind >= Kind::send;
+  const bool messages = kind == Kind::send || kind == Kind::receive;
   if (kind == Kind::barrier) return text + "()";
   if ((kind < Kind::broadcast || kind > Kind::all_to_all) && !messages) return text;
   text += std::string("(") + types.at(static_cast<std::size_t>(type)) + " [" + std::to_string(count) + "]";

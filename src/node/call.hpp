@@ -26,6 +26,7 @@ struct Call {
     end,      ///< of an attempt, in which all ranks agree how it went
     send,
     receive,
+    read_stream,  ///< no call of a communicator: it waits for the reader of a stream, which is the user's
   };
 
   Kind kind = Kind::none;
