@@ -21,7 +21,7 @@ class SplitOffMaterial final : public muster::Preprocessor {
  public:
   void fit(const muster::Dataset&, const muster::Communicator&) override {}
   bool fitted() const override { return true; }
-  void transform(muster::Batch& batch) const override {
+  void transform(muster::Batch& batch, at::Generator&) const override {
     const auto x = batch["x"];
     batch.set("x", x.narrow(1, 0, x.size(1) - 1));
     batch.set("material", x.select(1, -1).to(torch::kLong));

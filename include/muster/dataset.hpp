@@ -11,6 +11,7 @@
 
 #include <muster/json.hpp>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
@@ -23,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -108,6 +110,13 @@ struct StreamShard {
   int worker = 0;
   int workers = 1;
   std::int64_t epoch = 0;
+  /// For random numbers that the reader draws; no other thread uses it. Seeded from the run's seed, the dataset's name,
+  /// the epoch, the number of the pass in the epoch, and `worker`. torch's default generator belongs to the thread that
+  /// trains: what another thread draws from it is different in every run.
+  at::Generator generator = {};
+  /// Asked to stop when nobody wants more rows: the pass is left early, or an exception ends it. A reader that may wait
+  /// for long looks at it, or registers a std::stop_callback, and then returns; what it returns is dropped.
+  std::stop_token stop = {};
 };
 
 /// What a stream gives at a time: a row as a JSON object of numbers, booleans and arrays of them, or a Batch of any
@@ -152,6 +161,10 @@ class Dataset {
   /// that worker's share, JSON objects or Batches, until it gives none. That function is called on another thread,
   /// which reads ahead, and what it throws ends training on all workers.
   ///
+  /// All rows have the same columns, types and shapes. The first row of JSON settles the types: whole numbers make
+  /// int64, other numbers float64. Whole numbers may follow in a column of float64. A float in a column of int64 is an
+  /// Error (ExitCode::data), unless BatchOptions::dtypes makes a floating type of that column.
+  ///
   ///   auto lines = muster::Dataset::from_stream([](const muster::StreamShard& shard) {
   ///     auto file = std::make_shared<std::ifstream>("part-" + std::to_string(shard.worker) + ".txt");
   ///     return [file]() -> std::optional<muster::Json> {
@@ -166,6 +179,9 @@ class Dataset {
   /// that is left empty has (Batch::size), and a pass ends when nobody has rows. A stream that is not split is asked
   /// for by each worker as the only one.
   ///
+  /// A reader that waits should look at StreamShard::stop. A pass that is left while its reader is in a call waits for
+  /// that call, at most for the job's --timeout; after that the job ends (ExitCode::retry).
+  ///
   /// A position in a stream is not known. So a State is reported, and a stop is obeyed, when the pass is over; a run
   /// that goes on, at any number of workers, begins with a new pass. What needs a count or an index is an Error
   /// (ExitCode::usage): count(), schema(), read(), fitting a preprocessor (a fitted one is applied), `shuffle`,
@@ -176,9 +192,11 @@ class Dataset {
   std::int64_t count() const;
   /// Columns in order.
   Schema schema() const;
-  /// The samples of those indices (0 ≤ i < count(), any order, repeats allowed), in that order.
+  /// The samples of those indices (0 ≤ i < count(), any order, repeats allowed), in that order. Random numbers of a
+  /// preprocessor depend on the first index alone.
   Batch read(std::span<const std::int64_t> samples) const;
-  /// Every batch goes through `preprocessor` (already fitted) after it was read.
+  /// Every batch goes through `preprocessor` (already fitted) after it was read. An Error (ExitCode::data) where the
+  /// batch then has another number of rows.
   Dataset transform(std::shared_ptr<const Preprocessor> preprocessor) const;
 
   const std::shared_ptr<detail::data::Source>& source() const noexcept { return source_; }
@@ -248,7 +266,7 @@ void from_json(const Json& json, BatchOptions& options);
 
 /// One pass over a shard, which begins with begin() and ends with its last batch, or with the range. Owns what it
 /// iterates; begin() once. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
-/// throws) is thrown by begin() or ++, in the place of the batch.
+/// throws) is thrown by begin() or ++, in the place of the batch, and again by each ++ after it.
 class BatchRange {
  public:
   class iterator {

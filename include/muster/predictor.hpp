@@ -57,7 +57,7 @@ struct PredictorOptions {
   /// Computes on this rank's GPU; an Error (ExitCode::data) where there is none.
   bool use_gpu = false;
   /// One of your own class, built as that of the training was: it gets the state that the checkpoint has of it. Those
-  /// that muster makes are made from the checkpoint, and need not be given.
+  /// that muster makes are made from the checkpoint, and need not be given. Without a checkpoint, a fitted one.
   PreprocessorPtr preprocessor = {};
 };
 void to_json(Json& json, const PredictorOptions& options);
@@ -95,8 +95,9 @@ class TorchPredictor {
   }
 
   /// The predictions, on the CPU, without gradients; the module is in evaluation mode. The batch stays as it is; of one
-  /// that is left empty (Batch::size) there is a prediction for the row that it has. An Error (ExitCode::data) where
-  /// the batch lacks a column or the model gives another number of rows.
+  /// that is left empty (Batch::size) there is a prediction for the row that it has. A preprocessor that draws random
+  /// numbers draws the same for every batch, from a fixed seed. An Error (ExitCode::data) where the batch lacks a
+  /// column, or the preprocessor or the model gives another number of rows.
   Prediction predict(const Batch& batch) const;
 
  private:

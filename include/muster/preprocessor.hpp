@@ -21,9 +21,30 @@ class Preprocessor {
   /// Learns from the dataset; each rank reads its share and the results are joined. Collective.
   virtual void fit(const Dataset& dataset, const Communicator& communicator) = 0;
   /// Whether it has learned what transform() needs, by fit() or load_state(). One that has nothing to learn says true.
+  /// One that does not override this is fitted again in every run.
   virtual bool fitted() const { return false; }
-  /// Called on any thread, on any rank; must not change the preprocessor.
-  virtual void transform(Batch& batch) const = 0;
+
+  /// Changes the batch, and neither the number of its rows (an Error with ExitCode::data: weights, steps and positions
+  /// count the samples of the dataset) nor the preprocessor. A class overrides one of the two.
+  ///
+  /// This one is called on any thread, and reads ahead. Random numbers come from `generator`, on the CPU:
+  ///
+  ///   void transform(muster::Batch& batch, at::Generator& generator) const override {
+  ///     batch.set("x", batch["x"] + 0.1 * torch::randn(batch["x"].sizes(), generator));
+  ///   }
+  ///
+  /// In a pass it is seeded from the run's seed, the dataset's name, the epoch, the number of the pass in the epoch,
+  /// and the position in the pass of the batch's first sample. So a batch (with ScalingConfig::virtual_workers, a
+  /// micro-batch) that begins at the same position and has as many samples gets the same numbers, however far the pass
+  /// reads ahead, after a resume, and on whichever rank. In a pass over a stream the worker and the number of its batch
+  /// take the place of the position. Dataset::read() and fitting have a seed that depends on the first sample alone,
+  /// predictors one that is always the same.
+  virtual void transform(Batch& batch, at::Generator& generator) const;
+  /// The same for a class that takes no generator. In a pass it is called on the thread that iterates, in the place of
+  /// the batch and not ahead. torch's default generator of the CPU has the state of the one above meanwhile, and its
+  /// own again afterwards.
+  virtual void transform(Batch& batch) const;
+
   /// The fitted state as JSON, and back.
   virtual Json state() const = 0;
   virtual void load_state(const Json& state) = 0;

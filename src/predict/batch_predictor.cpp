@@ -33,10 +33,10 @@ struct Blocks {
   }
 };
 
-Batch read(data::Source& source, data::Range rows) {
+data::ReadBatch read(data::Source& source, data::Range rows) {
   std::vector<std::int64_t> samples(static_cast<std::size_t>(rows.count));
   std::iota(samples.begin(), samples.end(), rows.first);
-  return source.read(samples);
+  return source.read_ahead(samples, static_cast<std::uint64_t>(rows.first));
 }
 
 /// An Error, the same on all ranks, where they give different columns. A rank that has no rows gives an empty text.
@@ -69,7 +69,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     const Blocks blocks{source.count(), options.batch_size};
     const auto mine = data::share_of(blocks.count(), world.size(), world.rank());
     data::Prefetch batches(
-        [&, next = mine.first]() mutable -> std::optional<Batch> {
+        [&, next = mine.first]() mutable -> std::optional<data::ReadBatch> {
           if (next == mine.first + mine.count) return {};
           return read(source, blocks.rows_of(next++));
         },

@@ -2,6 +2,7 @@
 
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/state/trainer_state.hpp"
+#include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "predict/saved_preprocessor.hpp"
@@ -64,7 +65,8 @@ struct TorchPredictor::State {
 };
 
 void TorchPredictor::State::preprocess(Batch& batch, const std::vector<std::string>& kept) {
-  if (options.preprocessor) return options.preprocessor->transform(batch);
+  auto generator = detail::data::make_generator(0);
+  if (options.preprocessor) return detail::data::apply(*options.preprocessor, batch, generator);
   if (saved.is_null()) return;
   const auto& named = options.feature_columns;
   if (named.empty())
@@ -82,7 +84,7 @@ void TorchPredictor::State::preprocess(Batch& batch, const std::vector<std::stri
     restored = detail::predict::restored(saved, [&](const auto& column) { return features.contains(column); });
     restored_for = features;
   }
-  if (restored) restored->transform(batch);
+  if (restored) detail::data::apply(*restored, batch, generator);
 }
 
 TorchPredictor::TorchPredictor(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -91,8 +93,8 @@ TorchPredictor::TorchPredictor(Function predict, PredictorOptions options)
     : state_(std::make_shared<State>(State{.function = std::move(predict), .options = std::move(options)})) {
   const std::string doing = "making a predictor";
   if (!state_->function) throw Error(ExitCode::usage, doing, "there is no function", "Give one");
-  if (state_->options.preprocessor && !state_->options.preprocessor->fitted())
-    throw Error(ExitCode::usage, doing, "the preprocessor is not fitted, and the checkpoint has no state of one",
+  if (state_->options.preprocessor && detail::data::is_unfitted(*state_->options.preprocessor))
+    throw Error(ExitCode::usage, doing, "the preprocessor is not fitted, and no checkpoint gives it a state",
                 "Give one that is fitted, or none");
 }
 

@@ -24,15 +24,15 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   const auto& split = config.datasets_to_split.names();
   const bool is_split = config.split_all.value_or(false) || std::find(split.begin(), split.end(), name) != split.end();
   const bool is_stream = dataset->second.source()->is_stream();
-  auto state = std::make_shared<data::ShardState>(
-      data::CursorOptions{.name = name,
-                          .share = workers.share,
-                          .full = workers.full,
-                          .split = is_split,
-                          .seed = workers.seed,
-                          .resumable = !is_stream,
-                          .stream = is_stream},
-      dataset->second, workers.device, is_stream && is_split ? std::optional(workers.control) : std::nullopt);
+  auto state = std::make_shared<data::ShardState>(data::CursorOptions{.name = name,
+                                                                      .share = workers.share,
+                                                                      .full = workers.full,
+                                                                      .split = is_split,
+                                                                      .seed = workers.seed,
+                                                                      .resumable = !is_stream,
+                                                                      .stream = is_stream},
+                                                  dataset->second, workers.device,
+                                                  is_stream ? std::optional(workers.control) : std::nullopt);
   cursors->add(state);
   return shards.emplace(name, state).first->second;
 }

@@ -2,6 +2,7 @@
 #include "base/file.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
+#include "step/batch_weight.hpp"
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -201,6 +204,80 @@ TEST(Passes, ValidationInsideAnEpochIsWholeAfterAResume) {
     want.insert(want.end(), twice.begin(), twice.end());
     std::sort(want.begin(), want.end());
     EXPECT_EQ(of_all(samples), want) << name;
+  }
+}
+
+/// Adds random numbers of torch's own generator.
+struct Noise : Preprocessor {
+  void fit(const Dataset&, const Communicator&) override {}
+  bool fitted() const override { return true; }
+  void transform(Batch& batch) const override { batch.set("noise", at::rand({batch["i"].size(0), 2}, at::kDouble)); }
+  Json state() const override { return nullptr; }
+  void load_state(const Json&) override {}
+};
+
+/// The same of the generator that it is given.
+struct GivenNoise : Noise {
+  using Noise::transform;
+  void transform(Batch& batch, at::Generator& generator) const override {
+    batch.set("noise", at::rand({batch["i"].size(0), 2}, generator, at::kDouble));
+  }
+};
+
+/// The noise of each sample in each of two epochs, over all workers; stopped in the middle, and gone on with by
+/// `later` workers, where they are not as many. Collective.
+std::set<std::string> noise_of(const std::filesystem::path& storage, const PreprocessorPtr& noise, int workers,
+                               int later) {
+  std::vector<std::string> seen;
+  const auto name = "noise" + std::to_string(workers) + std::to_string(later);
+  for (const int now : {workers, later}) {
+    auto options = with(name, {{"train", numbers(50)}});
+    options.scaling_config = {.num_workers = now, .virtual_workers = 6};
+    options.preprocessor = noise;
+    const bool stops = now == workers && workers != later;
+    const auto code =
+        run({storage, {}, options}, [&](Session& session, const Config&) {
+          auto state = session.state({});
+          state.restore();
+          for (const auto epoch : session.epochs(2))
+            for (auto& batch :
+                 session.get_dataset_shard().iter_torch_batches({.global_batch_size = 18, .shuffle = true})) {
+              for (std::int64_t i = 0; i < batch.size(); ++i)
+                seen.push_back(Json{epoch, batch["i"][i].item<std::int64_t>(), batch["noise"][i][0].item<double>(),
+                                    batch["noise"][i][1].item<double>()}
+                                   .dump());
+              if (!stops || epoch == 0 || session.global_step() != 4 ||
+                  batch.step()->micro_batch + 1 < batch.step()->micro_batches)
+                continue;
+              session.report({}, state);
+              throw Stop();
+            }
+        }).first;
+    EXPECT_EQ(code, stops ? 1 : 0);
+    if (!stops) break;
+  }
+  std::set<std::string> all;
+  for (const auto& theirs : world().all_gather(Json(seen).dump()))
+    for (const auto& sample : Json::parse(theirs)) all.insert(sample.get<std::string>());
+  return all;
+}
+
+TEST(Passes, RandomNumbersOfAPreprocessorGoWithTheSamples) {
+  const auto want = noise_of(test::shared_folder(), std::make_shared<GivenNoise>(), 1, 1);
+  EXPECT_EQ(want.size(), 100u);
+  std::set<std::string> numbers;
+  for (const auto& sample : want) numbers.insert(Json::parse(sample)[2].dump());
+  EXPECT_EQ(numbers.size(), 100u) << "other numbers for each sample of each epoch";
+  const std::vector<PreprocessorPtr> ways{std::make_shared<GivenNoise>(), std::make_shared<Noise>(),
+                                          chain({label_encoder("i"), std::make_shared<Noise>()})};
+  for (const auto& noise : ways) {
+    const auto storage = test::shared_folder();
+    for (int workers = 1; workers <= world().size(); ++workers) {
+      EXPECT_EQ(noise_of(storage, noise, workers, workers), want) << workers << " workers";
+      if (workers > 1) {
+        EXPECT_EQ(noise_of(storage, noise, workers, workers - 1), want) << workers << " workers, then one less";
+      }
+    }
   }
 }
 

@@ -192,6 +192,45 @@ TEST(Predictor, APreprocessorOfOnesOwnGetsItsState) {
                [&] { TorchPredictor([](Batch& batch) { return batch["x"]; }, options); });
 }
 
+/// The same of a class that does not say whether it is fitted.
+struct SilentShift : Preprocessor {
+  void fit(const Dataset&, const Communicator&) override { least = 100; }
+  void transform(Batch& batch) const override { batch.set("x", batch["x"] - least); }
+  Json state() const override { return {{"least", least}}; }
+  void load_state(const Json& state) override { least = state.at("least").get<double>(); }
+  double least = 0;
+};
+
+TEST(Predictor, APreprocessorNeedNotSayThatItIsFitted) {
+  const auto checkpoint = trained("run", std::make_shared<SilentShift>(), test::shared_folder());
+  const auto rows = table(5);
+  const PredictorOptions options{.feature_columns = {"x"}, .preprocessor = std::make_shared<SilentShift>()};
+  const at::Tensor logits = TorchPredictor::from_checkpoint(checkpoint, Net(), options).predict(columns(rows));
+  EXPECT_TRUE(at::equal(logits, by_hand(checkpoint, rows[0].second - 100)));
+  const auto fitted = std::make_shared<SilentShift>();
+  fitted->least = 100;
+  const TorchPredictor given([](Batch& batch) { return batch["x"]; }, {.preprocessor = fitted});
+  EXPECT_TRUE(at::equal(given.predict(columns(rows))["predictions"], rows[0].second - 100));
+}
+
+/// Drops the first row.
+struct Tail : SilentShift {
+  void transform(Batch& batch) const override {
+    for (const auto& [name, tensor] : Batch(batch)) batch.set(name, tensor.slice(0, 1));
+  }
+};
+
+TEST(Predictor, APreprocessorThatDropsRowsIsRefused) {
+  const TorchPredictor predictor([](Batch& batch) { return at::zeros({batch["x"].size(0) + 1}); },
+                                 {.preprocessor = std::make_shared<Tail>()});
+  expect_error(ExitCode::data, "5 rows before it and 4 after it", [&] { predictor.predict(columns(table(5))); });
+  const auto dropped = Dataset::from_tensors(table(9)).transform(std::make_shared<Tail>());
+  const TorchPredictor all([](Batch& batch) { return batch["x"]; });
+  const auto output = test::shared_folder() / "out.h5";
+  EXPECT_EQ(launched([&](Launch& launch) { BatchPredictor(all).predict(launch, dropped, output); }), 65);
+  EXPECT_FALSE(fs::exists(output));
+}
+
 /// The same, where the values are.
 struct ShiftInPlace : Preprocessor {
   void fit(const Dataset&, const Communicator&) override {}

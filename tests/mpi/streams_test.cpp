@@ -6,10 +6,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -256,6 +258,40 @@ TEST(Streams, RowsMustBeAlike) {
                ExitCode::data, "no column \"x\"");
 }
 
+TEST(Streams, WholeNumbersMayFollowFloats) {
+  const auto rows = [](std::vector<Json> all) {
+    return [all](const StreamShard&) {
+      return [all, next = std::size_t{0}]() mutable -> std::optional<Json> {
+        if (next == all.size()) return {};
+        return Json{{"x", all[next++]}};
+      };
+    };
+  };
+  const auto take = [](BatchOptions options) {
+    return [options](Session& session) {
+      std::vector<double> taken;
+      for (auto& batch : session.get_dataset_shard().iter_torch_batches(options))
+        for (std::int64_t i = 0; i < batch.size(); ++i) taken.push_back(batch["x"][i].item<double>());
+      EXPECT_EQ(taken, (std::vector<double>{0.5, 2, 1.5, 3}));
+    };
+  };
+  for (const std::int64_t size : {1, 3}) {
+    const auto end = end_of(rows({0.5, 2, 1.5, 3}), take({.batch_size = size}));
+    EXPECT_EQ(end.first, 0) << end.second;
+  }
+  const auto whole_first = [](Session& session) {
+    std::vector<double> taken;
+    for (auto& batch :
+         session.get_dataset_shard().iter_torch_batches({.batch_size = 3, .dtypes = {{"x", at::kFloat}}})) {
+      EXPECT_EQ(batch["x"].scalar_type(), at::kFloat);
+      for (std::int64_t i = 0; i < batch.size(); ++i) taken.push_back(batch["x"][i].item<double>());
+    }
+    EXPECT_EQ(taken, (std::vector<double>{2, 3, 4, 5, 0.5, 6}));
+  };
+  const auto end = end_of(rows({2, 3, 4, 5, 0.5, 6}), whole_first);
+  EXPECT_EQ(end.first, 0) << end.second;
+}
+
 TEST(Streams, WhatNeedsAPositionIsRefused) {
   const auto make = numbered([](int) { return 8; });
   const auto pass = [](BatchOptions options) { return [options](Session& session) { iterate(session, options); }; };
@@ -340,6 +376,83 @@ TEST(Streams, AStepTooSmallForTheWorkersIsRefused) {
                "a step has fewer rows (1, as before the restart) than there are workers (" + workers + ")");
   const auto again = train(world().size(), 2, {.global_batch_size = world().size()});
   EXPECT_EQ(again.first, 0) << again.second;
+}
+
+/// Gives ten rows, and waits then until it is asked to stop.
+MakeStream waiting() {
+  return [](const StreamShard& shard) {
+    return [shard, left = 10]() mutable -> std::optional<Json> {
+      if (left-- > 0) return Json{{"i", left}};
+      std::mutex mutex;
+      std::condition_variable_any never;
+      std::unique_lock lock(mutex);
+      never.wait(lock, shard.stop, [] { return false; });
+      return {};
+    };
+  };
+}
+
+TEST(Streams, AReaderThatWaitsIsAskedToStop) {
+  const auto left = end_of(waiting(), [](Session& session) {
+    for (int pass = 0; pass < 2; ++pass) {
+      std::int64_t steps = 0;
+      for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_batches({.batch_size = 4}))
+        if (++steps == 2) break;
+    }
+    EXPECT_EQ(session.global_step(), 4);
+  });
+  EXPECT_EQ(left.first, 0) << left.second;
+  const auto thrown = end_of(waiting(), [](Session& session) {
+    for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_batches({.batch_size = 4}))
+      if (session.global_step() == 2 && session.world_rank() == 0) throw std::runtime_error("of the program");
+  });
+  EXPECT_EQ(thrown.first, 1);
+  EXPECT_NE(thrown.second.find("of the program"), std::string::npos) << thrown.second;
+}
+
+TEST(Streams, RandomNumbersAreTheSameAgain) {
+  // Of the reader, and of preprocessors that take the generator and that do not.
+  struct Drawing : Preprocessor {
+    void fit(const Dataset&, const Communicator&) override {}
+    bool fitted() const override { return true; }
+    Json state() const override { return nullptr; }
+    void load_state(const Json&) override {}
+  };
+  struct Given : Drawing {
+    void transform(Batch& batch, at::Generator& generator) const override {
+      batch.set("given", at::rand({batch["i"].size(0)}, generator, at::kDouble));
+    }
+  };
+  struct Default : Drawing {
+    void transform(Batch& batch) const override { batch.set("default", at::rand({batch["i"].size(0)}, at::kDouble)); }
+  };
+  const auto make = [](const StreamShard& shard) {
+    return [shard, left = 9 - 2 * shard.worker]() mutable -> std::optional<Json> {
+      if (left-- <= 0) return {};
+      return Json{{"i", left}, {"x", at::rand({1}, shard.generator, at::kDouble).item<double>()}};
+    };
+  };
+  std::set<std::string> runs;
+  for (const int ahead : {0, 1, 3}) {
+    std::vector<std::string> seen;
+    const auto end = end_of(make,
+                            [&](Session& session) {
+                              for ([[maybe_unused]] const auto epoch : session.epochs(2))
+                                for (auto& batch : session.get_dataset_shard().iter_torch_batches(
+                                         {.batch_size = 2, .prefetch_batches = ahead})) {
+                                  at::rand({3});
+                                  for (std::int64_t i = 0; i < batch.size(); ++i)
+                                    seen.push_back(Json{batch["x"][i].item<double>(), batch["given"][i].item<double>(),
+                                                        batch["default"][i].item<double>()}
+                                                       .dump());
+                                }
+                            },
+                            {.preprocessor = chain({std::make_shared<Given>(), std::make_shared<Default>()})});
+    EXPECT_EQ(end.first, 0) << end.second;
+    EXPECT_EQ(std::set<std::string>(seen.begin(), seen.end()).size(), seen.size());
+    runs.insert(Json(seen).dump());
+  }
+  EXPECT_EQ(runs.size(), 1u);
 }
 
 TEST(Streams, PassesThatAreLeftEarlyEndTogether) {

@@ -4,15 +4,20 @@
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/rand.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -621,7 +626,8 @@ class Poison : public Preprocessor {
  public:
   explicit Poison(int bad = -1) : bad_(bad) {}
   void fit(const Dataset&, const Communicator&) override {}
-  void transform(Batch& batch) const override {
+  using Preprocessor::transform;
+  void transform(Batch& batch, at::Generator&) const override {
     if (calls++ == bad_) throw std::runtime_error("a bad sample");
     batch.set("y2", batch["y"] * 2);
   }
@@ -680,6 +686,118 @@ TEST(Batches, AnErrorOfTheReadingThreadSurfacesInItsPlace) {
       EXPECT_EQ(seen, bad);
       EXPECT_EQ(world.weight().global, 0);
     }
+}
+
+TEST(Batches, AnErrorIsRaisedAgain) {
+  for (const int ahead : {0, 2}) {
+    World world(20, 1);
+    world.states[0]->dataset = world.states[0]->dataset.transform(std::make_shared<Poison>(2));
+    auto range = world.shard().iter_torch_batches({.batch_size = 5, .prefetch_batches = ahead});
+    auto batch = range.begin();
+    ++batch;
+    for (int again = 0; again < 3; ++again) {
+      EXPECT_THROW(++batch, std::runtime_error) << again;
+      EXPECT_FALSE(batch == range.end()) << "the pass is not whole";
+    }
+  }
+}
+
+/// Leaves out, or gives twice, each row whose y is 3.
+class OtherRows : public Preprocessor {
+ public:
+  explicit OtherRows(bool drops) : drops_(drops) {}
+  void fit(const Dataset&, const Communicator&) override {}
+  bool fitted() const override { return true; }
+  void transform(Batch& batch) const override {
+    const auto three = batch["y"] == 3;
+    const auto rows = drops_ ? at::nonzero(three.logical_not()).flatten()
+                             : at::cat({at::arange(three.size(0)), at::nonzero(three).flatten()});
+    for (const auto* column : {"x", "y"}) batch.set(column, batch[column].index_select(0, rows));
+  }
+  Json state() const override { return {}; }
+  void load_state(const Json&) override {}
+
+ private:
+  bool drops_;
+};
+
+TEST(Batches, APreprocessorThatChangesTheNumberOfRowsIsRefused) {
+  for (const bool drops : {true, false}) {
+    World world(8, 1);
+    const auto dataset = world.states[0]->dataset.transform(std::make_shared<OtherRows>(drops));
+    world.states[0]->dataset = dataset;
+    const std::string fact = drops ? "4 rows before it and 3 after it" : "4 rows before it and 5 after it";
+    const auto expect_refusal = [&](const std::function<void()>& work) {
+      try {
+        work();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::data);
+        EXPECT_NE(std::string(error.what()).find(fact), std::string::npos) << error.what();
+      }
+    };
+    for (const int ahead : {0, 1})
+      expect_refusal([&] {
+        for (const auto& batch : world.shard().iter_torch_batches({.batch_size = 4, .prefetch_batches = ahead}))
+          EXPECT_EQ(batch.size(), 4);
+      });
+    expect_refusal([&] { dataset.read(Samples{1, 2, 3, 4}); });
+  }
+}
+
+/// Adds a column of random numbers from torch's own generator.
+class Noise : public Preprocessor {
+ public:
+  void fit(const Dataset&, const Communicator&) override {}
+  bool fitted() const override { return true; }
+  void transform(Batch& batch) const override { batch.set("noise", at::rand({batch["y"].size(0)}, at::kDouble)); }
+  Json state() const override { return {}; }
+  void load_state(const Json&) override {}
+};
+
+/// The noise of each sample, by the sample, in a pass over `dataset`.
+std::map<std::int64_t, double> noise_of(const World& world, const BatchOptions& options, double& drawn_by_program) {
+  std::map<std::int64_t, double> all;
+  at::manual_seed(5);
+  for (const auto& batch : world.shard().iter_torch_batches(options)) {
+    for (std::int64_t i = 0; i < batch.size(); ++i)
+      all[batch["y"][i].item<std::int64_t>()] = batch["noise"][i].item<double>();
+    drawn_by_program = at::rand({1}, at::kDouble).item<double>();
+  }
+  return all;
+}
+
+TEST(Batches, RandomNumbersOfAPreprocessorAreTheSameAgain) {
+  std::set<std::map<std::int64_t, double>> seen;
+  std::set<double> drawn;
+  for (int again = 0; again < 4; ++again)
+    for (const int ahead : {0, 1, 3}) {
+      World world(64, 1, true, 7);
+      world.states[0]->dataset = world.states[0]->dataset.transform(std::make_shared<Noise>());
+      double program = 0;
+      seen.insert(noise_of(world, {.batch_size = 4, .shuffle = true, .prefetch_batches = ahead}, program));
+      drawn.insert(program);
+    }
+  EXPECT_EQ(seen.size(), 1u) << "the same at every start";
+  EXPECT_EQ(drawn.size(), 1u) << "the program's own numbers are its own";
+}
+
+/// Overrides neither transform().
+class Nothing : public Preprocessor {
+ public:
+  void fit(const Dataset&, const Communicator&) override {}
+  Json state() const override { return {}; }
+  void load_state(const Json&) override {}
+};
+
+TEST(Batches, APreprocessorThatOverridesNothingIsRefused) {
+  const auto dataset = numbers(4).transform(std::make_shared<Nothing>());
+  try {
+    dataset.read(Samples{1});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("overrides no transform()"), std::string::npos) << error.what();
+  }
 }
 
 TEST(Prefetch, ReadsNoFurtherAheadThanAsked) {

@@ -21,14 +21,13 @@ struct StepReader {
   int micro_batch = 0;
   std::int64_t given = 0;  ///< batches
 
-  std::optional<Batch> operator()() {
+  std::optional<ReadBatch> operator()() {
     if (left == 0) return {};
     const auto& share = pass.share;
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
-    const Batch read = source->read(samples_of(step, pass.order));
-    auto items = converted(read, options);
+    auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
     step::BatchWeightPtr weight;
     if (split)
       weight = std::make_shared<step::BatchWeight>(step::BatchWeight{.local = step.mine.count,
@@ -42,7 +41,9 @@ struct StepReader {
       pass.position += step.samples;
       --left;
     }
-    return Batch(std::move(items), step.mine.count, step.samples, std::move(weight));
+    return finished(std::move(read), [options = options, step, weight = std::move(weight)](Batch& batch) {
+      batch = Batch(converted(batch, options), step.mine.count, step.samples, weight);
+    });
   }
 };
 
@@ -75,8 +76,9 @@ class IndexedBatches final : public BatchStream {
   }
 
  private:
-  Prefetch::Produce reader(const Pass& pass) override {
-    return StepReader{shard().dataset.source(), pass, shard().options().split, options()};
+  std::unique_ptr<Prefetch> open(const Pass& pass) override {
+    return std::make_unique<Prefetch>(StepReader{shard().dataset.source(), pass, shard().options().split, options()},
+                                      options().prefetch_batches);
   }
 };
 
@@ -96,6 +98,18 @@ std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& optio
   return items;
 }
 
+ReadBatch finished(ReadBatch read, std::function<void(Batch&)> then) {
+  if (!read.finish) {
+    then(read.batch);
+    return read;
+  }
+  return {std::move(read.batch), [before = std::move(read.finish), then = std::move(then)](Batch& batch) {
+            const at::NoGradGuard no_grad;
+            before(batch);
+            then(batch);
+          }};
+}
+
 BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count)
     : shard_(std::move(shard)), options_(options), count_(count) {
   check(doing(), options);
@@ -108,14 +122,21 @@ void BatchStream::start() {
     throw Error(ExitCode::usage, doing(), "begin() was called twice on one range",
                 "Ask the shard for a new range for each pass");
   pass_ = shard_->begin_pass(options_, count_);
-  batches_.emplace(reader(*pass_), options_.prefetch_batches);
+  batches_ = open(*pass_);
   advance();
 }
 
 void BatchStream::advance() {
   if (std::exchange(in_hand_, false)) shard_->end_batch(*pass_);
   current_ = {};  // its memory may serve the next
-  auto next = take(*batches_);
+  if (error_) std::rethrow_exception(error_);
+  std::optional<Batch> next;
+  try {
+    next = take(*batches_);
+  } catch (...) {
+    error_ = std::current_exception();
+    throw;
+  }
   if (!next) return end();
   current_ = std::move(*next);
   if (!current_.step()) return;

@@ -21,6 +21,13 @@ std::int64_t window_of(const BatchOptions& options, const step::Share& share) {
   return options.local_shuffle_buffer_size ? times(*options.local_shuffle_buffer_size, share.total) : 0;
 }
 
+/// FNV-1a: the same on every machine.
+std::uint64_t hash_of(const std::string& name) noexcept {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
+  return hash;
+}
+
 [[noreturn]] void refuse_position(const std::string& name, const char* fact) {
   throw Error(ExitCode::data, "restoring the position in dataset \"" + name + "\"", fact,
               "Resume from another checkpoint");
@@ -120,6 +127,7 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                      .window = window_of(options, share),
                      .seed = options_.seed,
                      .window_seed = options.local_shuffle_seed.value_or(options_.seed),
+                     .random_seed = options_.seed ^ hash_of(options_.name),
                      .epoch = epoch_.number,
                      .pass = split ? -1 - epoch_.evaluations : epoch_.evaluations};
   if (pass.training) {

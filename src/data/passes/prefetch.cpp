@@ -1,30 +1,62 @@
+#include "comm/agreement.hpp"
+#include "comm/whereabouts.hpp"
+#include "comm/world.hpp"
 #include "data/passes/batches.hpp"
+#include "muster/error.hpp"
 
+#include <algorithm>
+#include <chrono>
+#include <exception>
 #include <utility>
 
 namespace muster::detail::data {
+namespace {
 
-Prefetch::Prefetch(Produce produce, int ahead) : produce_(std::move(produce)), ahead_(static_cast<std::size_t>(ahead)) {
+/// How often a wait for a slow reader looks whether another rank has failed.
+constexpr std::chrono::milliseconds between_looks{50};
+
+}  // namespace
+
+Prefetch::Prefetch(Produce produce, int ahead, std::optional<SlowReader> slow)
+    : produce_(std::move(produce)), ahead_(static_cast<std::size_t>(ahead)), slow_(std::move(slow)) {
   if (ahead_ > 0) thread_ = std::thread([this] { run(); });
 }
 
 Prefetch::~Prefetch() {
+  if (slow_) slow_->stop.request_stop();
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
   changed_.notify_all();
+  if (slow_ && slow_->ranks) leave_slow_reader();
   thread_.join();
 }
 
+/// The thread may use what the program destroys next, so it is not left behind: past the limit the job ends.
+void Prefetch::leave_slow_reader() {
+  const auto limit = comm::time_limit(*slow_->ranks);
+  Lock lock(mutex_);
+  const auto ended = [this] { return ended_; };
+  if (changed_.wait_for(lock, std::min(limit, between_looks), ended)) return;
+  const comm::WaitingForReader waiting(*slow_->ranks);
+  if (changed_.wait_for(lock, limit, ended)) return;
+  const auto seconds = std::to_string(std::chrono::duration<double>(limit).count());
+  comm::give_up(*slow_->ranks,
+                Error(ExitCode::retry, "leaving a pass over the stream \"" + slow_->dataset + "\"",
+                      "its reader has not returned within " + seconds.substr(0, seconds.find('.') + 2) + " s" +
+                          (std::uncaught_exceptions() > 0 ? ", and an exception of the program waits for that" : ""),
+                      "Have the reader return when StreamShard::stop asks for it; --timeout sets the limit"));
+}
+
 void Prefetch::run() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (!finished_) {
     changed_.wait(lock, [this] { return leaving_ || ready_.size() < ahead_; });
-    if (leaving_) return;
+    if (leaving_) break;
     lock.unlock();
-    std::optional<Batch> batch;
+    std::optional<ReadBatch> batch;
     try {
       batch = produce_();
     } catch (...) {
@@ -35,9 +67,18 @@ void Prefetch::run() {
     if (batch) ready_.push_back(std::move(*batch));
     changed_.notify_all();
   }
+  ended_ = true;
+  changed_.notify_all();
 }
 
 std::optional<Batch> Prefetch::next() {
+  auto read = take();
+  if (!read) return {};
+  if (read->finish) read->finish(read->batch);
+  return std::move(read->batch);
+}
+
+std::optional<ReadBatch> Prefetch::take() {
   if (ahead_ == 0) {
     if (finished_) return {};
     finished_ = true;  // unless this gives a batch
@@ -45,16 +86,28 @@ std::optional<Batch> Prefetch::next() {
     finished_ = !batch;
     return batch;
   }
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return finished_ || !ready_.empty(); });
+  Lock lock(mutex_);
+  wait_for_batch(lock);
   if (!ready_.empty()) {
-    std::optional<Batch> batch(std::move(ready_.front()));
+    std::optional<ReadBatch> batch(std::move(ready_.front()));
     ready_.pop_front();
     changed_.notify_all();
     return batch;
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   return {};
+}
+
+void Prefetch::wait_for_batch(Lock& lock) {
+  const auto there = [this] { return finished_ || !ready_.empty(); };
+  if (!slow_ || !slow_->ranks) return changed_.wait(lock, there);
+  if (changed_.wait_for(lock, between_looks, there)) return;
+  const comm::WaitingForReader waiting(*slow_->ranks);
+  do {
+    lock.unlock();
+    comm::hear_alarm(*slow_->ranks);
+    lock.lock();
+  } while (!changed_.wait_for(lock, between_looks, there));
 }
 
 }  // namespace muster::detail::data

@@ -19,7 +19,7 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return mix(mix(a)
 /// A number below `bound` (at most 2^32) from 32 random bits.
 std::uint64_t below(std::uint64_t bound, std::uint64_t bits) noexcept { return ((bits >> 32) * bound) >> 32; }
 
-enum Purpose : std::uint64_t { shuffling = 1, windows = 2 };
+enum Purpose : std::uint64_t { shuffling = 1, windows = 2, drawing = 3 };
 
 std::uint64_t key_of(std::uint64_t seed, const OrderOptions& options, Purpose purpose) noexcept {
   return mix(mix(mix(seed, purpose), static_cast<std::uint64_t>(options.epoch)),
@@ -57,7 +57,10 @@ std::int64_t Permutation::operator()(std::int64_t index) const noexcept {
 }
 
 Order::Order(std::int64_t size, const OrderOptions& options)
-    : size_(size), window_(options.window), window_key_(key_of(options.window_seed, options, windows)) {
+    : size_(size),
+      window_(options.window),
+      window_key_(key_of(options.window_seed, options, windows)),
+      random_key_(key_of(options.random_seed, options, drawing)) {
   if (options.shuffle) shuffle_.emplace(size, key_of(options.seed, options, shuffling));
 }
 
@@ -68,6 +71,10 @@ std::int64_t Order::operator()(std::int64_t position) const noexcept {
     position = begin + within(position - begin);
   }
   return shuffle_ ? (*shuffle_)(position) : position;
+}
+
+std::uint64_t Order::random_seed(std::int64_t position) const noexcept {
+  return mix(random_key_, static_cast<std::uint64_t>(position));
 }
 
 StepSamples step_at(std::int64_t position, std::int64_t size, std::int64_t global_batch, int world, int rank) noexcept {

@@ -39,6 +39,7 @@ struct OrderOptions {
   std::int64_t window = 0;           ///< then one within each stretch of so many positions; none if 0
   std::uint64_t seed = 0;            ///< of the shuffle
   std::uint64_t window_seed = 0;     ///< of the windows
+  std::uint64_t random_seed = 0;     ///< of what preprocessors and streams draw
   std::int64_t epoch = 0, pass = 0;  /// every pass of every epoch has another order
 };
 
@@ -48,10 +49,12 @@ class Order {
   Order(std::int64_t size, const OrderOptions& options);
   std::int64_t operator()(std::int64_t position) const noexcept;
   std::int64_t size() const noexcept { return size_; }
+  /// The seed of the random numbers of a batch that begins at that position, another one in each pass of each epoch.
+  std::uint64_t random_seed(std::int64_t position) const noexcept;
 
  private:
   std::int64_t size_, window_;
-  std::uint64_t window_key_;
+  std::uint64_t window_key_, random_key_;
   std::optional<Permutation> shuffle_;
 };
 

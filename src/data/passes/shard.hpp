@@ -19,7 +19,7 @@ struct ShardState : Cursor {
 
   Dataset dataset;
   at::Device device;
-  std::optional<Communicator> workers;  ///< that agree on the steps of a stream; none where there is one worker
+  std::optional<Communicator> workers;  ///< of a stream: if it is split, they agree on its steps; none in unit tests
 };
 
 }  // namespace muster::detail::data

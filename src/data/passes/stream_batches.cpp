@@ -1,5 +1,6 @@
 // The batches of a stream: each worker reads its own rows, and before each step all agree on how many there are.
 #include "data/passes/batches.hpp"
+#include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
@@ -70,8 +71,11 @@ class StreamBatches final : public BatchStream {
   }
 
  private:
-  Prefetch::Produce reader(const Pass& pass) override {
-    if (pass.was) return [] { return std::nullopt; };
+  std::unique_ptr<Prefetch> open(const Pass& pass) override {
+    const auto prefetch = [&](Prefetch::Produce read, std::optional<SlowReader> slow = {}) {
+      return std::make_unique<Prefetch>(std::move(read), options().prefetch_batches, std::move(slow));
+    };
+    if (pass.was) return prefetch([]() -> std::optional<ReadBatch> { return {}; });
     const bool split = shard().options().split;
     if (split && pass.plan.global_batch < pass.share.total)
       throw Error(ExitCode::usage, doing(),
@@ -80,15 +84,25 @@ class StreamBatches final : public BatchStream {
                       "), and each has rows of its own",
                   "Start fewer workers, or give a global_batch_size of at least " + std::to_string(pass.share.total));
     const auto rows = share_of(pass.plan.global_batch, pass.share.total, pass.share.first).count;
-    const StreamShard mine{.worker = pass.share.first, .workers = pass.share.total, .epoch = pass.epoch};
-    return [next = shard().dataset.source()->open(split ? mine : StreamShard{.epoch = pass.epoch}, rows), rows,
-            options = options()]() -> std::optional<Batch> {
+    SlowReader slow{.dataset = shard().options().name, .stop = {}, .ranks = shard().workers};
+    StreamShard mine{.epoch = pass.epoch, .stop = slow.stop.get_token()};
+    if (split) {
+      mine.worker = pass.share.first;
+      mine.workers = pass.share.total;
+    }
+    mine.generator = make_generator(pass.order.random_seed(-1 - mine.worker));
+    auto read =
+        [next = shard().dataset.source()->open(mine, {.rows = rows, .order = pass.order, .dtypes = options().dtypes}),
+         rows, options = options()]() -> std::optional<ReadBatch> {
       const at::NoGradGuard no_grad;
-      const auto batch = next();
-      if (!batch || (options.drop_last && batch->size() < rows)) return {};
-      for (const auto& dtype : options.dtypes.named()) (*batch)[dtype.first];  // an Error if there is none
-      return Batch(converted(*batch, options));
+      auto batch = next();
+      if (!batch || (options.drop_last && batch->batch.size() < rows)) return {};
+      return finished(std::move(*batch), [options](Batch& all) {
+        for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);  // an Error without it
+        all = Batch(converted(all, options));
+      });
     };
+    return prefetch(std::move(read), std::move(slow));
   }
 
   std::optional<Batch> take(Prefetch& batches) override {
@@ -121,7 +135,8 @@ class StreamBatches final : public BatchStream {
         throw Error(ExitCode::data, doing(),
                     "its columns are " + *first + " on worker " + std::to_string(first - columns.begin()) + " and " +
                         *other + " on worker " + std::to_string(other - columns.begin()),
-                    "Give the same columns, types and shapes on every worker");
+                    "Give the same columns, types and shapes on every worker; BatchOptions::dtypes makes one type of "
+                    "whole numbers and others");
     if (std::ranges::all_of(columns, has_rows)) return;
     const auto root = static_cast<int>(first - columns.begin());
     const auto row = workers->broadcast(workers->rank() == root ? pack_row(spare_) : "", root);

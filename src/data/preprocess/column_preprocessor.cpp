@@ -1,6 +1,7 @@
 #include "data/preprocess/column_preprocessor.hpp"
 
 #include "data/passes/samples.hpp"
+#include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
@@ -126,7 +127,7 @@ void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communi
   learned_ = std::move(learned);
 }
 
-void ColumnPreprocessor::transform(Batch& batch) const {
+void ColumnPreprocessor::transform(Batch& batch, at::Generator&) const {
   for (const auto& name : columns_) {
     const auto doing = "applying " + kind_ + " to column \"" + name + "\"";
     const auto learned = learned_.find(name);
@@ -178,9 +179,10 @@ class Chain final : public Preprocessor {
 
   bool fitted() const override { return std::ranges::all_of(steps_, &Preprocessor::fitted); }
 
-  void transform(Batch& batch) const override {
-    for (const auto& step : steps_) step->transform(batch);
+  void transform(Batch& batch, at::Generator& generator) const override {
+    for (const auto& step : steps_) detail::data::apply(*step, batch, generator);
   }
+  const std::vector<PreprocessorPtr>& steps() const noexcept { return steps_; }
 
   Json state() const override {
     Json states = Json::array();
@@ -203,6 +205,24 @@ class Chain final : public Preprocessor {
 };
 
 }  // namespace
+
+namespace detail::data {
+
+void add_steps(std::shared_ptr<const Preprocessor> preprocessor,
+               std::vector<std::shared_ptr<const Preprocessor>>& steps) {
+  if (const auto* const all = dynamic_cast<const Chain*>(preprocessor.get()))
+    for (const auto& step : all->steps()) add_steps(step, steps);
+  else
+    steps.push_back(std::move(preprocessor));
+}
+
+bool is_unfitted(const Preprocessor& preprocessor) {
+  if (const auto* const all = dynamic_cast<const Chain*>(&preprocessor))
+    return std::ranges::any_of(all->steps(), [](const auto& step) { return is_unfitted(*step); });
+  return dynamic_cast<const ColumnPreprocessor*>(&preprocessor) != nullptr && !preprocessor.fitted();
+}
+
+}  // namespace detail::data
 
 PreprocessorPtr chain(std::vector<PreprocessorPtr> steps) { return std::make_shared<Chain>(std::move(steps)); }
 

@@ -18,7 +18,8 @@ class ColumnPreprocessor : public Preprocessor {
 
   void fit(const Dataset& dataset, const Communicator& communicator) final;
   bool fitted() const final { return !learned_.empty(); }
-  void transform(Batch& batch) const final;
+  using Preprocessor::transform;
+  void transform(Batch& batch, at::Generator& generator) const final;
   /// {"kind": …, "columns": {name: to_json(learned), …}}
   Json state() const final;
   void load_state(const Json& state) final;

@@ -1,5 +1,6 @@
 #include "data/sources/source.hpp"
 
+#include "data/preprocess/apply.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 
@@ -73,19 +74,26 @@ class MemorySource final : public Source {
 
 class TransformedSource final : public Source {
  public:
-  TransformedSource(std::shared_ptr<Source> source, std::shared_ptr<const Preprocessor> preprocessor)
-      : source_(std::move(source)), preprocessor_(std::move(preprocessor)) {}
+  using Steps = std::vector<std::shared_ptr<const Preprocessor>>;
+
+  TransformedSource(std::shared_ptr<Source> source, Steps steps)
+      : source_(std::move(source)), steps_(std::make_shared<const Steps>(std::move(steps))) {}
+
+  const std::shared_ptr<Source>& stored() const noexcept { return source_; }
+  const Steps& steps() const noexcept { return *steps_; }
 
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
   Fingerprint fingerprint() override { return source_->fingerprint(); }  // what is made of it follows from it
   bool is_stream() const noexcept override { return source_->is_stream(); }
 
-  BatchReader open(const StreamShard& shard, std::int64_t rows) override {
-    return [preprocessor = preprocessor_, next = source_->open(shard, rows)] {
-      auto batch = next();
-      if (batch) preprocessor->transform(*batch);
-      return batch;
+  BatchReader open(const StreamShard& shard, const StreamPlan& plan) override {
+    return [steps = steps_, next = source_->open(shard, plan), order = plan.order, workers = shard.workers,
+            number = std::int64_t{shard.worker}]() mutable {
+      auto read = next();
+      if (read) read = apply_ahead(steps, std::move(read->batch), order.random_seed(number));
+      number += workers;
+      return read;
     };
   }
 
@@ -100,13 +108,29 @@ class TransformedSource final : public Source {
 
   Batch read(std::span<const std::int64_t> samples) override {
     Batch batch = source_->read(samples);
-    preprocessor_->transform(batch);
+    auto generator = make_generator(samples.empty() ? 0 : static_cast<std::uint64_t>(samples.front()));
+    for (const auto& step : *steps_) apply(*step, batch, generator);
     return batch;
   }
 
+  ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t seed) override {
+    return apply_ahead(steps_, source_->read(samples), seed);
+  }
+
  private:
+  /// Leaves the rest to the thread that asked for the batch, from the first step on that draws from torch's generator.
+  static ReadBatch apply_ahead(const std::shared_ptr<const Steps>& steps, Batch batch, std::uint64_t seed) {
+    auto generator = make_generator(seed);
+    auto next = steps->begin();
+    while (next != steps->end() && try_apply_ahead(**next, batch, generator)) ++next;
+    if (next == steps->end()) return batch;
+    return {std::move(batch), [steps, next, generator](Batch& rest) mutable {
+              for (; next != steps->end(); ++next) apply(**next, rest, generator);
+            }};
+  }
+
   std::shared_ptr<Source> source_;
-  std::shared_ptr<const Preprocessor> preprocessor_;
+  std::shared_ptr<const Steps> steps_;
   std::once_flag once_;
   Schema schema_;
 };
@@ -119,7 +143,13 @@ std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns) {
 
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor) {
-  return std::make_shared<TransformedSource>(std::move(source), std::move(preprocessor));
+  TransformedSource::Steps steps;
+  if (const auto* const before = dynamic_cast<const TransformedSource*>(source.get())) {
+    steps = before->steps();
+    source = std::shared_ptr(before->stored());
+  }
+  add_steps(std::move(preprocessor), steps);
+  return std::make_shared<TransformedSource>(std::move(source), std::move(steps));
 }
 
 at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {

@@ -1,6 +1,7 @@
 // Where a dataset's samples come from: memory, HDF5 files, another source through a preprocessor.
 #pragma once
 
+#include "data/passes/samples.hpp"
 #include "data/sources/fingerprint.hpp"
 #include "muster/dataset.hpp"
 
@@ -16,8 +17,23 @@
 
 namespace muster::detail::data {
 
+/// A batch that one thread reads for another.
+struct ReadBatch {
+  ReadBatch(Batch read, std::function<void(Batch&)> rest = {}) : batch(std::move(read)), finish(std::move(rest)) {}
+
+  Batch batch;
+  std::function<void(Batch&)> finish;  ///< what is left to do, on the thread that asked for the batch; may be empty
+};
+
 /// Gives one batch after the other, none at the end.
-using BatchReader = std::function<std::optional<Batch>()>;
+using BatchReader = std::function<std::optional<ReadBatch>()>;
+
+/// How a worker reads its share of a stream.
+struct StreamPlan {
+  std::int64_t rows = 1;    ///< of a batch
+  Order order;              ///< of which random_seed() gives the preprocessors' seeds
+  ColumnTypes dtypes = {};  ///< that columns are converted to afterwards
+};
 
 /// Columns that can be read by the sample. Thread-safe; errors are muster::Error with ExitCode::data.
 class Source {
@@ -28,6 +44,8 @@ class Source {
   virtual const Schema& schema() = 0;
   /// The samples at those indices (0 ≤ i < count()), in that order, in tensors that own their memory.
   virtual Batch read(std::span<const std::int64_t> samples) = 0;
+  /// The same on a thread that reads ahead; preprocessors draw random numbers from that seed.
+  virtual ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t /*seed*/) { return read(samples); }
   /// What must be the same on all ranks.
   virtual Fingerprint fingerprint() = 0;
   /// What errors call it.
@@ -35,8 +53,8 @@ class Source {
 
   /// A stream: samples have no indices, and all there is of it is open(); count(), schema() and read() are Errors.
   virtual bool is_stream() const noexcept { return false; }
-  /// Of a stream: the worker's share in batches of `rows`, the last of what is left.
-  virtual BatchReader open(const StreamShard&, std::int64_t /*rows*/) { return {}; }
+  /// Of a stream: the worker's share in batches of plan.rows, the last of what is left.
+  virtual BatchReader open(const StreamShard&, const StreamPlan&) { return {}; }
 };
 
 /// The tensors themselves, not copies.
@@ -45,7 +63,7 @@ std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns);
 std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
 /// What `make` gives to each worker.
 std::shared_ptr<Source> stream_source(MakeStream make);
-/// What `preprocessor` makes of each batch of `source`.
+/// What `preprocessor` makes of each batch of `source`, whose own preprocessors come first.
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor);
 

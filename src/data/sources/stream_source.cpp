@@ -22,9 +22,9 @@ const std::string reading_stream = "reading a stream";
 /// Takes what a user's function gives, and cuts it into batches of the size that is asked for.
 class Cutter {
  public:
-  Cutter(StreamReader read, std::int64_t rows) : read_(std::move(read)), rows_(rows) {}
+  Cutter(StreamReader read, const StreamPlan& plan) : read_(std::move(read)), rows_(plan.rows), dtypes_(plan.dtypes) {}
 
-  std::optional<Batch> operator()() {
+  std::optional<ReadBatch> operator()() {
     while (more_ && waiting_ < rows_) {
       if (auto given = read_())
         add(std::move(*given).take());
@@ -68,18 +68,42 @@ class Cutter {
     if (block.size() == 0) return;
     auto schema = schema_of(block);
     if (!schema_) schema_ = schema;
+    if (row != nullptr && schema != *schema_) {
+      settle_types(schema, block);
+      schema = schema_of(block);
+    }
     if (schema != *schema_)
       throw Error(
           ExitCode::data, reading_stream,
           "row " + std::to_string(seen_) + " is " + described(schema) + ", those before it are " + described(*schema_),
-          "Give the same columns, types and shapes in all rows");
+          row != nullptr
+              ? "Give the same columns and shapes in all rows. Where a column holds floats, the first row gives "
+                "one (2.0 for 2), or BatchOptions::dtypes names a floating type for it"
+              : "Give the same columns, types and shapes in all rows");
     seen_ += block.size();
     waiting_ += block.size();
     blocks_.push_back(std::move(block));
   }
 
+  /// Whole numbers become floats in a column of floats. A column of whole numbers becomes one of floats where it is
+  /// converted to a floating type anyway.
+  void settle_types(const Schema& given, Batch& block) {
+    if (given.size() != schema_->size()) return;
+    for (std::size_t c = 0; c < given.size(); ++c) {
+      auto& settled = (*schema_)[c];
+      const auto& name = settled.name;
+      if (given[c].name != name || given[c].shape != settled.shape) return;
+      if (settled.dtype == at::kDouble && given[c].dtype == at::kLong) block.set(name, block[name].to(at::kDouble));
+      if (settled.dtype != at::kLong || given[c].dtype != at::kDouble) continue;
+      if (const auto later = dtypes_.of(name); !later || !at::isFloatingType(*later)) continue;
+      settled.dtype = at::kDouble;
+      for (auto& waiting : blocks_) waiting.set(name, waiting[name].to(at::kDouble));
+    }
+  }
+
   StreamReader read_;
   std::int64_t rows_;
+  ColumnTypes dtypes_;
   bool more_ = true;
   std::optional<Schema> schema_;
   std::deque<Batch> blocks_;
@@ -95,11 +119,11 @@ class StreamSource final : public Source {
   }
 
   bool is_stream() const noexcept override { return true; }
-  BatchReader open(const StreamShard& shard, std::int64_t rows) override {
+  BatchReader open(const StreamShard& shard, const StreamPlan& plan) override {
     auto read = make_(shard);
     if (!read) throw Error(ExitCode::usage, reading_stream, "its function gave no function that reads", "Return one");
     // Shared, for a std::function must be copyable.
-    return [cutter = std::make_shared<Cutter>(std::move(read), rows)] { return (*cutter)(); };
+    return [cutter = std::make_shared<Cutter>(std::move(read), plan)] { return (*cutter)(); };
   }
 
   std::int64_t count() override { refuse_index("counting the samples of a stream"); }
