@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -46,6 +47,11 @@ class Fault {
     if (fault_ == "announced") session_.keep_alive(2 * busy);
     if (fault_ == "announced" || fault_ == "work") std::this_thread::sleep_for(busy);
     if (fault_ == "throw") throw std::runtime_error("this is the user's own");
+    if (fault_ == "reader" || fault_ == "reader_throw")
+      for ([[maybe_unused]] auto& batch : session_.get_dataset_shard("blocked").iter_batches({.batch_size = 2})) {
+        if (fault_ == "reader") break;
+        throw std::runtime_error("this is the user's own");
+      }
     if (fault_ == "extra") {
       std::vector<float> values(1024);
       session_.communicator().all_reduce(values);
@@ -72,6 +78,16 @@ class Fault {
   bool here_, all_;
   std::string fault_, at_;
 };
+
+/// Gives three rows; what follows never comes, and nothing ends the wait for it.
+muster::Dataset blocked() {
+  return muster::Dataset::from_stream([](const muster::StreamShard&) {
+    return [rows = 0]() mutable -> std::optional<muster::Json> {
+      if (rows == 3) std::this_thread::sleep_for(24h);
+      return muster::Json{{"i", rows++}};
+    };
+  });
+}
 
 void train(muster::Session& session, const muster::Config& config) {
   Fault fault(session, config);
@@ -109,7 +125,8 @@ int main(int argc, char** argv) {
                launch, train,
                {.train_loop_config = {{"rank", 1}, {"fault", "none"}, {"at", "nowhere"}, {"epochs", 2}},
                 .datasets = {{"train",
-                              muster::Dataset::from_tensors({{"x", at::arange(200, at::kFloat).view({-1, 1})}})}}})
+                              muster::Dataset::from_tensors({{"x", at::arange(200, at::kFloat).view({-1, 1})}})},
+                             {"blocked", blocked()}}})
         .fit();
   });
 }
