@@ -1,4 +1,5 @@
-// The options of a run: structs with a default for every field, set by designated initialisers.
+// The options of a run: structs with a default for every field, set by designated initialisers. C++ wants these in the
+// order of the fields: {.num_workers = 2, .use_gpu = true} compiles, the other way round it does not.
 #pragma once
 
 #include <muster/json.hpp>
@@ -151,7 +152,9 @@ void to_json(Json& json, const LoggingConfig& options);
 void from_json(const Json& json, LoggingConfig& options);
 
 struct RunConfig {
-  /// The run lies under storage_path/name, on a file system that all nodes share. The flags --name and --storage win.
+  /// The run lies under storage_path/name, on a file system that all nodes share; storage_path is ./runs unless given.
+  /// The flags --name and --storage win. --name names the run of the first trainer of a program; those of the others
+  /// are NAME_2, NAME_3, ..., in the order in which they begin. A trainer whose own `name` is NAME keeps it.
   std::string name = {};
   std::filesystem::path storage_path = {};
   CheckpointConfig checkpoint_config = {};

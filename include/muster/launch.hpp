@@ -125,6 +125,8 @@ class Launch {
   int cpus_per_rank() const noexcept;
   /// This process's place among those of the whole launch on its node: what decides which GPU it has.
   int place_on_node() const noexcept;
+  /// Gives each trainer of this launch a number, from 1 on: the suffix of its run's name under --name.
+  int number_trainer() noexcept;
   /// Told of every run of this launch beside the run's own: what a sweep decides by.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by

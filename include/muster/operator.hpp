@@ -366,8 +366,11 @@ struct ValidateOptions {
 ///
 /// shutdown() marks the run as finished. Started again under its name, its calls up to the last train() give what they
 /// gave, also where the configuration is another one now, of which a warning tells; those after it are made anew, and a
-/// main that has become longer trains on. So a name is one trainer's: a second one in the same main takes up the run of
-/// the first.
+/// main that has become longer trains on. Several trainers of one main have runs of their own: under --name NAME these
+/// are NAME, NAME_2, NAME_3, ..., in the order in which main makes the trainers, which is the same in each start.
+///
+/// A trainer without --name, --storage and `muster run` leaves no folder in ./runs when it is shut down, unless
+/// something was saved there. After an error, and after a stop on request, the folder stays.
 ///
 /// Where a Callback wants training to end, the call after whose report it was asked still gives its results. Each
 /// train() from then on throws an Error with ExitCode::done, on all ranks, and Launch::run() ends as done with it; who

@@ -137,7 +137,8 @@ class DataParallelTrainer {
   virtual ~DataParallelTrainer() = default;
 
   /// Trains; collective over all ranks of the launch. An error of training is in the Result; errors before it (bad
-  /// flags, missing data, a directory in use) are thrown, the same on all ranks.
+  /// flags, missing data, a directory in use) are thrown, the same on all ranks. Called again, it goes on with the same
+  /// run where the run has a name; another trainer has a run of its own (see RunConfig::name).
   Result fit();
   /// The first thing that fit() does, on every rank. It may change options_, on all ranks alike.
   virtual void setup() {}
@@ -168,6 +169,7 @@ class DataParallelTrainer {
 
  private:
   Launch* launch_;  ///< that of a trial while fit() is called for one
+  int number_ = 0;  ///< among the trainers of launch_; 0 before fit()
 };
 
 /// For a trainer's own restore(): the options of the run in `path`, as they were saved, under which it goes on. What

@@ -86,6 +86,8 @@ void write_to(const std::filesystem::path& path) {
   logger.sinks().push_back(std::move(file));
 }
 
+const std::filesystem::path& path() noexcept { return sinks().path; }
+
 void debug(const std::string& text) { sinks().logger->debug("{}", text); }
 void info(const std::string& text) { sinks().logger->info("{}", text); }
 void warn(const std::string& text) { sinks().logger->warn("warning: {}", text); }

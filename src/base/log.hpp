@@ -22,6 +22,8 @@ void set_level(Level level);
 
 /// Also writes everything to `path` from now on (the folder must exist); an empty path ends that.
 void write_to(const std::filesystem::path& path);
+/// That file; empty where there is none.
+const std::filesystem::path& path() noexcept;
 
 // The terminal (stderr) shows what rank 0 says, and errors and warnings of any rank only in its file.
 void debug(const std::string& text);

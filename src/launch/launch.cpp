@@ -70,6 +70,7 @@ struct Launch::State {
   LaunchFlags flags;
   int threads = 1;
   int cpus = 1;
+  int trainers = 0;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<std::chrono::steady_clock::time_point> end;
   int place_on_node = 0;
@@ -154,6 +155,7 @@ const std::string& Launch::program() const noexcept { return state_->program; }
 int Launch::threads_per_rank() const noexcept { return state_->threads; }
 int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
 int Launch::place_on_node() const noexcept { return state_->place_on_node; }
+int Launch::number_trainer() noexcept { return ++state_->trainers; }
 const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->callbacks; }
 
 std::optional<std::chrono::nanoseconds> Launch::time_left() const noexcept {

@@ -67,7 +67,8 @@ class OperatorRun {
 
   Launch& launch_;
   const OperatorTrainerOptions options_;
-  bool keeps_ = false;  ///< saves the state for a process that takes the run up again
+  bool keeps_ = false;         ///< saves the state for a process that takes the run up again
+  bool leaves_folder_ = true;  ///< where nothing was saved in it, too
   const Plan plan_;
   RunFolder run_;
   const comm::TimeLimit everywhere_;

@@ -90,6 +90,7 @@ std::string to_bytes(const Json& json) {
 std::string to_line(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 }  // namespace
+  leaves_folder_ = keeps_ || launch_.flags().storage;
 
 Plan OperatorRun::make_plan() {
   const auto& world = launch_.communicator();
@@ -119,7 +120,7 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
     : launch_(launch),
       options_(std::move(options)),
       plan_(make_plan()),
-      run_(launch.communicator(), launch, plan_.options.run_config),
+      run_(launch.communicator(), launch, plan_.options.run_config, launch.number_trainer()),
       everywhere_(launch.communicator(), plan_.wait_limit),
       device_(check_together(plan_)),
       exceptions_(std::uncaught_exceptions()) {
@@ -480,6 +481,7 @@ void OperatorRun::shutdown(bool force) {
   if ((!force || ended_) && plan_.world().rank() == 0) run_.mark_finished({});
   open_ = false;
 }
+  if (!force && !leaves_folder_) run_.remove_unless_it_holds_more(plan_.world());
 
 TrainingOperator& OperatorRun::local_operator() {
   if (!operator_)

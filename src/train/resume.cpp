@@ -49,15 +49,15 @@ std::string own_checkpoint(const std::filesystem::path& path, const RunFolder& r
 std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& run, const Communicator& control,
                                             checkpoint::Store& store) {
   const auto& flags = plan.launch.flags();
-  const bool named = flags.resume == Resume::path;
-  const auto path = named ? whole_path(flags.resume_path) : std::filesystem::path();
+  const auto path = flags.resume == Resume::path ? whole_path(flags.resume_path) : std::filesystem::path();
+  const bool named = !path.empty() && !run.is_of_an_earlier_trainer(path);
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
   if (named)
     if (const auto own = own_checkpoint(path, run, control); !own.empty()) store.roll_back(std::stoi(own));
   if (auto newest = store.newest()) return newest;
   if (named) return checkpoint_at(path, control);
   const auto& given = plan.options.resume_from_checkpoint;
-  if (flags.resume == Resume::must && !given)
+  if (flags.resume == Resume::must && !given && run.is_first())
     throw Error(ExitCode::data, "resuming the run " + run.path().string(), "it has no checkpoint",
                 "Use --resume auto to start afresh");
   const auto all = control.all_reduce(std::int64_t{given.has_value()});

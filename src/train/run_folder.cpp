@@ -43,6 +43,11 @@ bool claim(const std::filesystem::path& folder) {
   return made || (error && error != std::errc::file_exists);
 }
 
+/// NAME, NAME_2, NAME_3, …
+std::string numbered_name(const std::string& name, int number) {
+  return number == 1 ? name : name + "_" + std::to_string(number);
+}
+
 /// A name that is free; or, where Slurm or `muster run` has started the program again, the one that it had before: of
 /// several runs of a program, the first has the first name.
 std::string default_name(const std::string& program, const std::filesystem::path& storage) {
@@ -56,7 +61,7 @@ std::string default_name(const std::string& program, const std::filesystem::path
     return job != nullptr || claim(folder) || (supervisor && read_failures(folder, supervisor->id).has_value());
   };
   auto name = first;
-  for (int i = 2; !take(name); ++i) name = first + "_" + std::to_string(i);
+  for (int i = 2; !take(name); ++i) name = numbered_name(first, i);
   taken.insert(storage / name);
   return name;
 }
@@ -78,19 +83,22 @@ std::filesystem::path whole_path(const std::filesystem::path& path) {
   return whole.has_filename() ? whole : whole.parent_path();
 }
 
-RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config) {
+RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer) {
   const auto& flags = launch.flags();
   const auto level = config.logging_config.level.empty() ? "info" : config.logging_config.level;
   log::level_from_name(level);  // before anything is made
+  const bool numbered = flags.name && config.name != *flags.name;
   const auto chosen = comm::on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
     if (storage.string().find("://") != std::string::npos)
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "it is a URL",
                   "Name a folder on a file system that all nodes share");
+    made_storage_ = !std::filesystem::exists(status_of(storage));
     name_ = flags.name.value_or(config.name);
     if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
     check_run_name(name_);
+    if (numbered) name_ = numbered_name(name_, trainer);
     path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
     make_directories(path_);
     require_own_directory(path_);
@@ -116,6 +124,8 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   name_ = decided[1];
   params_ = decided[2];
   started_again_ = decided[3];
+  if (numbered)
+    for (int i = 1; i < trainer; ++i) earlier_.push_back(path_.parent_path() / numbered_name(*flags.name, i));
   check_shared(world);
 
   // Here the others hear of a rank that could not open its log.
@@ -142,6 +152,27 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
                              "sweep.json", "sweep.csv", ".token", ".owner", "logs/.owner"})
       remove_unfinished(path_ / name);
   });
+}
+
+bool RunFolder::is_of_an_earlier_trainer(const std::filesystem::path& path) const {
+  return std::ranges::any_of(earlier_, [&](const auto& run) {
+    std::error_code ignored;  // of a path that is not there
+    return path == run || path.parent_path() == run || std::filesystem::equivalent(path, run, ignored) ||
+           std::filesystem::equivalent(path.parent_path(), run, ignored);
+  });
+}
+
+void RunFolder::remove_unless_it_holds_more(const Communicator& world) {
+  if (log::path().parent_path() == path_ / "logs") log::write_to({});
+  lock_.reset();
+  world.barrier();
+  if (world.rank() != 0) return;
+  static const std::set<std::string> notes{"params.json", "result.json", "progress.csv", "logs", ".lock"};
+  std::error_code ignored;  // of a disk: what is left there does no harm
+  for (const auto& entry : std::filesystem::directory_iterator(path_, ignored))
+    if (!notes.contains(entry.path().filename())) return;
+  std::filesystem::remove_all(path_, ignored);
+  if (made_storage_) std::filesystem::remove(path_.parent_path(), ignored);
 }
 
 void RunFolder::check_shared(const Communicator& world) const {

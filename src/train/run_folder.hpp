@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace muster::detail::train {
 
@@ -24,14 +25,24 @@ class RunFolder {
  public:
   /// Chooses the name (flag, then RunConfig, then program and Slurm job or time), makes the folder, locks it (an
   /// Error if another job has it), makes sure that every node sees the same storage, and removes what an interrupted
-  /// job has left of files that it was writing. Collective over the world.
-  RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config);
+  /// job has left of files that it was writing. `trainer`: its number in the launch (Launch::number_trainer), which is
+  /// added to the flag's name from the second on. Collective over the world.
+  RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer = 1);
 
   /// Gives up the lock: others may have the folder, and this is read alone. On every rank.
   void release() noexcept { lock_.reset(); }
+  /// Gives up the lock and removes the folder, unless it holds more than the notes that every run makes; and the
+  /// storage, where it was made for this run and is empty. Collective over the world.
+  void remove_unless_it_holds_more(const Communicator& world);
 
   const std::filesystem::path& path() const noexcept { return path_; }
   const std::string& name() const noexcept { return name_; }
+
+  /// Whether --resume, which is about the run that --name names, says nothing of this one: it is a later trainer's,
+  /// and `path` lies in an earlier one's.
+  bool is_of_an_earlier_trainer(const std::filesystem::path& path) const;
+  /// Whether this run is the first of those with the name of --name.
+  bool is_first() const noexcept { return earlier_.empty(); }
 
   /// Whether a start of the same `muster run` has had it before.
   bool started_again() const noexcept { return started_again_; }
@@ -53,6 +64,8 @@ class RunFolder {
 
   std::filesystem::path path_;
   std::string name_;
+  std::vector<std::filesystem::path> earlier_;  ///< runs of the launch's earlier trainers under the same --name
+  bool made_storage_ = false;
   Json params_;
   bool started_again_ = false;
   std::optional<RunLock> lock_;

@@ -71,11 +71,13 @@ bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
 
 Trainable DataParallelTrainer::as_trainable() {
   const auto fit_one = [this](Launch& trial, const Config& config) {
-    const auto restore = c10::make_scope_exit([this, launch = launch_, options = options_] {
+    const auto restore = c10::make_scope_exit([this, launch = launch_, number = number_, options = options_] {
       launch_ = launch;
+      number_ = number;
       options_ = options;
     });
     launch_ = &trial;
+    number_ = 0;
     options_.train_loop_config =
         detail::launch::overlaid(options_.train_loop_config, config, "choosing the settings of a trial");
     return fit();
@@ -98,11 +100,12 @@ Result DataParallelTrainer::fit() {
     setup();
     backend = backend_config();
   });
+  if (number_ == 0) number_ = launch().number_trainer();
   auto options = options_;
   options.dataset_config = get_dataset_config();
   // Shared with a validation that does not end.
   const auto plan = std::make_shared<const Plan>(resolve(launch(), options, std::move(backend)));
-  const auto run = std::make_shared<RunFolder>(world, launch(), plan->options.run_config);
+  const auto run = std::make_shared<RunFolder>(world, launch(), plan->options.run_config, number_);
   const auto release = c10::make_scope_exit([&] { run->release(); });
   try {
     const comm::TimeLimit everywhere(world, plan->wait_limit);

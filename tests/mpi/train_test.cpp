@@ -1404,6 +1404,64 @@ TEST(Train, SeveralRunsOfAProgramInASlurmJobHaveNamesOfTheirOwn) {
   EXPECT_EQ(names, (std::vector<std::string>{"job_4711", "job_4711_2"})) << "the second is not taken for the first";
 }
 
+TEST(Train, EachTrainerOfAProgramHasARunOfItsOwnUnderOneName) {
+  const auto storage = test::shared_folder();
+  for (const bool again : {false, true}) {
+    std::vector<std::string> names;
+    std::vector<double> values;
+    int trained = 0;
+    const auto [code, result] = test::launch({storage, {"--name", "folds"}}, [&](Launch& launch) {
+      std::optional<Result> last;
+      for (const double value : {1.0, 2.0}) {
+        TorchTrainer trainer(launch, [&, value](Session& session) {
+          ++trained;
+          names.push_back(session.experiment_name());
+          auto state = session.state({{"value", value}});
+          session.report({{"value", value}}, state);
+        });
+        last = trainer.fit();
+        EXPECT_EQ(trainer.fit().path, last->path) << "the same trainer goes on with the same run";
+        values.push_back(last->metrics.at("value"));
+      }
+      TorchTrainer own(launch, [&](Session&) { ++trained; }, {.run_config = {.name = "folds"}});
+      EXPECT_EQ(own.fit().path, storage / "folds") << "it has chosen the name by itself";
+      return *last;
+    });
+    EXPECT_EQ(code, 0);
+    EXPECT_EQ(values, (std::vector{1.0, 2.0}));
+    EXPECT_EQ(trained, again ? 0 : 2);
+    if (!again) EXPECT_EQ(names, (std::vector<std::string>{"folds", "folds_2"}));
+  }
+}
+
+TEST(Train, AStepBackIsOneOfTheRunThatItNames) {
+  const auto storage = test::shared_folder();
+  std::vector<std::vector<int>> starts;
+  for (const bool back : {false, true}) {
+    auto& counts = starts.emplace_back();
+    std::vector<std::string> flags{"--name", "folds"};
+    if (back) flags.insert(flags.end(), {"--resume", (storage / "folds" / "checkpoint_000000").string()});
+    test::launch({storage, flags}, [&](Launch& launch) {
+      std::optional<Result> last;
+      for (const int fold : {0, 10}) {
+        int count = fold;
+        last = TorchTrainer(launch, [&](Session& session) {
+                 auto state = session.state({{"count", count}});
+                 state.restore();
+                 counts.push_back(count);
+                 while (count < fold + 3) {
+                   ++count;
+                   session.report({{"count", count}}, state);
+                 }
+               }).fit();
+      }
+      return *last;
+    });
+  }
+  EXPECT_EQ(starts[0], (std::vector{0, 10}));
+  EXPECT_EQ(starts[1], (std::vector{1, 13})) << "the second trainer's run goes on where it stands";
+}
+
 TEST(Train, ASickDiskEndsAStartWith75AndCostsNothing) {
   const auto storage = test::shared_folder();
   Fit fit;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -340,6 +341,93 @@ TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
   const auto said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(other.results, longer.results);
   EXPECT_EQ(said.find("another configuration") != std::string::npos, world().rank() == 0) << said;
+}
+
+// --- Several trainers ---
+
+struct Folds {
+  int code = 0;
+  std::vector<double> losses = {};
+  std::vector<std::size_t> trained = {};  ///< batches of each fold, here
+};
+
+/// Two trainers with learning rates of their own, one after the other or at the same time.
+Folds run_folds(const std::vector<std::string>& flags, std::int64_t second_fails_at = -1, bool together = false) {
+  Folds folds;
+  folds.code = program(flags, [&](Launch& launch) {
+    std::vector<std::unique_ptr<OperatorTrainer<Noisy>>> trainers;
+    for (const double lr : {0.001, 0.1}) {
+      trainers.push_back(std::make_unique<OperatorTrainer<Noisy>>(
+          launch, all_ranks(launch, {{"lr", lr}, {"batch_size", even(launch, 12)}})));
+      auto& trainer = *trainers.back();
+      auto& its = trainer.get_local_operator();
+      if (trainers.size() == 2) its.fails_at = second_fails_at;
+      for (int i = 0; i < 3; ++i) folds.losses.push_back(trainer.train().at("train_loss"));
+      folds.losses.push_back(trainer.validate().at("val_loss"));
+      folds.trained.push_back(its.seen.size());
+      if (!together) trainers.back()->shutdown();
+    }
+  });
+  world().barrier();
+  return folds;
+}
+
+TEST(Operators, EachTrainerOfAProgramHasARunOfItsOwn) {
+  const auto unnamed = run_folds({});
+  EXPECT_NE(unnamed.losses.front(), unnamed.losses.back());
+  for (const bool together : {false, true}) {
+    const std::string name = together ? "folds_together" : "folds";
+    const auto first = run_folds({"--name", name}, -1, together);
+    EXPECT_EQ(first.code, 0);
+    EXPECT_EQ(first.losses, unnamed.losses);
+    for (const auto* each : {"", "_2"}) EXPECT_TRUE(fs::exists(storage() / (name + each) / "params.json")) << each;
+    const auto again = run_folds({"--name", name}, -1, together);
+    EXPECT_EQ(again.losses, unnamed.losses);
+    EXPECT_EQ(again.trained, (std::vector<std::size_t>{0, 0}));
+  }
+  EXPECT_EQ(run_folds({"--name", "folds_cut"}, 5).code, 1);
+  const auto again = run_folds({"--name", "folds_cut"});
+  EXPECT_EQ(again.losses, unnamed.losses);
+  EXPECT_EQ(again.trained.at(0), 0u);
+  EXPECT_GT(again.trained.at(1), 0u);
+}
+
+TEST(Operators, WithoutANameNoFolderStaysUnlessSomethingIsSavedThere) {
+  const auto main = [](std::vector<std::string> flags, std::int64_t fails_at) {
+    const auto folder = test::shared_folder();
+    const auto before = fs::current_path();
+    fs::current_path(folder);
+    std::vector<std::string> words{"job", "--log-level", "off"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    {
+      Launch launch(static_cast<int>(argv.size()), argv.data());
+      launch.run([&] {
+        for (int i = 0; i < 2; ++i) {
+          OperatorTrainer<Noisy> trainer(launch, all_ranks(launch));
+          trainer.get_local_operator().fails_at = fails_at;
+          trainer.train();
+          trainer.validate();
+          trainer.save("mine");
+          trainer.shutdown();
+        }
+      });
+    }
+    world().barrier();
+    std::vector<std::string> left;
+    for (const auto& entry : fs::directory_iterator(folder)) left.push_back(entry.path().filename());
+    std::sort(left.begin(), left.end());
+    fs::current_path(before);
+    world().barrier();
+    return left;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(main({}, -1), Names{"mine"});
+  EXPECT_EQ(main({"--name", "named"}, -1), (Names{"mine", "runs"}));
+  EXPECT_EQ(main({"--storage", "there"}, -1), (Names{"mine", "there"}));
+  EXPECT_EQ(main({"--time-limit", "0"}, -1), Names{"runs"}) << "which has the state to go on from";
+  EXPECT_EQ(main({}, 1), Names{"runs"}) << "which has the error and the logs";
 }
 
 // --- What ranks may not disagree in ---
