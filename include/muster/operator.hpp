@@ -202,12 +202,13 @@ class TrainingOperator {
   /// A call of train(): the models are in training mode, train_batch() of each batch, the schedulers. What comes back
   /// is reduced over the workers.
   virtual Metrics train_epoch(OperatorBatches& batches, const EpochInfo& info);
-  /// forward, backward, step, with one model, optimizer and criterion; gives train_loss and num_samples.
+  /// forward, backward, step, with one model, optimizer and criterion; gives train_loss and num_samples. An Error where
+  /// the criterion would broadcast output and target against each other, as [8, 1] and [8] to [8, 8].
   virtual Metrics train_batch(Batch& batch, const BatchInfo& info);
   /// A call of validate(), during which no gradients are recorded and the models are in evaluation mode.
   virtual Metrics validate(OperatorBatches& batches, const EpochInfo& info);
-  /// Gives val_loss, val_accuracy and num_samples. The accuracy is that of the largest output of each row, and NaN
-  /// where targets are no classes.
+  /// Gives val_loss, val_accuracy and num_samples, and refuses a loss as train_batch() does. The accuracy is that of
+  /// the largest output of each row; it is NaN where targets are no classes or there is one output.
   virtual Metrics validate_batch(Batch& batch, const BatchInfo& info);
 
   /// What is to be saved beside models, optimizers, schedulers and counters; the same on all workers.

@@ -4,6 +4,7 @@
 #include "muster/error.hpp"
 #include "optim/step_count.hpp"
 #include "train/operator_parts.hpp"
+#include "train/operator_loss.hpp"
 #include "train/same_data.hpp"
 
 #include <torch/torch.h>
@@ -173,7 +174,7 @@ Metrics TrainingOperator::train_batch(Batch& batch, const BatchInfo&) {
   {
     const auto time = timers.record("fwd");
     const auto cast = autocast();
-    loss = its.criterion(its.forward(features), target);
+    loss = detail::train::loss_of("training a batch", its, its.forward(features), target);
   }
   {
     const auto time = timers.record("grad");
@@ -208,10 +209,11 @@ Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
     const auto time = timers.record("eval_fwd");
     const auto cast = autocast();
     output = its.forward(features);
-    loss = its.criterion(output, target);
+    loss = detail::train::loss_of("validating a batch", its, output, target);
   }
   double accuracy = std::nan("");
-  if (at::isIntegralType(target.scalar_type(), /*includeBool=*/true) && output.dim() == target.dim() + 1)
+  if (at::isIntegralType(target.scalar_type(), /*includeBool=*/true) && output.dim() == target.dim() + 1 &&
+      output.size(1) > 1)
     accuracy = output.argmax(1).eq(target).to(at::kDouble).mean().item<double>();
   return {{"val_loss", loss}, {"val_accuracy", accuracy}, {"num_samples", batch.size()}};
 }
@@ -285,3 +287,4 @@ Autocast TrainingOperator::autocast() const {
 GradScaler& TrainingOperator::scaler() const { return *parts().scaler; }
 
 }  // namespace muster
+  parts().elementwise = detail::train::is_elementwise(module.get());

@@ -28,6 +28,8 @@ struct OperatorParts {
   Forward forward;
   Criterion criterion;
   TrainFeed train;
+  bool elementwise = false;  ///< the criterion takes output and target of the same shape
+  std::string told_columns;  ///< what was said of them
   ValidationFeed validation;
 
   /// Gives the operator its parts, before setup().
