@@ -5,8 +5,8 @@
 //       torch::nn::Linear net(1, 1);
 //       register_training(Components{.models = net,
 //                                    .optimizers = torch::optim::SGD(net->parameters(), 0.1),
-//                                    .criterion = torch::nn::MSELoss()});
-//       register_data({muster::Dataset("train.h5"), {.batch_size = config.at(muster::BATCH_SIZE)}});
+//                                    .criterion = torch::nn::MSELoss()});  // with y of [samples, 1], as the output
+//       register_data({muster::Dataset("train.h5"), {.batch_size = config.at(muster::BATCH_SIZE)}, {{"x"}, "y"}});
 //     }
 //   };
 //
@@ -27,7 +27,9 @@
 // There is no driver: main runs on every rank, all ranks make the same calls of the trainer and get the same results.
 // Ranks that do not train make them too, and wait. What is to be done once stands behind `if (launch.rank() == 0)`.
 //
-// A batch is (features…, target): its columns in their order, of which the last is the target.
+// The default train_batch() and validate_batch() take a batch as (features…, target): the columns of the dataset in the
+// order in which they were given (Dataset::from_tensors, DatasetOptions::columns), the last one being the target; or
+// those that BatchColumns names. Columns of a file or of JSON objects have no order of their own and need the names.
 #pragma once
 
 #include <muster/config.hpp>
@@ -50,6 +52,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace muster {
 
@@ -129,11 +132,20 @@ class Timers {
   bool enabled_ = false;
 };
 
+/// Which columns of a dataset an operator's batches have: the features in this order, and the target as the last one.
+struct BatchColumns {
+  std::vector<std::string> features = {};  ///< all columns but the target unless given
+  std::string target = {};                 ///< the one column that is no feature unless given
+};
+
 /// Where an operator's batches come from. A pass over it takes each sample once.
 class OperatorLoader {
  public:
-  /// Split among the workers; whole on each without OperatorTrainerOptions::add_dist_sampler.
-  OperatorLoader(Dataset dataset, BatchOptions options = {});
+  /// Split among the workers; whole on each without OperatorTrainerOptions::add_dist_sampler. Without names a batch has
+  /// all columns of the dataset.
+  ///
+  ///   register_data({muster::Dataset("train.h5"), {.batch_size = 64}, {.features = {"x"}, .target = "label"}});
+  OperatorLoader(Dataset dataset, BatchOptions options = {}, BatchColumns columns = {});
   /// One of torch's, in the same way; needs <muster/data_loader.hpp>. Examples are stacked unless they are already, and
   /// a batch has the columns data and target.
   template <class TorchDataset>

@@ -60,7 +60,7 @@ Dataset Dataset::from_tensors(std::vector<std::pair<std::string, at::Tensor>> co
 }
 
 Dataset Dataset::from_items(const Json& items) {
-  return Dataset(detail::data::memory_source(detail::data::columns_of(items, "making a dataset of items")));
+  return Dataset(detail::data::memory_source(detail::data::columns_of(items, "making a dataset of items"), false));
 }
 
 Dataset Dataset::from_stream(MakeStream make) { return Dataset(detail::data::stream_source(std::move(make))); }

@@ -1,5 +1,6 @@
 #include "muster/operator.hpp"
 
+#include "base/log.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "optim/step_count.hpp"
@@ -22,16 +23,68 @@ std::string name_of(const char* kind, std::size_t number, std::size_t all) {
   return all == 1 ? kind : kind + ("_" + std::to_string(number));
 }
 
-/// The features of a batch, and its target.
-std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, const Batch& batch) {
+std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
+
+/// The features of a batch of `passes`, and its target. Says once which column that is.
+std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorParts& parts, Passes* passes,
+                                                     const Batch& batch) {
   std::vector<at::Tensor> features;
-  for (const auto& [name, tensor] : batch) features.push_back(tensor);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : batch) {
+    features.push_back(tensor);
+    names.push_back(in_quotes(name));
+  }
   if (features.size() < 2)
     throw Error(ExitCode::user_error, doing, "a batch has " + std::to_string(features.size()) + " columns",
                 "Give features and, as the last column, the target; or override the method");
+  if (const auto source = passes != nullptr ? passes->without_column_order() : std::nullopt)
+    throw Error(ExitCode::usage, doing,
+                "the columns " + data::joined(names) + " of " + *source +
+                    " come in the order of their names, so the last one need not be the target",
+                "Name them in register_data(): {dataset, options, {.features = {...}, .target = \"...\"}}");
   auto target = std::move(features.back());
   features.pop_back();
+  const auto target_name = names.back();
+  names.pop_back();
+  const auto told = "the target is the column " + target_name + ", the features are " + data::joined(names);
+  if (std::exchange(parts.told_columns, told) != told && parts.session.world_rank() == 0) log::info(told);
   return {std::move(features), std::move(target)};
+}
+
+/// The columns of a batch, of which the last is the target; none where it has all of the dataset, in their order.
+std::vector<std::string> column_names(const BatchColumns& columns, data::Source& source) {
+  const std::string doing = "choosing the columns of " + source.shown();
+  auto names = columns.features;
+  if (names.empty() && columns.target.empty()) return {};
+  if (!columns.target.empty()) names.push_back(columns.target);
+  auto sorted = names;
+  std::ranges::sort(sorted);
+  if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
+    throw Error(ExitCode::usage, doing, "column " + in_quotes(*twice) + " is named twice", "Name each once");
+  if (source.is_stream()) {
+    if (columns.features.empty() || columns.target.empty())
+      throw Error(ExitCode::usage, doing, "nobody knows a stream's columns before it is read",
+                  "Name the features and the target");
+    return names;
+  }
+  std::vector<std::string> others;
+  for (const auto& name : names) data::column_of(source, name, doing);
+  for (const auto& column : source.schema())
+    if (std::ranges::find(names, column.name) == names.end()) others.push_back(column.name);
+  if (columns.target.empty()) {
+    if (others.size() != 1)
+      throw Error(ExitCode::usage, doing,
+                  others.empty() ? "all columns are features" : "any of " + data::joined(others) + " may be the target",
+                  "Name the target");
+    names.push_back(others.front());
+  } else if (columns.features.empty()) {
+    if (others.size() > 1 && !source.has_column_order())
+      throw Error(ExitCode::usage, doing,
+                  "the columns " + data::joined(others) + " come in the order of their names, and as features in none",
+                  "Name the features in the order in which the model takes them");
+    names.insert(names.begin(), others.begin(), others.end());
+  }
+  return names;
 }
 
 void require_one_of_each(const OperatorParts& parts, const char* doing, const char* method) {
@@ -110,8 +163,8 @@ void refuse_features(std::size_t number) {
 
 using detail::train::OperatorParts;
 
-OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options)
-    : make_([dataset, options](OperatorParts& parts, const detail::train::PassesOptions& of) {
+OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColumns columns)
+    : make_([dataset, options, columns](OperatorParts& parts, const detail::train::PassesOptions& of) {
         const std::string name = of.training ? "train" : "validation";
         auto workers = parts.state.workers;
         auto& data = parts.state.data;
@@ -122,6 +175,7 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options)
         given.training = of.training;
         // Whole on each worker it is a share of one among one, which has a position; but a stream has none.
         data.config.split_all = of.split || !dataset.source()->is_stream();
+        auto names = detail::train::column_names(columns, *dataset.source());
         if (!of.split && *data.config.split_all) {
           if (const auto global = given.global_batch_size.value_or(0); global > 0) {
             given.batch_size = (global - 1) / workers.size() + 1;
@@ -130,7 +184,8 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options)
           workers.share = {};
           workers.full = 0;
         }
-        return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given);
+        return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given, dataset.source(),
+                                          std::move(names));
       }) {}
 
 TrainingOperator::TrainingOperator() = default;
@@ -168,7 +223,7 @@ Metrics TrainingOperator::train_batch(Batch& batch, const BatchInfo&) {
   detail::train::require_one_of_each(its, "training a batch", "train_batch()");
   if (its.optimizers.empty())
     throw Error(ExitCode::user_error, "training a batch", "no optimizer was registered", "Override train_batch()");
-  const auto [features, target] = detail::train::split("training a batch", batch);
+  const auto [features, target] = detail::train::split("training a batch", its, its.train.passes(), batch);
   auto& optimizer = *its.optimizers.front();
   at::Tensor loss;
   {
@@ -203,7 +258,7 @@ Metrics TrainingOperator::validate(OperatorBatches& batches, const EpochInfo& in
 Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
   auto& its = parts();
   detail::train::require_one_of_each(its, "validating a batch", "validate_batch()");
-  const auto [features, target] = detail::train::split("validating a batch", batch);
+  const auto [features, target] = detail::train::split("validating a batch", its, its.validation.passes(), batch);
   at::Tensor output, loss;
   {
     const auto time = timers.record("eval_fwd");

@@ -14,18 +14,46 @@ namespace {
 
 class ShardPasses final : public Passes {
  public:
-  ShardPasses(DatasetShard shard, BatchOptions options) : shard_(std::move(shard)), options_(std::move(options)) {}
+  ShardPasses(const DatasetShard& shard, const BatchOptions& options, std::shared_ptr<data::Source> source,
+              std::vector<std::string> columns)
+      : shard_(shard), options_(options), source_(std::move(source)), columns_(std::move(columns)) {}
 
   void begin(std::int64_t) override {
     range_.emplace(shard_.iter_torch_batches(options_));
     at_ = range_->begin();
+    choose();
+  }
+  void advance() override {
+    ++at_;
+    choose();
+  }
+  Batch* current() override { return !has_batch() ? nullptr : chosen_ ? &*chosen_ : &*at_; }
+  void end() override {
+    chosen_.reset();
+    range_.reset();
+  }
+  std::optional<std::string> without_column_order() override {
+    if (!columns_.empty() || source_->has_column_order()) return {};
+    return source_->shown();
   }
   void advance() override { ++at_; }
   Batch* current() override { return range_ && at_ != range_->end() ? &*at_ : nullptr; }
+  bool has_batch() const { return range_ && at_ != range_->end(); }
+  void choose() {
+    chosen_.reset();
+    if (columns_.empty() || !has_batch()) return;
+    std::vector<Batch::Item> items;
+    for (const auto& name : columns_) items.emplace_back(name, (*at_)[name]);
+    chosen_.emplace(std::move(items), at_->size(), at_->global_size(), at_->step());
+  }
+
   void end() override { range_.reset(); }
 
+  std::shared_ptr<data::Source> source_;
+  std::vector<std::string> columns_;
  private:
   DatasetShard shard_;
+  std::optional<Batch> chosen_;
   BatchOptions options_;
   std::optional<BatchRange> range_;
   BatchRange::iterator at_;
@@ -44,8 +72,9 @@ void require_loader(const char* doing, const std::unique_ptr<Passes>& passes, co
 
 }  // namespace
 
-std::unique_ptr<Passes> passes_over(DatasetShard shard, BatchOptions options) {
-  return std::make_unique<ShardPasses>(std::move(shard), std::move(options));
+std::unique_ptr<Passes> passes_over(const DatasetShard& shard, const BatchOptions& options,
+                                    const std::shared_ptr<data::Source>& source, std::vector<std::string> columns) {
+  return std::make_unique<ShardPasses>(shard, options, source, std::move(columns));
 }
 
 at::Tensor stacked(const std::vector<at::Tensor>& examples) { return at::stack(examples); }

@@ -1,6 +1,7 @@
 // The batches of an operator's calls: passes over the data of register_data(), cut by train() and validate().
 #pragma once
 
+#include "data/sources/source.hpp"
 #include "muster/dataset.hpp"
 #include "muster/detail/operator.hpp"
 #include "train/session_state.hpp"
@@ -8,10 +9,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace muster::detail::train {
 
-std::unique_ptr<Passes> passes_over(DatasetShard shard, BatchOptions options);
+/// Batches with these columns, in this order; all of the dataset where there are none.
+std::unique_ptr<Passes> passes_over(const DatasetShard& shard, const BatchOptions& options,
+                                    const std::shared_ptr<data::Source>& source, std::vector<std::string> columns);
 
 /// What train() takes, call after call.
 class TrainFeed final : public Feed {
@@ -19,8 +24,10 @@ class TrainFeed final : public Feed {
   explicit TrainFeed(SessionState& session) : session_(session) {}
 
   void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
-  /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one.
-  void begin_call(std::optional<std::int64_t> limit);
+  Passes* passes() const noexcept { return passes_.get(); }
+  /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one. `has_model`:
+  /// whether the operator has one, for the error where there is no data.
+  void begin_call(std::optional<std::int64_t> limit, bool has_model);
   void end_call();
   Batch* next() override;
 
@@ -56,8 +63,8 @@ class TrainFeed final : public Feed {
 class ValidationFeed final : public Feed {
  public:
   void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
-  bool has_passes() const noexcept { return passes_ != nullptr; }
-  void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
+  Passes* passes() const noexcept { return passes_.get(); }
+  void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch, bool has_model);
   void end_call();
   Batch* next() override;
 

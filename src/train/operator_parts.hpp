@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace muster::detail::train {
@@ -27,9 +28,9 @@ struct OperatorParts {
   std::vector<std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler>> plateaus;
   Forward forward;
   Criterion criterion;
-  TrainFeed train;
   bool elementwise = false;  ///< the criterion takes output and target of the same shape
   std::string told_columns;  ///< what was said of them
+  TrainFeed train;
   ValidationFeed validation;
 
   /// Gives the operator its parts, before setup().

@@ -35,7 +35,7 @@ class OperatorRun {
 
   /// What a trial of a sweep comes to, and the end of the trainer.
   Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
-  bool has_validation_loader() const noexcept { return parts_ != nullptr && parts_->validation.has_passes(); }
+  bool has_validation_loader() const noexcept { return parts_ != nullptr && parts_->validation.passes() != nullptr; }
 
   /// An Error on a rank that does not train.
   TrainingOperator& local_operator();

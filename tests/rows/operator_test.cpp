@@ -764,6 +764,193 @@ TEST(OperatorRow, InfoAndBatchInfo) {
     EXPECT_EQ(infos.back().batch_idx, 1);
     EXPECT_EQ(infos.back().global_step, 4);
     infos.clear();
+// --- What the default train_batch() makes of a batch ---
+
+/// A network with outputs of any shape, the targets, and a criterion.
+template <class Criterion>
+struct Losing : TrainingOperator {
+  torch::nn::Sequential net{nullptr};
+  at::Tensor x, y;
+  Criterion criterion;
+  Losing(torch::nn::Sequential net_, at::Tensor x_, at::Tensor y_, Criterion criterion_)
+      : net(std::move(net_)), x(std::move(x_)), y(std::move(y_)), criterion(std::move(criterion_)) {}
+  void setup(const Config&) override {
+    register_training(
+        Components{.models = net, .optimizers = torch::optim::SGD(net->parameters(), 0.01), .criterion = criterion});
+    const auto data = Dataset::from_tensors({{"x", x}, {"y", y}});
+    register_data({data, {.global_batch_size = 6}}, OperatorLoader(data, {.global_batch_size = 6}));
+  }
+};
+
+/// The same on all ranks, from 0 to 1.
+at::Tensor fractions(at::IntArrayRef sizes) {
+  const auto x = at::zeros(sizes);
+  return (at::arange(x.numel(), at::kFloat) / static_cast<double>(x.numel())).view(sizes);
+}
+
+/// What training or validating with that criterion ends with; empty where it does well. The output is [samples,
+/// outputs], of images [samples, outputs, 2, 2].
+template <class Criterion>
+std::string ends(Launch& launch, std::int64_t outputs, const at::Tensor& y, const Criterion& criterion,
+                 bool trains = true) {
+  const bool images = y.dim() == 3;
+  const auto x = images ? fractions({y.size(0), 1, 2, 2}) : fractions({y.size(0), 1});
+  auto net = images ? torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, outputs, 1)))
+                    : torch::nn::Sequential(torch::nn::Linear(1, outputs));
+  OperatorTrainer<Losing<Criterion>> trainer(
+      launch, [&] { return std::make_unique<Losing<Criterion>>(net, x, y, criterion); }, all_ranks(launch));
+  try {
+    trains ? trainer.train() : trainer.validate();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Operators, ALossThatBroadcastsIsRefused) {
+  using test::has;
+  on_all([](Launch& launch) {
+    const auto y = fractions({12});
+    const auto refused = [&](const auto& criterion) {
+      for (const bool trains : {true, false}) {
+        testing::internal::CaptureStderr();
+        const auto text = ends(launch, 1, y, criterion, trains);
+        EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "and torch warns of nothing";
+        EXPECT_TRUE(has(text, "the target of shape [")) << trains;
+        EXPECT_TRUE(has(text, ", 1] and")) << trains;
+        EXPECT_TRUE(has(text, "target.view_as(output)")) << trains;
+      }
+    };
+    refused(torch::nn::MSELoss());
+    refused(torch::nn::L1Loss());
+    refused(torch::nn::SmoothL1Loss());
+    refused(torch::nn::HuberLoss());
+    refused(torch::nn::BCEWithLogitsLoss());
+    using Of = const at::Tensor&;
+    refused([](Of output, Of target) { return torch::mse_loss(output, target); });
+    refused([](Of output, Of target) { return (output - target).square().mean(); });
+    refused([](Of output, Of target) { return (at::sigmoid(output) - (2 * target - 1)).abs().mean(); });
+    refused([](Of output, Of target) { return torch::l1_loss(output, target.to(at::kDouble)); });
+    EXPECT_TRUE(has(ends(launch, 3, y, torch::nn::MSELoss()), "3] and")) << "of any shape, where it is torch's own";
+    EXPECT_TRUE(has(ends(launch, 1, fractions({12, 3}), torch::nn::MSELoss()), "3] against")) << "nor this";
+  });
+}
+
+TEST(Operators, ALossThatIsRightIsTaken) {
+  on_all([](Launch& launch) {
+    using Of = const at::Tensor&;
+    const auto taken = [&](std::int64_t outputs, const at::Tensor& y, const auto& criterion) {
+      for (const bool trains : {true, false}) EXPECT_EQ(ends(launch, outputs, y, criterion, trains), "");
+    };
+    const auto y = fractions({12}), column = fractions({12, 1});
+    taken(1, column, torch::nn::MSELoss());
+    taken(1, column, torch::nn::BCEWithLogitsLoss());
+    taken(1, y, [](Of output, Of target) { return torch::mse_loss(output.squeeze(1), target); });
+    taken(1, y, [](Of output, Of target) { return torch::mse_loss(output, target.view_as(output)); });
+    taken(1, y, [](Of output, Of target) {  // over all pairs of the batch, which is meant
+      return (output - output.squeeze(1)).square().mean() + torch::mse_loss(output.flatten(), target);
+    });
+    taken(3, column, [](Of output, Of target) { return (output - target).square().mean(); });
+    for (const std::int64_t classes : {1, 2, 3, 6}) {  // 6: as many as there are samples in a batch of one rank
+      const auto labels = at::arange(12) % classes;
+      taken(classes, labels, torch::nn::CrossEntropyLoss());
+      taken(classes, labels, [](Of output, Of target) { return torch::cross_entropy_loss(output, target); });
+      taken(classes, labels, [](Of output, Of target) { return torch::nll_loss(at::log_softmax(output, 1), target); });
+      const auto pixels = (at::arange(12) % classes).view({12, 1, 1}).expand({12, 2, 2}).contiguous();
+      taken(classes, pixels, torch::nn::CrossEntropyLoss());
+      taken(classes, pixels, torch::nn::NLLLoss());
+    }
+  });
+}
+
+/// y = 2x as the files of `muster convert` have it: [samples, 1] and [samples].
+struct OfColumns : TrainingOperator {
+  Dataset data;
+  BatchColumns columns;
+  explicit OfColumns(Dataset data_, BatchColumns columns_ = {})
+      : data(std::move(data_)), columns(std::move(columns_)) {}
+  void setup(const Config&) override {
+    torch::nn::Linear net(1, 1);
+    register_training(Components{
+        .models = net, .optimizers = torch::optim::Adam(net->parameters(), 0.1), .criterion = [](auto& out, auto& y) {
+          return torch::mse_loss(out, y.to(out).view_as(out));
+        }});
+    const BatchOptions options{.global_batch_size = 8, .dtypes = {{"x", at::kFloat}}};
+    register_data({data, options, columns}, OperatorLoader(data, options, columns));
+  }
+};
+
+TEST(Operators, TheTargetIsNamedWhereColumnsHaveNoOrder) {
+  const auto folder = test::shared_folder();
+  const auto csv = folder / "line.csv", file = folder / "line.h5";
+  Json rows = Json::array();
+  if (world().rank() == 0) {
+    std::ofstream text(csv);
+    for (int i = 0; i < 24; ++i) text << i / 24.0 << "," << 2 * i / 24.0 + 0.001 << "\n";
+    text.close();
+    convert_csv({csv}, file, {.columns = {"x", "label"}});
+  }
+  for (int i = 0; i < 24; ++i) rows.push_back({{"x", {i / 24.0}}, {"label", 2 * i / 24.0}});
+  world().barrier();
+  const auto stream = Dataset::from_stream([](const StreamShard& shard) {
+    return [row = shard.worker, workers = shard.workers]() mutable -> std::optional<Json> {
+      if (row >= 24) return {};
+      const double x = std::exchange(row, row + workers) / 24.0;
+      return Json{{"x", {x}}, {"label", 2 * x}};
+    };
+  });
+  for (const auto& data : {Dataset(file.string()), Dataset::from_items(rows), stream})
+    on_all([&](Launch& launch) {
+      const auto make = [&](const BatchColumns& columns) {
+        return [&data, columns] { return std::make_unique<OfColumns>(data, columns); };
+      };
+      for (const bool trains : {true, false}) {
+        OperatorTrainer<OfColumns> unnamed(launch, make({}), all_ranks(launch));
+        EXPECT_TRUE(has(error_of([&] { trains ? unnamed.train() : unnamed.validate(); }), ".target = "));
+      }
+      OperatorTrainer<OfColumns> trainer(launch, make({.features = {"x"}, .target = "label"}), all_ranks(launch));
+      for (int i = 0; i < 20; ++i) trainer.train();
+      EXPECT_LT(trainer.validate().at("val_loss").get<double>(), 0.02);
+      EXPECT_NEAR(trainer.get_model()->parameters()[0].item<float>(), 2, 0.5);
+      if (data.source() == stream.source()) return;
+      for (const auto& columns : {BatchColumns{.target = "label"}, BatchColumns{.features = {"x"}}}) {
+        OperatorTrainer<OfColumns> half(launch, make(columns), all_ranks(launch));
+        EXPECT_EQ(half.train().at("num_samples"), 24);
+      }
+      const auto wrong = [&](const BatchColumns& columns) {
+        return error_of([&] { OperatorTrainer<OfColumns>(launch, make(columns), all_ranks(launch)); });
+      };
+      EXPECT_TRUE(has(wrong({.features = {"z"}, .target = "label"}), "no column \"z\""));
+      EXPECT_TRUE(has(wrong({.features = {"x"}, .target = "x"}), "named twice"));
+      EXPECT_TRUE(has(wrong({.features = {"x", "label"}}), "all columns are features"));
+    });
+  on_all([&](Launch& launch) {  // chosen in their order
+    OperatorTrainer<OfColumns> trainer(
+        launch,
+        [&] {
+          return std::make_unique<OfColumns>(Dataset::from_hdf5({file.string()}, {.columns = {"x", "label"}}));
+        },
+        all_ranks(launch));
+    EXPECT_EQ(trainer.train().at("num_samples"), 24);
+  });
+}
+
+TEST(Operators, OneLineSaysWhichColumnIsTheTarget) {
+  testing::internal::CaptureStderr();
+  const int code = program({"--log-level", "info"}, [](Launch& launch) {
+    OperatorTrainer<Line> trainer(launch, all_ranks(launch));
+    for (int i = 0; i < 2; ++i) trainer.train(), trainer.validate();
+  });
+  EXPECT_EQ(code, 0);
+  const auto said = testing::internal::GetCapturedStderr();
+  const std::string line = "the target is the column \"y\", the features are \"x\"";
+  const auto first = said.find(line);
+  EXPECT_EQ(first != std::string::npos, world().rank() == 0) << said;
+  if (first != std::string::npos) {
+    EXPECT_EQ(said.find(line, first + 1), std::string::npos) << said;
+  }
+}
+
     trainer.validate();
     EXPECT_EQ(infos.back().global_step, 5);
     EXPECT_EQ(infos.back().num_steps, std::nullopt);

@@ -51,6 +51,9 @@ class Passes {
   /// Null where the pass is over.
   virtual Batch* current() = 0;
   /// Ends the pass that is under way.
+  /// Where the columns of the batches have no order that somebody has given: what the dataset is called. After the
+  /// first batch.
+  virtual std::optional<std::string> without_column_order() { return {}; }
   virtual void end() = 0;
 };
 

@@ -81,6 +81,7 @@ class Hdf5Source final : public Source {
     open();
     return schema_;
   }
+  bool has_column_order() const noexcept override { return !options_.columns.empty(); }
   std::string shown() const override {
     return files_.front().path + (files_.size() > 1 ? " and " + std::to_string(files_.size() - 1) + " more" : "");
   }

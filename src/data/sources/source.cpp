@@ -17,7 +17,7 @@ namespace {
 
 class MemorySource final : public Source {
  public:
-  explicit MemorySource(std::vector<Batch::Item> columns) : columns_(std::move(columns)) {
+  MemorySource(std::vector<Batch::Item> columns, bool ordered) : columns_(std::move(columns)), ordered_(ordered) {
     const std::string doing = "making a dataset of tensors";
     if (columns_.empty()) throw Error(ExitCode::data, doing, "there are none", "Give at least one column");
     for (auto& [name, tensor] : columns_) {
@@ -40,6 +40,7 @@ class MemorySource final : public Source {
   std::int64_t count() override { return columns_.front().second.size(0); }
   const Schema& schema() override { return schema_; }
   std::string shown() const override { return "the dataset in memory"; }
+  bool has_column_order() const noexcept override { return ordered_; }
 
   Fingerprint fingerprint() override {
     Fingerprint print{.count = count(), .schema = described(schema_)};
@@ -68,6 +69,7 @@ class MemorySource final : public Source {
 
  private:
   std::vector<Batch::Item> columns_;
+  bool ordered_;
   Schema schema_;
   TensorPool pool_;
 };
@@ -84,6 +86,7 @@ class TransformedSource final : public Source {
 
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
+  bool has_column_order() const noexcept override { return source_->has_column_order(); }
   Fingerprint fingerprint() override { return source_->fingerprint(); }  // what is made of it follows from it
   bool is_stream() const noexcept override { return source_->is_stream(); }
 
@@ -137,8 +140,8 @@ class TransformedSource final : public Source {
 
 }  // namespace
 
-std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns) {
-  return std::make_shared<MemorySource>(std::move(columns));
+std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ordered) {
+  return std::make_shared<MemorySource>(std::move(columns), ordered);
 }
 
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,

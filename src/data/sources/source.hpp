@@ -50,6 +50,9 @@ class Source {
   virtual Fingerprint fingerprint() = 0;
   /// What errors call it.
   virtual std::string shown() const = 0;
+  /// Whether somebody has given the columns in their order. The columns of a file and the keys of JSON objects come in
+  /// the order of their names. Of a stream: as far as rows were read.
+  virtual bool has_column_order() const noexcept { return true; }
 
   /// A stream: samples have no indices, and all there is of it is open(); count(), schema() and read() are Errors.
   virtual bool is_stream() const noexcept { return false; }
@@ -57,8 +60,8 @@ class Source {
   virtual BatchReader open(const StreamShard&, const StreamPlan&) { return {}; }
 };
 
-/// The tensors themselves, not copies.
-std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns);
+/// The tensors themselves, not copies. `ordered`: has_column_order().
+std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ordered = true);
 /// The files one after the other; opened and checked at the first call of a member.
 std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
 /// What `make` gives to each worker.

@@ -6,7 +6,9 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
+#include <memory>
 #include <utility>
 
 namespace muster::detail::data {
@@ -22,7 +24,8 @@ const std::string reading_stream = "reading a stream";
 /// Takes what a user's function gives, and cuts it into batches of the size that is asked for.
 class Cutter {
  public:
-  Cutter(StreamReader read, const StreamPlan& plan) : read_(std::move(read)), rows_(plan.rows), dtypes_(plan.dtypes) {}
+  Cutter(StreamReader read, const StreamPlan& plan, std::shared_ptr<std::atomic<bool>> seen_objects)
+      : read_(std::move(read)), rows_(plan.rows), dtypes_(plan.dtypes), seen_objects_(std::move(seen_objects)) {}
 
   std::optional<ReadBatch> operator()() {
     while (more_ && waiting_ < rows_) {
@@ -54,6 +57,7 @@ class Cutter {
  private:
   void add(std::variant<Json, Batch> given) {
     auto* const row = std::get_if<Json>(&given);
+    if (row != nullptr) *seen_objects_ = true;
     if (row != nullptr && !row->is_object())
       throw Error(ExitCode::data, reading_stream,
                   "row " + std::to_string(seen_) + " is " + row->type_name() + " and no JSON object",
@@ -104,6 +108,7 @@ class Cutter {
   StreamReader read_;
   std::int64_t rows_;
   ColumnTypes dtypes_;
+  std::shared_ptr<std::atomic<bool>> seen_objects_;
   bool more_ = true;
   std::optional<Schema> schema_;
   std::deque<Batch> blocks_;
@@ -123,17 +128,19 @@ class StreamSource final : public Source {
     auto read = make_(shard);
     if (!read) throw Error(ExitCode::usage, reading_stream, "its function gave no function that reads", "Return one");
     // Shared, for a std::function must be copyable.
-    return [cutter = std::make_shared<Cutter>(std::move(read), plan)] { return (*cutter)(); };
+    return [cutter = std::make_shared<Cutter>(std::move(read), plan, seen_objects_)] { return (*cutter)(); };
   }
 
   std::int64_t count() override { refuse_index("counting the samples of a stream"); }
   const Schema& schema() override { refuse_index("asking a stream for its columns"); }
   Batch read(std::span<const std::int64_t>) override { refuse_index("reading samples of a stream by their numbers"); }
   std::string shown() const override { return "a stream"; }
+  bool has_column_order() const noexcept override { return !*seen_objects_; }
   Fingerprint fingerprint() override { return {.schema = "a stream's"}; }  // each rank has its own rows
 
  private:
   MakeStream make_;
+  std::shared_ptr<std::atomic<bool>> seen_objects_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace
