@@ -76,9 +76,9 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
   return line;
 }
 
-std::string report_line(const Json& row, std::int64_t epochs) {
+std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch) {
   std::string line = row.contains("epoch") && row.at("epoch").is_number_integer()
-                         ? epoch_of(row.at("epoch").get<std::int64_t>(), epochs)
+                         ? epoch_of(row.at("epoch").get<std::int64_t>() - first_epoch, epochs)
                          : "report " + row.value("training_iteration", Json(0)).dump();
   for (const auto& [key, value] : row.items()) {
     if (key == "epoch" || is_reserved(key)) continue;
@@ -91,8 +91,9 @@ std::string report_line(const Json& row, std::int64_t epochs) {
   return line;
 }
 
-ProgressLine::ProgressLine(Progress mode)
-    : terminal_(mode == Progress::bar || mode == Progress::automatic ? open_terminal() : -1),
+ProgressLine::ProgressLine(Progress mode, std::int64_t first_epoch)
+    : first_epoch_(first_epoch),
+      terminal_(mode == Progress::bar || mode == Progress::automatic ? open_terminal() : -1),
       live_(mode == Progress::bar || (terminal_ >= 0 && can_redraw())),
       lines_(mode != Progress::none) {}
 
@@ -125,7 +126,7 @@ void ProgressLine::batch(const EpochPosition& position) {
 void ProgressLine::report(const Json& row, std::int64_t epochs) {
   if (!lines_) return;
   erase();
-  std::fprintf(stderr, "%s\n", report_line(row, epochs).c_str());
+  std::fprintf(stderr, "%s\n", report_line(row, epochs, first_epoch_).c_str());
 }
 
 }  // namespace muster::detail::observe

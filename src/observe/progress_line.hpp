@@ -20,14 +20,15 @@ struct EpochPosition {
 
 /// The live line, without control characters, at most `width` columns.
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width);
-/// A report's line: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits.
-std::string report_line(const Json& row, std::int64_t epochs);
+/// A report's line: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits. It counts
+/// epochs from 1, the rows from `first_epoch`.
+std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
 
 /// Writes to stderr.
 class ProgressLine final : public Sink {
  public:
   /// Progress::automatic is a bar on a terminal and plain lines elsewhere.
-  explicit ProgressLine(Progress mode);
+  explicit ProgressLine(Progress mode, std::int64_t first_epoch = 0);
   ~ProgressLine() override;
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
@@ -40,6 +41,7 @@ class ProgressLine final : public Sink {
   using Clock = std::chrono::steady_clock;
   void erase();
 
+  std::int64_t first_epoch_;
   int terminal_ = -1;
   bool live_ = false;
   bool lines_ = false;

@@ -7,10 +7,10 @@
 
 namespace muster::detail::observe {
 
-Sinks::Sinks(bool first_worker, const std::filesystem::path& run, Progress progress) {
+Sinks::Sinks(bool first_worker, const std::filesystem::path& run, Progress progress, std::int64_t first_epoch) {
   if (first_worker) {
     sinks_.push_back(std::make_unique<History>(run));
-    auto line = std::make_unique<ProgressLine>(progress);
+    auto line = std::make_unique<ProgressLine>(progress, first_epoch);
     line_ = line.get();
     sinks_.push_back(std::move(line));
   }

@@ -6,6 +6,7 @@
 #include "observe/progress_line.hpp"
 #include "observe/sink.hpp"
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -15,8 +16,8 @@ namespace muster::detail::observe {
 
 class Sinks {
  public:
-  /// Makes those that run on this worker; `run` is the run's folder.
-  Sinks(bool first_worker, const std::filesystem::path& run, Progress progress);
+  /// Makes those that run on this worker; `run` is the run's folder, `first_epoch` the `epoch` of its first row.
+  Sinks(bool first_worker, const std::filesystem::path& run, Progress progress, std::int64_t first_epoch);
   /// For a list of one's own.
   explicit Sinks(std::vector<std::unique_ptr<Sink>> sinks) : sinks_(std::move(sinks)) {}
 

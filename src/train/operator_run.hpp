@@ -50,6 +50,8 @@ class OperatorRun {
   std::string meet(const std::function<std::string()>& work);
   /// The next call of that name: `work`, or what it gave before the run was taken up again.
   Json call(const char* name, const std::function<Json()>& work);
+  /// The metrics of a row, which has names of its own. Its `epoch` is that of train().
+  Metrics for_row(const Json& result) const;
   /// What the workers give, as one; noted as what the call of that name has given. Collective over the workers.
   Json conclude(const char* name, const Metrics& own, bool reduce, bool saves);
   /// Whether a callback wants no more training.

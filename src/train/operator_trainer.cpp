@@ -66,14 +66,6 @@ Config divided(Config config, const Plan& plan) {
   return config;
 }
 
-/// The metrics of a row, which has names of its own.
-Metrics for_row(const Json& result) {
-  Metrics metrics;
-  for (const auto& [name, value] : result.items())
-    if (!value.is_object() && name != "epoch" && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
-  return metrics;
-}
-
 /// A user's folder is never removed for a checkpoint.
 void require_replaceable(const fs::path& path) {
   if (!fs::exists(status_of(path)) || checkpoint::is_checkpoint(path) || fs::is_empty(path)) return;
@@ -109,6 +101,7 @@ Plan OperatorRun::make_plan() {
                        .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = keeps_}}},
                       torch_backend({.backend = options_.backend, .timeout = options_.timeout}));
   if (!options_.use_tqdm) plan.progress = Progress::none;
+  plan.first_epoch = 1;
   const int waiting = launch_.size() - plan.workers;
   if (!options_.num_workers && !launch_.flags().workers && waiting > 0 && launch_.rank() == 0)
     log::warn("one rank trains and " + std::to_string(waiting) + (waiting == 1 ? " waits" : " wait") +
@@ -255,6 +248,14 @@ Json OperatorRun::call(const char* name, const std::function<Json()>& work) {
   const std::string_view made = name;
   changed_ = changed_ || (made != "train" && made != "validate" && made != "save" && made != step_call);
   return result;
+}
+
+Metrics OperatorRun::for_row(const Json& result) const {
+  Metrics metrics;
+  for (const auto& [name, value] : result.items())
+    if (!value.is_object() && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
+  metrics.emplace("epoch", parts_->train.epochs());  // the user's own wins
+  return metrics;
 }
 
 Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bool saves) {

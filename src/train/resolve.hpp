@@ -18,6 +18,7 @@ struct Plan {
   int threads = 1;                               ///< of torch, on each worker
   std::chrono::milliseconds wait_limit{};        ///< of every wait of ranks for each other
   Progress progress = Progress::automatic;       ///< what a person sees
+  std::int64_t first_epoch = 0;                  ///< the `epoch` of the first row
 
   const Communicator& world() const noexcept { return launch.communicator(); }
   /// Whether this rank is a worker.

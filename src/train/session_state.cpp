@@ -63,7 +63,7 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
            .cursors = std::make_shared<data::Cursors>(counters.steps)},
       outputs{.store = std::optional<checkpoint::Store>(std::in_place, control, run.path(),
                                                         plan.options.run_config.checkpoint_config),
-              .sinks = {workers.is_first(), run.path(), plan.progress},
+              .sinks = {workers.is_first(), run.path(), plan.progress, plan.first_epoch},
               .callbacks = observe::Callbacks(plan.options.run_config.callbacks),
               .config = plan.options.run_config.checkpoint_config,
               .first_worker = workers.is_first()},

@@ -140,8 +140,11 @@ TEST(OperatorRow, AsTrainable) {
   EXPECT_EQ(best->config, Json({{"lr", 0.1}}));
   const auto rows = Result::from_path(best->path).metrics_history;
   ASSERT_EQ(rows.size(), 3u) << "a report for each step";
-  for (const auto& row : rows)
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto& row = rows[i];
     EXPECT_TRUE(row.contains("train_loss") && row.contains("val_loss") && row.contains("val_accuracy")) << row;
+    EXPECT_EQ(row.at("epoch"), i + 1) << "as train() counts them";
+  }
   EXPECT_LT(rows.back().at("val_loss").get<double>(), rows.front().at("val_loss").get<double>());
   torch::nn::Linear elsewhere(1, 1);
   best->checkpoint->load("model", elsewhere);
@@ -160,7 +163,9 @@ TEST(OperatorRow, AsTrainableWithAStepOfOnesOwn) {
         const auto loss = trainer.train({.num_steps = 2}).at("train_loss");
         if (fails && lr == 0.02 && iteration == 2 && trainer.get_local_operator().world_rank() == 0)
           throw std::runtime_error("over");
-        return {{"loss", loss}, {"minus_lr", -lr}, {"iteration", iteration}};
+        Json step{{"loss", loss}, {"minus_lr", -lr}, {"iteration", iteration}};
+        if (lr == 0.02) step["epoch"] = 100 + iteration;
+        return step;
       });
   const SweepOptions options{
       .space = {{"lr", grid({0.01, 0.02})}}, .metric = "minus_lr", .scheduler = asha({.grace_period = 4, .max_t = 4})};
@@ -180,7 +185,11 @@ TEST(OperatorRow, AsTrainableWithAStepOfOnesOwn) {
   EXPECT_TRUE(trial.status == TrialStatus::done || trial.status == TrialStatus::stopped);
   const auto rows = Result::from_path(trial.path).metrics_history;
   ASSERT_EQ(rows.size(), 4u);
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(rows[static_cast<std::size_t>(i)].at("iteration"), i);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(rows[static_cast<std::size_t>(i)].at("iteration"), i);
+    EXPECT_EQ(rows[static_cast<std::size_t>(i)].at("epoch"), 100 + i) << "the step's own";
+  }
+  EXPECT_GE(sweep->trials[0].metrics.at("epoch"), 1) << "the number of passes, from 1 on";
   EXPECT_EQ(world().all_reduce(std::int64_t{Line::batches}, ReduceOp::max), 2 * 2) << "two steps of two batches";
 }
 
