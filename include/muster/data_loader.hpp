@@ -62,6 +62,8 @@ class DataLoader : public detail::data::Loader<Dataset> {
   /// Samples of the batch in hand that count: 0 where a worker is left empty in the last step and got a sample of
   /// somebody else's, which its gradient leaves out and so should a mean over samples.
   std::int64_t batch_samples() const noexcept { return this->samples_; }
+  /// Whether it was given a sampler, which divides the samples among the workers.
+  bool has_own_sampler() const noexcept { return this->sampler_->is_own(); }
   /// For session.step(*loader): the batch in hand.
   const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return this->sampler_->batch(); }
 };

@@ -148,6 +148,12 @@ StateEntries OperatorParts::entries(TrainingOperator& its) {
 
 const Session& session_of(const OperatorParts& parts) { return parts.session; }
 
+void refuse_divided_loader() {
+  throw Error(ExitCode::usage, "registering data",
+              "add_dist_sampler is false, and a loader of prepare_data_loader() divides the samples among the workers",
+              "Give register_data() the dataset itself, or leave add_dist_sampler true");
+}
+
 void refuse_loader() {
   throw Error(ExitCode::usage, "registering data", "a loader of prepare_data_loader() was given twice, or is null",
               "Give the training and the validation one of its own each");

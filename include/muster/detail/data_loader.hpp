@@ -34,6 +34,8 @@ namespace detail::data {
 class LoaderSampler {
  public:
   virtual ~LoaderSampler() = default;
+  /// Whether the user's own chooses.
+  virtual bool is_own() const noexcept { return false; }
   virtual void set_epoch(std::int64_t epoch) = 0;
   /// Gives the number of the pass.
   virtual std::int64_t begin_pass() = 0;

@@ -132,6 +132,7 @@ class LoaderPasses final : public Passes {
 
 template <class Loader>
 MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
+[[noreturn]] void refuse_divided_loader();
   // A function is copied, a loader is not; it is asked for once.
   const auto owner = std::make_shared<std::unique_ptr<Loader>>(std::move(loader));
   return [owner](OperatorParts&, const PassesOptions&) -> std::unique_ptr<Passes> {
@@ -139,6 +140,7 @@ MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
     return std::make_unique<LoaderPasses<Loader>>(std::move(*owner));
   };
 }
+    if (!options.split && !(*owner)->has_own_sampler()) refuse_divided_loader();
 
 /// `Options` is DataLoaderOptions, which is known where such a dataset is.
 template <class Dataset, class Options>

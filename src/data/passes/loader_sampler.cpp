@@ -123,6 +123,8 @@ class FollowSampler final : public CountedSampler {
   FollowSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, OwnSampler sampler)
       : CountedSampler(worker, size, options, false), sampler_(std::move(sampler)) {}
 
+  bool is_own() const noexcept override { return true; }
+
   void set_epoch(std::int64_t epoch) override {
     CountedSampler::set_epoch(epoch);
     sampler_.set_epoch(epoch);
