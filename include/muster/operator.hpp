@@ -152,7 +152,9 @@ class OperatorLoader {
   requires requires { typename TorchDataset::BatchType; }
   OperatorLoader(TorchDataset dataset, const DataLoaderOptions& options)
       : make_(detail::train::make_passes_of(std::move(dataset), options)) {}
-  /// What prepare_data_loader(session(), …) has given; for one of train() and validate().
+  /// What prepare_data_loader(session(), …) has given; for one of train() and validate(). It is divided among the
+  /// workers already, so it is an Error with OperatorTrainerOptions::add_dist_sampler = false, unless it has a sampler
+  /// of your own.
   template <class Loader>
   requires requires(Loader& loader) { loader.batch_samples(); }
   OperatorLoader(std::unique_ptr<Loader> loader) : make_(detail::train::make_passes_of(std::move(loader))) {}
@@ -186,11 +188,13 @@ class OperatorBatches {
     Batch* batch_ = nullptr;
   };
   explicit OperatorBatches(detail::train::Feed& feed) : feed_(&feed) {}
-  /// Takes the first, so it is called once.
+  /// A call of validate() may go over its batches several times, each time from the first one on. A call of train() has
+  /// each of its batches once: begin() goes on with those that are left.
   iterator begin() {
     iterator first;
     first.feed_ = feed_;
-    return ++first;
+    first.batch_ = feed_->first();
+    return first;
   }
   std::default_sentinel_t end() const noexcept { return {}; }
 
@@ -292,6 +296,8 @@ class TrainingOperator {
 
  private:
   friend struct detail::train::OperatorParts;
+  template <class Models, class Optimizers, class Criterion, class Schedulers>
+  auto register_components(Components<Models, Optimizers, Criterion, Schedulers> components);
   void add_model(const std::shared_ptr<torch::nn::Module>& module);
   void set_forward(detail::train::Forward forward);
   void set_criterion(detail::train::Criterion criterion, const std::shared_ptr<torch::nn::Module>& module);
@@ -304,15 +310,15 @@ class TrainingOperator {
   std::unique_ptr<detail::train::OperatorParts> parts_;
 };
 
-/// What an OperatorTrainer is asked for, the same on all ranks.
+/// What an OperatorTrainer is asked for, the same on all ranks. Designated initialisers keep this order of fields.
 struct OperatorTrainerOptions {
   /// Called on every rank before anything else, as for environment variables.
   std::function<void()> initialization_hook = {};
   /// For setup(); --config and --set are laid over it.
   Config config = Config::object();
-  /// Ranks that train; --workers wins. 1 unless given, as in RaySGD: in a launch of several a warning says how many
-  /// wait.
-  std::optional<int> num_workers = {};
+  /// Ranks that train, as ScalingConfig::num_workers: a number, or {least, most}; --workers wins. 1 unless given, as in
+  /// RaySGD: in a launch of several a warning says how many wait.
+  NumWorkers num_workers = {};
   /// Threads of torch per rank; the launch's choice unless given.
   std::optional<int> num_cpus_per_worker = {};
   /// true, false or "auto": where every rank sees one. More ranks than GPUs on a node share them.
@@ -364,10 +370,12 @@ struct ValidateOptions {
 ///
 /// Results. train(): num_samples, epoch (passes begun so far), batch_count, and of each metric m of train_batch(), by
 /// default train_loss, its mean m and its last value last_m. validate(): the same without epoch, by default of val_loss
-/// and val_accuracy. Means are over the samples of all workers, so uneven shards do not falsify them; num_samples is
-/// the sum, batch_count the mean; a metric of classification.hpp, which a train_epoch() or validate() of one's own
-/// gives, is that of all workers' samples; what else is no number is the first worker's. profile=true adds the map
-/// `profile`: mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s.
+/// and val_accuracy. `epoch` in the rows of result.json is the same number, also in those of validate() and of a
+/// trial's steps, unless a step gives one. Means are over the samples of all workers, so uneven shards do not falsify
+/// them; num_samples is the sum, batch_count the mean; a metric of classification.hpp, which a train_epoch() or
+/// validate() of one's own gives, is that of all workers' samples; what else is no number is the first worker's.
+/// profile=true adds the map `profile`: mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s,
+/// mean_validation_s.
 ///
 /// A lost rank ends the job. Under `muster run`, and in a run that --name has given a name, train() saves the state and
 /// what all calls have given: at its end, and at its beginning where other calls have changed the state. When the job
@@ -496,6 +504,16 @@ class OperatorTrainer : public OperatorTrainerBase {
 
 template <class Models, class Optimizers, class Criterion, class Schedulers>
 auto TrainingOperator::register_training(Components<Models, Optimizers, Criterion, Schedulers> components) {
+  using namespace detail::train;
+  static_assert(are_optimizers<decltype(as_tuple(std::move(components.optimizers)))>,
+                "Components::optimizers takes optimizers by value, as in .optimizers = torch::optim::SGD(...), and no "
+                "pointers to them: register_training() gives the shared_ptr.");
+  if constexpr (are_optimizers<decltype(as_tuple(std::move(components.optimizers)))>)
+    return register_components(std::move(components));
+}
+
+template <class Models, class Optimizers, class Criterion, class Schedulers>
+auto TrainingOperator::register_components(Components<Models, Optimizers, Criterion, Schedulers> components) {
   using namespace detail::train;
   auto models = as_tuple(std::move(components.models));
   auto given = as_tuple(std::move(components.optimizers));

@@ -4,8 +4,8 @@
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "optim/step_count.hpp"
-#include "train/operator_parts.hpp"
 #include "train/operator_loss.hpp"
+#include "train/operator_parts.hpp"
 #include "train/same_data.hpp"
 
 #include <torch/torch.h>
@@ -175,13 +175,13 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
         auto workers = parts.state.workers;
         auto& data = parts.state.data;
         detail::train::require_same_data(workers.control, workers.size(), {{name, dataset.source()->fingerprint()}});
+        auto names = detail::train::column_names(columns, *dataset.source());
         data.datasets.insert_or_assign(name, dataset);
         data.shards.erase(name);
         auto given = options;
         given.training = of.training;
         // Whole on each worker it is a share of one among one, which has a position; but a stream has none.
         data.config.split_all = of.split || !dataset.source()->is_stream();
-        auto names = detail::train::column_names(columns, *dataset.source());
         if (!of.split && *data.config.split_all) {
           if (const auto global = given.global_batch_size.value_or(0); global > 0) {
             given.batch_size = (global - 1) / workers.size() + 1;
@@ -313,6 +313,7 @@ void TrainingOperator::set_criterion(detail::train::Criterion criterion,
                                      const std::shared_ptr<torch::nn::Module>& module) {
   if (module) module->to(device());
   parts().criterion = std::move(criterion);
+  parts().elementwise = detail::train::is_elementwise(module.get());
 }
 
 void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer) {
@@ -348,4 +349,3 @@ Autocast TrainingOperator::autocast() const {
 GradScaler& TrainingOperator::scaler() const { return *parts().scaler; }
 
 }  // namespace muster
-  parts().elementwise = detail::train::is_elementwise(module.get());

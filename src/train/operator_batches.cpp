@@ -36,8 +36,8 @@ class ShardPasses final : public Passes {
     if (!columns_.empty() || source_->has_column_order()) return {};
     return source_->shown();
   }
-  void advance() override { ++at_; }
-  Batch* current() override { return range_ && at_ != range_->end() ? &*at_ : nullptr; }
+
+ private:
   bool has_batch() const { return range_ && at_ != range_->end(); }
   void choose() {
     chosen_.reset();
@@ -47,16 +47,13 @@ class ShardPasses final : public Passes {
     chosen_.emplace(std::move(items), at_->size(), at_->global_size(), at_->step());
   }
 
-  void end() override { range_.reset(); }
-
+  DatasetShard shard_;
+  BatchOptions options_;
   std::shared_ptr<data::Source> source_;
   std::vector<std::string> columns_;
- private:
-  DatasetShard shard_;
-  std::optional<Batch> chosen_;
-  BatchOptions options_;
   std::optional<BatchRange> range_;
   BatchRange::iterator at_;
+  std::optional<Batch> chosen_;
 };
 
 void check_steps(const char* doing, std::optional<std::int64_t> limit) {
@@ -64,10 +61,13 @@ void check_steps(const char* doing, std::optional<std::int64_t> limit) {
     throw Error(ExitCode::usage, doing, "num_steps is " + std::to_string(*limit), "Give 1 or more, or leave it out");
 }
 
-void require_loader(const char* doing, const std::unique_ptr<Passes>& passes, const char* loader) {
-  if (!passes)
-    throw Error(ExitCode::user_error, doing, std::string("the operator has no ") + loader,
-                "Call register_data() with one in its setup()");
+void require_loader(const char* doing, const std::unique_ptr<Passes>& passes, const char* loader, bool has_model) {
+  if (passes) return;
+  if (!has_model)
+    throw Error(ExitCode::user_error, doing, std::string("the operator has no ") + loader + " and no model",
+                "Call register_training() and register_data() in its setup()");
+  throw Error(ExitCode::user_error, doing, std::string("the operator has no ") + loader,
+              "Call register_data() with one in its setup()");
 }
 
 }  // namespace
@@ -85,9 +85,9 @@ Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples, step:
   return Batch({{"data", std::move(data)}, {"target", std::move(target)}}, samples, everywhere, std::move(step));
 }
 
-void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
+void TrainFeed::begin_call(std::optional<std::int64_t> limit, bool has_model) {
   check_steps("training", limit);
-  require_loader("training", passes_, "train_loader");
+  require_loader("training", passes_, "train_loader", has_model);
   limit_ = limit;
   session_.stop.at_end_of_pass = limit.has_value();
   // One that nobody has asked for is the first of this call.
@@ -138,25 +138,37 @@ void TrainFeed::go_to(std::int64_t epochs) {
   session_.data.cursors->begin_epoch(before);
 }
 
-void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch) {
+void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch, bool has_model) {
   check_steps("validating", limit);
-  require_loader("validating", passes_, "validation_loader");
+  require_loader("validating", passes_, "validation_loader", has_model);
   limit_ = limit;
   epoch_ = epoch;
-  begun_ = false;
-  taken_ = 0;
 }
 
-void ValidationFeed::end_call() { passes_->end(); }
+void ValidationFeed::end_call() {
+  passes_->end();
+  open_ = false;
+}
+
+Batch* ValidationFeed::first() {
+  end_call();
+  passes_->begin(epoch_);
+  open_ = true;
+  taken_ = 1;
+  return in_hand();
+}
 
 Batch* ValidationFeed::next() {
-  if (limit_ && taken_ >= *limit_) return nullptr;
-  if (std::exchange(begun_, true))
-    passes_->advance();
-  else
-    passes_->begin(epoch_);
+  if (!open_) return nullptr;
+  if (limit_ && taken_ >= *limit_) return end_call(), nullptr;
+  passes_->advance();
+  ++taken_;
+  return in_hand();
+}
+
+Batch* ValidationFeed::in_hand() {
   auto* const batch = passes_->current();
-  if (batch != nullptr) ++taken_;
+  if (batch == nullptr) end_call();
   return batch;
 }
 

@@ -59,19 +59,22 @@ class TrainFeed final : public Feed {
   std::optional<Batch*> first_ = {};  ///< of the call, which has not asked for it yet
 };
 
-/// What validate() takes: each call from the beginning of the data.
+/// What validate() takes: each call, and each iteration in it, from the beginning of the data.
 class ValidationFeed final : public Feed {
  public:
   void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
   Passes* passes() const noexcept { return passes_.get(); }
   void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch, bool has_model);
   void end_call();
+  Batch* first() override;
   Batch* next() override;
 
  private:
   std::unique_ptr<Passes> passes_;
+  Batch* in_hand();
+
   std::int64_t epoch_ = 0;
-  bool begun_ = false;
+  bool open_ = false;  ///< a pass is under way
   std::optional<std::int64_t> limit_ = {};
   std::int64_t taken_ = 0;
 };

@@ -82,7 +82,6 @@ std::string to_bytes(const Json& json) {
 std::string to_line(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 }  // namespace
-  leaves_folder_ = keeps_ || launch_.flags().storage;
 
 Plan OperatorRun::make_plan() {
   const auto& world = launch_.communicator();
@@ -91,10 +90,11 @@ Plan OperatorRun::make_plan() {
                        options_.initialization_hook);
   const bool named = launch_.flags().name.has_value();
   keeps_ = named || launch::supervisor();
+  leaves_folder_ = keeps_ || launch_.flags().storage;
   auto plan = resolve(launch_,
                       {.train_loop_config = options_.config,
                        .torch_config = {.backend = options_.backend, .timeout = options_.timeout},
-                       .scaling_config = {.num_workers = options_.num_workers.value_or(1),
+                       .scaling_config = {.num_workers = options_.num_workers.most() ? options_.num_workers : 1,
                                           .use_gpu = choose_gpu(options_.use_gpu, world),
                                           .threads_per_worker = options_.num_cpus_per_worker},
                        .dataset_config = {.datasets_to_split = std::vector<std::string>()},  // see OperatorLoader
@@ -103,7 +103,7 @@ Plan OperatorRun::make_plan() {
   if (!options_.use_tqdm) plan.progress = Progress::none;
   plan.first_epoch = 1;
   const int waiting = launch_.size() - plan.workers;
-  if (!options_.num_workers && !launch_.flags().workers && waiting > 0 && launch_.rank() == 0)
+  if (!options_.num_workers.most() && !launch_.flags().workers && waiting > 0 && launch_.rank() == 0)
     log::warn("one rank trains and " + std::to_string(waiting) + (waiting == 1 ? " waits" : " wait") +
               ": num_workers is 1 unless given. Write .num_workers = launch.size() to train on all");
   return plan;
@@ -292,7 +292,7 @@ Json OperatorRun::train(const TrainOptions& options) {
       state.outputs.settle();
       state.save(saved_.get(), {}, /*any_files=*/false, Json::object());
     }
-    feed.begin_call(options.num_steps);
+    feed.begin_call(options.num_steps, !parts_->models.empty());
     timers.enable(options.profile);
     Metrics own;
     {
@@ -315,7 +315,7 @@ Json OperatorRun::validate(const ValidateOptions& options) {
     auto& feed = parts_->validation;
     auto& timers = operator_->timers;
     const auto epoch = std::max<std::int64_t>(0, parts_->train.epochs() - 1);
-    feed.begin_call(options.num_steps, epoch);
+    feed.begin_call(options.num_steps, epoch, !parts_->models.empty());
     timers.enable(options.profile);
     Metrics own;
     {
@@ -481,8 +481,8 @@ void OperatorRun::shutdown(bool force) {
   }
   if ((!force || ended_) && plan_.world().rank() == 0) run_.mark_finished({});
   open_ = false;
-}
   if (!force && !leaves_folder_) run_.remove_unless_it_holds_more(plan_.world());
+}
 
 TrainingOperator& OperatorRun::local_operator() {
   if (!operator_)
@@ -512,7 +512,7 @@ Result OperatorTrainerBase::run_trial(std::int64_t num_iterations, const std::fu
 OperatorTrainerOptions OperatorTrainerBase::of_trial(OperatorTrainerOptions options, const Launch& launch,
                                                      const Config& settings) {
   options.config = detail::launch::overlaid(options.config, settings, "choosing the settings of a trial");
-  if (!options.num_workers) options.num_workers = launch.size();
+  if (!options.num_workers.most()) options.num_workers = launch.size();
   return options;
 }
 

@@ -512,7 +512,8 @@ struct Streamed : Noisy {
                        return Json{{"x", {x}}, {"y", {3 * x - 1}}};
                      };
                    }),
-                   {.batch_size = 4, .dtypes = {{"x", at::kFloat}, {"y", at::kFloat}}}});
+                   {.batch_size = 4, .dtypes = {{"x", at::kFloat}, {"y", at::kFloat}}},
+                   {.features = {"x"}, .target = "y"}});
   }
 };
 
@@ -546,6 +547,36 @@ TEST(Operators, ACallHasItsBatchesOnce) {
     EXPECT_EQ(trainer.train().at("epoch"), 1);
     EXPECT_EQ(trainer.train({.num_steps = 3}).at("epoch"), 2);
     EXPECT_EQ(trainer.get_local_operator().loops, (std::vector{4, 0, 3, 0}));
+  });
+}
+
+struct TwicePlain : Noisy {
+  std::vector<double> sums = {};
+  Metrics validate(OperatorBatches& batches, const EpochInfo&) override {
+    for (int loop = 0; loop < 3; ++loop) {
+      sums.push_back(0);
+      for (auto& batch : batches) {
+        sums.back() += static_cast<double>(batch.size());
+        if (loop == 1) break;
+      }
+    }
+    return {};
+  }
+};
+
+TEST(Operators, AValidationMayGoOverItsBatchesAgain) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<TwicePlain> trainer(launch, all_ranks(launch));
+    for (int call = 0; call < 2; ++call) {
+      const auto& sums = trainer.get_local_operator().sums;
+      trainer.get_local_operator().sums.clear();
+      trainer.validate({.num_steps = call == 0 ? std::nullopt : std::optional<std::int64_t>(2)});
+      ASSERT_EQ(sums.size(), 3u);
+      EXPECT_EQ(sums[2], sums[0]);
+      EXPECT_GT(sums[1], 0);
+      const auto all = world().all_reduce(static_cast<std::int64_t>(sums[0]));
+      EXPECT_EQ(all, call == 0 ? 46 : std::min(46, 2 * 8 * launch.size()));
+    }
   });
 }
 
@@ -606,6 +637,30 @@ struct Twice : TrainingOperator {
 TEST(Operators, APreparedLoaderServesOnce) {
   on_all([](Launch& launch) {
     EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Twice>(launch, all_ranks(launch)).validate(); }), "one of its own"));
+  });
+}
+
+struct Prepared : TrainingOperator {
+  void setup(const Config& config) override {
+    const auto data = Pairs().map(torch::data::transforms::Stack<>());
+    if (config.value("own", false))
+      register_data(OperatorLoader(prepare_data_loader(
+          session(), data, {.batch_size = 4},
+          torch::data::samplers::DistributedRandomSampler(46, static_cast<std::size_t>(session().world_size()),
+                                                          static_cast<std::size_t>(world_rank())))));
+    else
+      register_data(OperatorLoader(prepare_data_loader(session(), data, {.batch_size = 4})));
+  }
+  Metrics train_batch(Batch& batch, const BatchInfo&) override { return {{"num_samples", batch.size()}}; }
+};
+
+TEST(Operators, APreparedLoaderIsNotWholeOnEachWorker) {
+  on_all([](Launch& launch) {
+    auto options = all_ranks(launch);
+    options.add_dist_sampler = false;
+    EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Prepared>(launch, options).train(); }), "add_dist_sampler"));
+    options.config["own"] = true;
+    EXPECT_GE(OperatorTrainer<Prepared>(launch, options).train().at("num_samples"), 46) << "which divides by itself";
   });
 }
 

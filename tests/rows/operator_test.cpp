@@ -142,6 +142,17 @@ TEST(OperatorRow, ADriversPartIsRankZeros) {
   });
 }
 
+TEST(Operators, ARangeOfWorkersTakesWhatIsThere) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Line> trainer(launch, {.num_workers = {1, 64}});
+    EXPECT_EQ(trainer.apply_all_workers([] { return 1; }).size(), static_cast<std::size_t>(launch.size()));
+    EXPECT_TRUE(has(error_of([&] {
+                      OperatorTrainer<Line>(launch, {.num_workers = {launch.size() + 1, launch.size() + 2}});
+                    }),
+                    "mpirun -n"));
+  });
+}
+
 // 2.2
 TEST(OperatorRow, Train) {
   on_all([](Launch& launch) {
@@ -359,6 +370,9 @@ TEST(OperatorRow, Shutdown) {
 struct NoModel : TrainingOperator {
   void setup(const Config&) override { register_data({line()}, OperatorLoader(line())); }
 };
+struct Nothing : TrainingOperator {
+  void setup(const Config&) override {}
+};
 struct NoData : TrainingOperator {
   void setup(const Config&) override {
     torch::nn::Linear net(1, 1);
@@ -372,6 +386,12 @@ TEST(OperatorRow, SetupMustBeOverriddenAndRegister) {
     EXPECT_TRUE(has(error_of([&] { OperatorTrainer<NoModel>(launch, all_ranks(launch)).train(); }),
                     "the operator has no model. Call register_training() in its setup()"));
     EXPECT_TRUE(has(error_of([&] { OperatorTrainer<NoModel>(launch, all_ranks(launch)).validate(); }), "no model"));
+    for (const bool trains : {true, false})
+      EXPECT_TRUE(has(error_of([&] {
+                        OperatorTrainer<Nothing> trainer(launch, all_ranks(launch));
+                        trains ? trainer.train() : trainer.validate();
+                      }),
+                      "no model. Call register_training() and register_data() in its setup()"));
     EXPECT_TRUE(has(error_of([&] { OperatorTrainer<NoData>(launch, all_ranks(launch)).train(); }),
                     "no train_loader. Call register_data() with one in its setup()"));
     EXPECT_TRUE(
@@ -744,26 +764,6 @@ TEST(OperatorRow, ABatchIsFeaturesThenTarget) {
   });
 }
 
-// 2.23
-TEST(OperatorRow, InfoAndBatchInfo) {
-  on_all([](Launch& launch) {
-    OperatorTrainer<Counting> trainer(launch, all_ranks(launch));
-    auto& infos = trainer.get_local_operator().infos;
-    trainer.train({.num_steps = 3, .info = {{"mine", 7}}});
-    ASSERT_EQ(infos.size(), 3u);
-    for (std::int64_t i = 0; i < 3; ++i) {
-      const auto& info = infos[static_cast<std::size_t>(i)];
-      EXPECT_EQ(info.epoch_idx, 0);
-      EXPECT_EQ(info.num_steps, 3);
-      EXPECT_EQ(info.batch_idx, i);
-      EXPECT_EQ(info.global_step, i);
-      EXPECT_EQ(info.info.at("mine"), 7);
-    }
-    trainer.train({.num_steps = 2});
-    EXPECT_EQ(infos.back().epoch_idx, 1) << "the pass before had just ended";
-    EXPECT_EQ(infos.back().batch_idx, 1);
-    EXPECT_EQ(infos.back().global_step, 4);
-    infos.clear();
 // --- What the default train_batch() makes of a batch ---
 
 /// A network with outputs of any shape, the targets, and a criterion.
@@ -951,6 +951,26 @@ TEST(Operators, OneLineSaysWhichColumnIsTheTarget) {
   }
 }
 
+// 2.23
+TEST(OperatorRow, InfoAndBatchInfo) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Counting> trainer(launch, all_ranks(launch));
+    auto& infos = trainer.get_local_operator().infos;
+    trainer.train({.num_steps = 3, .info = {{"mine", 7}}});
+    ASSERT_EQ(infos.size(), 3u);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      const auto& info = infos[static_cast<std::size_t>(i)];
+      EXPECT_EQ(info.epoch_idx, 0);
+      EXPECT_EQ(info.num_steps, 3);
+      EXPECT_EQ(info.batch_idx, i);
+      EXPECT_EQ(info.global_step, i);
+      EXPECT_EQ(info.info.at("mine"), 7);
+    }
+    trainer.train({.num_steps = 2});
+    EXPECT_EQ(infos.back().epoch_idx, 1) << "the pass before had just ended";
+    EXPECT_EQ(infos.back().batch_idx, 1);
+    EXPECT_EQ(infos.back().global_step, 4);
+    infos.clear();
     trainer.validate();
     EXPECT_EQ(infos.back().global_step, 5);
     EXPECT_EQ(infos.back().num_steps, std::nullopt);
@@ -1031,6 +1051,30 @@ TEST(OperatorRow, ResultsOfValidate) {
     EXPECT_EQ(results.at("last_val_accuracy"), 1.0);
     EXPECT_TRUE(OperatorTrainer<Line>(launch, all_ranks(launch)).validate().at("val_accuracy").is_null())
         << "of numbers there is none";
+  });
+}
+
+/// One output a sample, and targets that are 0 or 1.
+struct Yes : TrainingOperator {
+  void setup(const Config&) override {
+    torch::nn::Linear net(1, 1);
+    register_training(Components{.models = net,
+                                 .optimizers = torch::optim::SGD(net->parameters(), 0.1),
+                                 .criterion = [](const at::Tensor& output, const at::Tensor& target) {
+                                   return torch::binary_cross_entropy_with_logits(output.squeeze(1),
+                                                                                  target.to(output.dtype()));
+                                 }});
+    const auto x = at::arange(24, at::kFloat).unsqueeze(1);
+    const auto data = Dataset::from_tensors({{"x", x}, {"y", (x > 8).squeeze(1).to(at::kLong)}});
+    register_data({data, {.batch_size = 4}}, OperatorLoader(data, {.batch_size = 4}));
+  }
+};
+
+TEST(Operators, OfOneOutputThereIsNoAccuracy) {
+  on_all([](Launch& launch) {
+    OperatorTrainer<Yes> trainer(launch, all_ranks(launch));
+    trainer.train();
+    EXPECT_TRUE(trainer.validate().at("val_accuracy").is_null()) << "and not the share of class 0";
   });
 }
 

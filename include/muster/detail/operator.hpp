@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <ranges>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -50,10 +51,10 @@ class Passes {
   virtual void advance() = 0;
   /// Null where the pass is over.
   virtual Batch* current() = 0;
-  /// Ends the pass that is under way.
   /// Where the columns of the batches have no order that somebody has given: what the dataset is called. After the
   /// first batch.
   virtual std::optional<std::string> without_column_order() { return {}; }
+  /// Ends the pass that is under way.
   virtual void end() = 0;
 };
 
@@ -71,6 +72,8 @@ class Feed {
   virtual ~Feed() = default;
   /// Null where the call has had all of its own.
   virtual Batch* next() = 0;
+  /// As an iteration over the batches begins.
+  virtual Batch* first() { return next(); }
 };
 
 at::Tensor stacked(const std::vector<at::Tensor>& examples);
@@ -129,18 +132,18 @@ class LoaderPasses final : public Passes {
 };
 
 [[noreturn]] void refuse_loader();
+[[noreturn]] void refuse_divided_loader();
 
 template <class Loader>
 MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
-[[noreturn]] void refuse_divided_loader();
   // A function is copied, a loader is not; it is asked for once.
   const auto owner = std::make_shared<std::unique_ptr<Loader>>(std::move(loader));
-  return [owner](OperatorParts&, const PassesOptions&) -> std::unique_ptr<Passes> {
+  return [owner](OperatorParts&, const PassesOptions& options) -> std::unique_ptr<Passes> {
     if (!*owner) refuse_loader();
+    if (!options.split && !(*owner)->has_own_sampler()) refuse_divided_loader();
     return std::make_unique<LoaderPasses<Loader>>(std::move(*owner));
   };
 }
-    if (!options.split && !(*owner)->has_own_sampler()) refuse_divided_loader();
 
 /// `Options` is DataLoaderOptions, which is known where such a dataset is.
 template <class Dataset, class Options>
@@ -175,6 +178,11 @@ auto as_tuple(T value) {
   else
     return std::tuple<T>(std::move(value));
 }
+
+template <class T>
+inline constexpr bool are_optimizers = false;
+template <class... T>
+inline constexpr bool are_optimizers<std::tuple<T...>> = (std::derived_from<T, torch::optim::Optimizer> && ...);
 
 template <ModuleHolder Holder>
 auto module_of(const Holder& holder) {
