@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -21,6 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto busy = 4s;  // longer than the script's limit
+std::atomic<bool> reader_waits{false};
 
 /// The rank, the place and the fault are those of the settings.
 class Fault {
@@ -49,6 +51,7 @@ class Fault {
     if (fault_ == "throw") throw std::runtime_error("this is the user's own");
     if (fault_ == "reader" || fault_ == "reader_throw")
       for ([[maybe_unused]] auto& batch : session_.get_dataset_shard("blocked").iter_batches({.batch_size = 2})) {
+        reader_waits.wait(false);
         if (fault_ == "reader") break;
         throw std::runtime_error("this is the user's own");
       }
@@ -83,7 +86,11 @@ class Fault {
 muster::Dataset blocked() {
   return muster::Dataset::from_stream([](const muster::StreamShard&) {
     return [rows = 0]() mutable -> std::optional<muster::Json> {
-      if (rows == 3) std::this_thread::sleep_for(24h);
+      if (rows == 3) {
+        reader_waits = true;
+        reader_waits.notify_all();
+        std::this_thread::sleep_for(24h);
+      }
       return muster::Json{{"i", rows++}};
     };
   });
