@@ -50,7 +50,8 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
                                             checkpoint::Store& store) {
   const auto& flags = plan.launch.flags();
   const auto path = flags.resume == Resume::path ? whole_path(flags.resume_path) : std::filesystem::path();
-  const bool named = !path.empty() && !run.is_of_an_earlier_trainer(path);
+  const auto is_meant = [&] { return std::string(run.is_of_an_earlier_trainer(path) ? "" : "yes"); };
+  const bool named = !path.empty() && !comm::on_root(control, is_meant).empty();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
   if (named)
     if (const auto own = own_checkpoint(path, run, control); !own.empty()) store.roll_back(std::stoi(own));

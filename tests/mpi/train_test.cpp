@@ -1416,7 +1416,8 @@ TEST(Train, EachTrainerOfAProgramHasARunOfItsOwnUnderOneName) {
         TorchTrainer trainer(launch, [&, value](Session& session) {
           ++trained;
           names.push_back(session.experiment_name());
-          auto state = session.state({{"value", value}});
+          double kept = value;
+          auto state = session.state({{"value", kept}});
           session.report({{"value", value}}, state);
         });
         last = trainer.fit();
@@ -1430,21 +1431,23 @@ TEST(Train, EachTrainerOfAProgramHasARunOfItsOwnUnderOneName) {
     EXPECT_EQ(code, 0);
     EXPECT_EQ(values, (std::vector{1.0, 2.0}));
     EXPECT_EQ(trained, again ? 0 : 2);
-    if (!again) EXPECT_EQ(names, (std::vector<std::string>{"folds", "folds_2"}));
+    if (!again) {
+      EXPECT_EQ(names, (std::vector<std::string>{"folds", "folds_2"}));
+    }
   }
 }
 
 TEST(Train, AStepBackIsOneOfTheRunThatItNames) {
   const auto storage = test::shared_folder();
-  std::vector<std::vector<int>> starts;
+  std::vector<std::vector<std::int64_t>> starts;
   for (const bool back : {false, true}) {
     auto& counts = starts.emplace_back();
     std::vector<std::string> flags{"--name", "folds"};
     if (back) flags.insert(flags.end(), {"--resume", (storage / "folds" / "checkpoint_000000").string()});
     test::launch({storage, flags}, [&](Launch& launch) {
       std::optional<Result> last;
-      for (const int fold : {0, 10}) {
-        int count = fold;
+      for (const std::int64_t fold : {0, 10}) {
+        std::int64_t count = fold;
         last = TorchTrainer(launch, [&](Session& session) {
                  auto state = session.state({{"count", count}});
                  state.restore();
@@ -1458,8 +1461,8 @@ TEST(Train, AStepBackIsOneOfTheRunThatItNames) {
       return *last;
     });
   }
-  EXPECT_EQ(starts[0], (std::vector{0, 10}));
-  EXPECT_EQ(starts[1], (std::vector{1, 13})) << "the second trainer's run goes on where it stands";
+  EXPECT_EQ(starts[0], (std::vector<std::int64_t>{0, 10}));
+  EXPECT_EQ(starts[1], (std::vector<std::int64_t>{1, 13})) << "the second trainer's run goes on where it stands";
 }
 
 TEST(Train, ASickDiskEndsAStartWith75AndCostsNothing) {
