@@ -475,7 +475,7 @@ void Reducer::note_change(Parameter& parameter) {
   }
   if (!parameter.mark) return;
   if (!(GradientMark(gradient) == *parameter.mark)) {
-    parameter.altered = any_nonzero(gradient);
+    parameter.altered = own_ && any_nonzero(gradient);
   } else if (scale != 1.0) {
     const at::NoGradGuard no_grad;
     gradient.mul_(scale);
@@ -554,7 +554,10 @@ void Reducer::end_exchange(bool fetch) {
 }
 
 void Reducer::fetch_averages() {
-  if (!own_) return;
+  if (!own_) {
+    for (auto& p : parameters_) note_change(p);  // for its scale
+    return;
+  }
   if (state_ != State::awaiting_step) recover();
   give_gradients(0);
   dense_->finish();

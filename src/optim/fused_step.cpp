@@ -93,7 +93,8 @@ struct FusedStep::Target {
   std::vector<const std::byte*> from = {};  ///< what it reads
   Rule rule = {};
   // Hashes of what was written by hand since the last step, 0: nothing.
-  std::uint64_t noted = 0;    ///< as note_written() has seen it
+  std::uint64_t seen = 0;     ///< by note_written(), the last time
+  std::uint64_t noted = 0;    ///< all that note_written() has seen
   std::uint64_t written = 0;  ///< that and what the step finds
 };
 
@@ -256,8 +257,11 @@ void FusedStep::note_written() {
     if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().ranges[i].bucket]) continue;
     if (now.strides() != view.strides())
       now = at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(now);
-    if (const auto hash = hash_of_written(i, 0, now.const_data_ptr()); hash != 0)
-      targets_[i].noted = gradients::hash_of(&hash, sizeof hash, targets_[i].noted);
+    // What has not changed since counts once: not every rank need come here as often.
+    auto& target = targets_[i];
+    const auto hash = hash_of_written(i, 0, now.const_data_ptr());
+    if (hash != 0 && hash != target.seen) target.noted = gradients::hash_of(&hash, sizeof hash, target.noted);
+    target.seen = hash;
   }
 }
 
@@ -278,6 +282,7 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
       target.from[1 + s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
     target.written = std::exchange(target.noted, 0);
+    target.seen = 0;
     for (std::size_t t = 0; t <= target.rule.state.size(); ++t)
       if (t == 0 ? pages_of(i)[0].changed : target.from[t] != target.shared[current_][t])
         if (const auto hash = hash_of_written(i, t, target.from[t]); hash != 0)

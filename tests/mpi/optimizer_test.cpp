@@ -862,7 +862,7 @@ void sam(Model& m, int step, PreparedOptimizer<torch::optim::SGD>& optimizer, bo
   std::vector<at::Tensor> before;
   for (auto& p : m.net->parameters()) {
     before.push_back(p.detach().clone());
-    p.add_(p.grad() * 0.5);
+    p.add_(p.grad() * 0.01);
   }
   optimizer.zero_grad();
   {
@@ -876,7 +876,7 @@ void sam(Model& m, int step, PreparedOptimizer<torch::optim::SGD>& optimizer, bo
 TEST(AFusedOptimizer, LeavesSharpnessAwareMinimisationRightOrSaysThatItIsNot) {
   const auto program = [](bool averages) {
     return [averages](Model& m) {
-      const auto whole = m.sgd(0.05);
+      const auto whole = m.sgd(0.005);
       for (int step = 0; step < 3; ++step) sam(m, step, *whole, averages);
     };
   };
