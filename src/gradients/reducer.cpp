@@ -540,6 +540,7 @@ void Reducer::end_step(double scale) {
     if (p.dense() && p.tensor.grad().defined()) {
       p.scale = scale;
       p.mark = GradientMark(p.tensor.grad());
+      if (!own_) note_change(p);  // anybody may read averages now
     }
 }
 
@@ -554,10 +555,7 @@ void Reducer::end_exchange(bool fetch) {
 }
 
 void Reducer::fetch_averages() {
-  if (!own_) {
-    for (auto& p : parameters_) note_change(p);  // for its scale
-    return;
-  }
+  if (!own_) return;
   if (state_ != State::awaiting_step) recover();
   give_gradients(0);
   dense_->finish();
