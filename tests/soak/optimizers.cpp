@@ -183,6 +183,7 @@ Plan draw(std::uint64_t seed, int ranks) {
       last.prepared = true;
       last.max_grad_norm = 0;
       last.lr = 0.3;
+      last.ends = !last.whole;  // a tied branch alone has no parameters
       // torch's takes gradients that are contiguous.
       for (auto& branch : plan.model.branches)
         if (branch.kind == Branch::Kind::transposed) branch.kind = Branch::Kind::linear;
