@@ -182,7 +182,7 @@ TEST_F(Gradients, APassWithoutAveragingBeginsOnce) {
   prepared_->reducer()->before_each_pass([&](bool averages) {
     EXPECT_FALSE(averages);
     ++begun;
-    return 1.0;
+    return Reducer::Correction{};
   });
   const NoSync scope(prepare_.no_sync_depth);
   loss(1).backward();

@@ -238,7 +238,7 @@ TEST(Sinks, AreMadeWhereTheyRun) {
   const test::Folder folder;
   const auto counter = std::make_shared<Counter>();
   for (const bool first_worker : {false, true}) {
-    Sinks sinks(first_worker, folder.path(), muster::Progress::none);
+    Sinks sinks(first_worker, folder.path(), muster::Progress::none, 0);
     Callbacks callbacks({counter});
     sinks.tell(&Sink::start, Start{});
     callbacks.tell(&Callback::on_report, Json{{"training_iteration", 1}});
