@@ -156,14 +156,11 @@ class Table {
     return header;
   }
 
-  /// 0, 1, 2, … or 1, 2, 3, …, as programs name columns that have no names.
+  /// 0, 1, 2, …, as pandas names columns that have no names.
   static bool counts_columns(const std::vector<std::string_view>& fields) {
-    std::int64_t expected = 0;
-    for (std::size_t i = 0; i < fields.size(); ++i, ++expected) {
-      std::int64_t value = -1;
-      if (parse(fields[i], value) != std::errc{}) return false;
-      if (i == 0 && value == 1) expected = 1;
-      if (value != expected) return false;
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      std::size_t value = 0;
+      if (parse(fields[i], value) != std::errc{} || value != i) return false;
     }
     return true;
   }
