@@ -42,8 +42,8 @@ struct Topology {
 /// Memory of one rank that every rank of its node can reach, so that collectives need not copy it. Made by
 /// Communicator::shared_memory(); a cheap value, and the memory lives until the last copy of it is gone.
 ///
-/// A child of fork() writes to memory of its own: nothing that it does there reaches its parent or another rank. What it
-/// has not written it may see as it was or as it is in the parent.
+/// A child of fork() writes to memory of its own: nothing that it does there reaches its parent or another rank. What
+/// it has not written it may see as it was or as it is in the parent.
 class SharedMemory {
  public:
   /// Zeroes at first; aligned to a page.
