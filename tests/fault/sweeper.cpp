@@ -1,4 +1,4 @@
-// A sweep of four trials that count epochs, of which the second does to itself what the settings say. A run of the same
+// A sweep of four trials that count epochs, of which the second kills its ranks as --kill says. A run of the same
 // name may follow, which fails.
 #include "muster/launch.hpp"
 #include "muster/sweep.hpp"
@@ -23,7 +23,8 @@ std::string text_in(const std::filesystem::path& file) {
   return text.str();
 }
 
-void train(muster::Session& session, const muster::Config& config, const std::filesystem::path& sweep) {
+void train(muster::Session& session, const muster::Config& config, const std::filesystem::path& sweep,
+           std::int64_t kill) {
   const int number = config.at("number");
   const std::int64_t epochs = config.at("epochs");
   std::int64_t done = 0;
@@ -33,7 +34,7 @@ void train(muster::Session& session, const muster::Config& config, const std::fi
   while (done < epochs) {
     if (session.world_rank() == 0) std::printf("trial %d epoch %d\n", number, static_cast<int>(done));
     std::fflush(stdout);
-    if (number == 1 && done == before + 1 && config.at("kill").get<std::int64_t>() > before) {
+    if (number == 1 && done == before + 1 && kill > before) {
       // Not before the first one is done, so that it can be seen whether it is run again.
       while (text_in(sweep / "trial_00000" / "trial.json").find("\"done\"") == std::string::npos)
         std::this_thread::yield();
@@ -49,14 +50,17 @@ void train(muster::Session& session, const muster::Config& config, const std::fi
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   int retries = 0;
+  std::int64_t kill = 0;
   bool then_fails = false;
   launch.app().add_option("--retries", retries, "FailureConfig::max_failures of the trials");
+  launch.app().add_option("--kill", kill,
+                          "Trial 1 kills its ranks in its second epoch, where it has saved fewer than this");
   launch.app().add_flag("--then-fails", then_fails, "A run follows, which fails");
   return launch.run([&] {
     const auto sweep = *launch.flags().storage / *launch.flags().name;
     muster::TorchTrainer trainer(
-        launch, [&](muster::Session& session, const muster::Config& config) { train(session, config, sweep); },
-        {.train_loop_config = {{"number", 0}, {"epochs", 3}, {"kill", 0}},
+        launch, [&](muster::Session& session, const muster::Config& config) { train(session, config, sweep, kill); },
+        {.train_loop_config = {{"number", 0}, {"epochs", 3}},
          .run_config = {.failure_config = {.max_failures = retries}}});
     auto result = muster::Sweep(launch, trainer.as_trainable(),
                                 {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = "number"})
