@@ -124,7 +124,7 @@ void train(muster::Session& session, const muster::Config& config) {
   muster::CosineWithWarmup schedule(optimizer, {.warmup_steps = steps * config.at("warmup_epochs").get<std::int64_t>(),
                                                 .total_steps = steps * epochs});
 
-  // 3. 16 bits where that is safe. Gradients of half would vanish without a scaler; bfloat16 has the range of float.
+  // 3. 16 bits where that is safe and fast. Gradients of half would vanish without a scaler; bfloat16 has the range of float.
   const auto precision = config.at("precision").get<std::string>();
   const muster::AutocastOptions autocast{.dtype = precision == "half" ? torch::kHalf : torch::kBFloat16,
                                          .enabled = precision != "float"};
@@ -172,7 +172,7 @@ void train(muster::Session& session, const muster::Config& config) {
 
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
-  std::string train_set, test_set, precision = "bfloat16";
+  std::string train_set, test_set, precision;
   std::int64_t classes = 10, crop = 64, width = 64;
   bool gpu = false;
   launch.app().description("Trains ResNet-50 on colour pictures, as one does on ImageNet.");
@@ -184,11 +184,11 @@ int main(int argc, char** argv) {
       .add_option("--width", width, "Channels of the first convolution; fewer are another network")
       ->capture_default_str();
   launch.app()
-      .add_option("--precision", precision, "float, bfloat16 or half")
-      ->capture_default_str()
+      .add_option("--precision", precision, "float, bfloat16 or half; if not given, bfloat16 on a GPU, float on a CPU")
       ->check(CLI::IsMember({"float", "bfloat16", "half"}));
   launch.app().add_flag("--gpu", gpu, "Train on a GPU per rank");
   return launch.run([&] {
+    if (precision.empty()) precision = gpu ? "bfloat16" : "float";
     return muster::TorchTrainer(launch, train,
                                 {
                                     .train_loop_config = {{"width", width},

@@ -1,5 +1,6 @@
 #include "muster/mixed_precision.hpp"
 
+#include "base/log.hpp"
 #include "gradients/hooks.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
@@ -14,6 +15,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
@@ -39,6 +41,25 @@ void check(const GradScalerOptions& options) {
   require(options.growth_interval > 0, "growth_interval is not above 0");
 }
 
+/// Without AVX-512, torch computes convolutions and matrix products of 16 bits in loops of its own instead of oneDNN's.
+bool has_fast_16_bits() {
+#ifdef __x86_64__
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return true;
+#endif
+}
+
+void warn_where_slow(at::DeviceType device, const AutocastOptions& options) {
+  static std::once_flag warned;
+  if (options.enabled && device == at::kCPU && !has_fast_16_bits())
+    std::call_once(warned, [&] {
+      detail::log::warn("Autocast computes in " + std::string(c10::toString(options.dtype)) +
+                        ", for which this processor has no fast instructions (AVX-512): convolutions take many times "
+                        "as long as in float. Switch autocast off with enabled = false");
+    });
+}
+
 /// What torch's kernel takes in one call.
 using Kind = std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>;
 
@@ -53,6 +74,7 @@ Autocast::Autocast(at::DeviceType device, const AutocastOptions& options)
   if (options.dtype != at::kBFloat16 && options.dtype != at::kHalf)
     throw Error(ExitCode::usage, "starting autocast",
                 std::string(c10::toString(options.dtype)) + " is not a type for it", "Use at::kBFloat16 or at::kHalf");
+  warn_where_slow(device_, options);
   autocast::set_autocast_enabled(device_, options.enabled);
   autocast::set_autocast_dtype(device_, options.dtype);
   autocast::increment_nesting();
