@@ -124,7 +124,8 @@ void train(muster::Session& session, const muster::Config& config) {
   muster::CosineWithWarmup schedule(optimizer, {.warmup_steps = steps * config.at("warmup_epochs").get<std::int64_t>(),
                                                 .total_steps = steps * epochs});
 
-  // 3. 16 bits where that is safe and fast. Gradients of half would vanish without a scaler; bfloat16 has the range of float.
+  // 3. 16 bits where that is safe and fast. Gradients of half would vanish without a scaler; bfloat16 has the range of
+  // float.
   const auto precision = config.at("precision").get<std::string>();
   const muster::AutocastOptions autocast{.dtype = precision == "half" ? torch::kHalf : torch::kBFloat16,
                                          .enabled = precision != "float"};

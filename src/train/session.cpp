@@ -108,9 +108,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
 }
 
 at::Tensor Session::mean(const at::Tensor& value) const {
-  std::vector<at::Tensor> tensors{value.detach().clone()};
+  // The sum of 16-bit numbers may be beyond their range though the mean is not.
+  const bool narrow = value.scalar_type() == at::kHalf || value.scalar_type() == at::kBFloat16;
+  std::vector<at::Tensor> tensors{value.detach().to(narrow ? at::kFloat : value.scalar_type(), /*non_blocking=*/false,
+                                                    /*copy=*/true)};
   process_group()->allreduce(tensors)->wait();  // not AVG, which gloo does not know
-  return tensors.front().div_(world_size());
+  return tensors.front().div_(world_size()).to(value.scalar_type());
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {

@@ -494,6 +494,10 @@ TEST(Train, ReportsOfMetricsAlone) {
         EXPECT_FALSE(session.get_checkpoint());
         EXPECT_EQ(session.mean(torch::full({2}, double(session.world_rank())))[1].item<double>(),
                   (session.world_size() - 1) / 2.0);
+        for (const auto type : {at::kHalf, at::kBFloat16}) {
+          const auto large = torch::full({2}, 40000, type);
+          EXPECT_TRUE(at::equal(session.mean(large), large)) << "the sum is beyond the range of half";
+        }
       });
   EXPECT_EQ(code, 0);
   const int n = world().size();

@@ -4,17 +4,15 @@
 //   mpirun -n RANKS data_storm --seed SEED              one program, told pass by pass
 // Ends with 1 if any differs, and names it by the command that shows it again. A program that does not end takes the
 // others after it along; the last line says which it was.
-#include "comm/world.hpp"
 #include "hdf5/types.hpp"
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
+#include "soak/driver.hpp"
 #include "support/hdf5_fixture.hpp"
 #include "support/job.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -35,7 +33,6 @@
 namespace muster::soak {
 namespace {
 
-constexpr std::chrono::seconds patience{30};
 constexpr int virtual_workers = 12;
 
 /// What the program throws itself, as its reader, its preprocessor or its loop.
@@ -864,16 +861,12 @@ void check_coverage(const Program& program, Trail& trail, const Communicator& wo
 /// What differs from the model. Collective.
 std::string play(const Program& program, const Communicator& world, const std::filesystem::path& folder, bool aloud) {
   if (aloud && world.rank() == 0) std::fputs(describe(program).c_str(), stderr);
-  const auto name = "program" + std::to_string(program.seed);
-  const auto own = folder / name;
-  if (world.rank() == 0) std::filesystem::create_directories(own);
-  world.barrier();
   std::map<std::string, Dataset> datasets;
-  for (const auto& data : program.datasets) datasets.emplace(data.name, make_dataset(program, data, own, world));
+  for (const auto& data : program.datasets) datasets.emplace(data.name, make_dataset(program, data, folder, world));
   Trail trail;
   try {
     for (int number = 0; number < (program.stops ? 2 : 1); ++number) {
-      const auto ending = start(program, datasets, own, "run", number, aloud, trail);
+      const auto ending = start(program, datasets, folder, "run", number, aloud, trail);
       if (!ending.difference.empty()) throw Differs(ending.difference);
       const bool stopped = program.stops && number == 0;
       const bool thrown = ending.code == 1 && ending.error.find("thrown on purpose") != std::string::npos;
@@ -896,7 +889,7 @@ std::string play(const Program& program, const Communicator& world, const std::f
       undisturbed.workers = 1;
       undisturbed.stops = false;
       Trail alone;
-      const auto ending = start(undisturbed, datasets, own, "alone", 0, false, alone);
+      const auto ending = start(undisturbed, datasets, folder, "alone", 0, false, alone);
       if (!ending.difference.empty() || ending.code != 0) throw Differs("alone: " + ending.difference + ending.error);
       std::set<std::string> noise, want;
       for (const auto& theirs : world.all_gather(Json(trail.noise).dump()))
@@ -911,70 +904,14 @@ std::string play(const Program& program, const Communicator& world, const std::f
   return "";
 }
 
-struct Choice {
-  std::uint64_t first = 1;
-  int count = 10;
-  bool aloud = false;
-};
-
-Choice choose(int argc, char** argv) {
-  Choice choice;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view flag = argv[i];
-    const auto value = std::strtoull(argv[i + 1], nullptr, 10);
-    if (flag == "--first") choice.first = value;
-    if (flag == "--count") choice.count = static_cast<int>(value);
-    if (flag == "--seed") choice = {value, 1, true};
-  }
-  return choice;
-}
-
-char last_words[256];  ///< said when a program does not end
-
-void complain(int) {
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, last_words, std::string_view(last_words).size());
-  ::_exit(1);
-}
-
-int run(const Communicator& world, const Choice& choice) {
-  std::string made = (std::filesystem::temp_directory_path() / "muster_data_storm_XXXXXX").string();
-  if (world.rank() == 0 && ::mkdtemp(made.data()) == nullptr) throw std::runtime_error("no folder can be made");
-  const std::filesystem::path folder = world.broadcast(made);
-  int differing = 0;
-  for (int i = 0; i < choice.count; ++i) {
-    const auto seed = choice.first + static_cast<std::uint64_t>(i);
-    const auto again = "mpirun -n " + std::to_string(world.size()) + " data_storm --seed " + std::to_string(seed);
-    std::snprintf(last_words, sizeof last_words, "did not end: %s\n", again.c_str());
-    ::alarm(static_cast<unsigned>(3 * patience.count()));
-    std::string difference;
-    try {
-      difference = play(draw(seed, world.size()), world, folder, choice.aloud);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "ended by an error on rank %d (%s): %s\n", world.rank(), error.what(), again.c_str());
-      detail::comm::abort(1);
-    }
-    std::string first;
-    for (const auto& theirs : world.all_gather(difference))
-      if (first.empty()) first = theirs;
-    if (!first.empty() && world.rank() == 0) std::fprintf(stderr, "differs (%s): %s\n", first.c_str(), again.c_str());
-    differing += !first.empty();
-    if (world.rank() == 0) std::filesystem::remove_all(folder / ("program" + std::to_string(seed)));
-  }
-  ::alarm(0);
-  if (world.rank() == 0) {
-    std::filesystem::remove_all(folder);
-    std::printf("%d programs on %d ranks from seed %llu on, %d differ\n", choice.count, world.size(),
-                static_cast<unsigned long long>(choice.first), differing);
-  }
-  return differing > 0 ? 1 : 0;
-}
-
 }  // namespace
 }  // namespace muster::soak
 
 int main(int argc, char** argv) {
-  const muster::detail::comm::MpiScope environment;
-  muster::detail::comm::set_time_limit(environment.world(), muster::soak::patience);
-  ::signal(SIGALRM, muster::soak::complain);
-  return muster::soak::run(environment.world(), muster::soak::choose(argc, argv));
+  using namespace muster;
+  return soak::drive(argc, argv, "data_storm", [](const Communicator& world) {
+    return [&world](const soak::Round& round) {
+      return soak::play(soak::draw(round.seed, world.size()), world, round.folder, round.aloud);
+    };
+  });
 }

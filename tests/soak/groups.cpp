@@ -8,18 +8,15 @@
 #include "muster/error.hpp"
 #include "muster/process_group.hpp"
 #include "soak/dice.hpp"
+#include "soak/driver.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
-#include <signal.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -38,21 +35,6 @@ using namespace std::chrono_literals;
 using c10d::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-/// A wait that lasts longer is a hang; a loaded machine needs more than it seems.
-constexpr std::chrono::seconds patience{60};
-
-/// torch's warnings, of complex halves for one, are not what is looked for.
-class Silence final : public c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
-char last_words[256];  ///< said when a program does not end
-
-void complain(int) {
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, last_words, std::string_view(last_words).size());
-  ::_exit(1);
-}
 
 // The groups, which all programs use: of all ranks, of some of them, on one node and on several that are made up.
 
@@ -788,58 +770,14 @@ std::optional<std::string> play(std::uint64_t seed, const Communicator& world, c
   return difference;
 }
 
-struct Choice {
-  std::uint64_t first = 1;
-  int count = 100;
-  bool aloud = false;
-};
-
-Choice choose(int argc, char** argv) {
-  Choice choice;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view flag = argv[i];
-    const auto value = std::strtoull(argv[i + 1], nullptr, 10);
-    if (flag == "--first") choice.first = value;
-    if (flag == "--count") choice.count = static_cast<int>(value);
-    if (flag == "--seed") choice = {value, 1, true};
-  }
-  return choice;
-}
-
-int run(const Communicator& world, const Choice& choice) {
-  const auto groups = make_groups(world);
-  int differing = 0;
-  for (int i = 0; i < choice.count; ++i) {
-    const auto seed = choice.first + static_cast<std::uint64_t>(i);
-    const auto again = "mpirun -n " + std::to_string(world.size()) + " groups --seed " + std::to_string(seed);
-    std::snprintf(last_words, sizeof last_words, "did not end: %s\n", again.c_str());
-    ::alarm(static_cast<unsigned>(2 * patience.count()));
-    std::optional<std::string> difference;
-    try {
-      difference = play(seed, world, groups, choice.aloud);
-      differing += world.all_reduce(std::int64_t{difference.has_value()}) > 0;
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "ended by an error on rank %d (%s): %s\n", world.rank(), error.what(), again.c_str());
-      detail::comm::abort(1);
-    }
-    if (difference)
-      std::fprintf(stderr, "differs on rank %d, %s: %s\n", world.rank(), difference->c_str(), again.c_str());
-  }
-  ::alarm(0);
-  if (world.rank() == 0)
-    std::printf("%d programs on %d ranks from seed %llu on, %d differ\n", choice.count, world.size(),
-                static_cast<unsigned long long>(choice.first), differing);
-  return differing > 0 ? 1 : 0;
-}
-
 }  // namespace
 }  // namespace muster::soak
 
 int main(int argc, char** argv) {
-  const muster::detail::comm::MpiScope environment;
-  muster::detail::comm::set_time_limit(environment.world(), muster::soak::patience);
-  muster::soak::Silence silence;
-  const c10::WarningUtils::WarningHandlerGuard silent(&silence);
-  ::signal(SIGALRM, muster::soak::complain);
-  return muster::soak::run(environment.world(), muster::soak::choose(argc, argv));
+  using namespace muster;
+  return soak::drive(argc, argv, "groups", [](const Communicator& world) {
+    return [&world, groups = soak::make_groups(world)](const soak::Round& round) {
+      return soak::play(round.seed, world, groups, round.aloud).value_or("");
+    };
+  });
 }

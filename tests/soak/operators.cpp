@@ -6,17 +6,15 @@
 //   mpirun -n RANKS operators --killed SEED --start N --ending FILE --name NAME --storage FOLDER
 // The last is one start of a program that has a name: a rank kills itself, which FILE.ending says, up to the last
 // start. Ends with 1 if anything differs, and names it by the command that shows it again.
-#include "comm/world.hpp"
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
+#include "soak/driver.hpp"
 #include "soak/operator_model.hpp"
-#include "support/folder.hpp"
 
 #include <ATen/ATen.h>
 #include <signal.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <chrono>
@@ -44,7 +42,6 @@ using Place = OperatorFault::Place;
 
 /// Rounding, in double precision, of a program.
 constexpr double tolerance = 1e-10;
-constexpr std::chrono::seconds patience{20};
 /// The start that nothing ends.
 constexpr int last_start = 4;
 constexpr int most_ranks = 4;
@@ -507,31 +504,6 @@ class Start {
   std::map<int, StateDict> states_;
 };
 
-struct Choice {
-  std::uint64_t first = 1;
-  int count = 100;
-  bool aloud = false;
-};
-
-Choice choose(int argc, char** argv) {
-  Choice choice;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view flag = argv[i];
-    const auto value = std::strtoull(argv[i + 1], nullptr, 10);
-    if (flag == "--first") choice.first = value;
-    if (flag == "--count") choice.count = static_cast<int>(value);
-    if (flag == "--seed") choice = {value, 1, true};
-  }
-  return choice;
-}
-
-char last_words[256];  ///< said when a program does not end
-
-void complain(int) {
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, last_words, std::string_view(last_words).size());
-  ::_exit(1);
-}
-
 /// What differs, on any rank; empty where nothing does. Collective.
 std::string play_all_starts(std::uint64_t seed, const Communicator& world, const fs::path& folder, bool aloud) {
   auto dice = dice_of(seed, 7);
@@ -573,35 +545,7 @@ std::string play_all_starts(std::uint64_t seed, const Communicator& world, const
     if (code == 0) break;
     if (ending.way == Ending::Way::none) return "in the last start, which ends with " + std::to_string(code);
   }
-  world.barrier();
-  if (world.rank() == 0) fs::remove_all(folder / "runs"), fs::remove_all(folder / "files");
   return {};
-}
-
-int play_many(const Communicator& world, const Choice& choice) {
-  std::optional<test::Folder> own;
-  if (world.rank() == 0) own.emplace();
-  const fs::path folder = world.broadcast(own ? own->path().string() : "");
-  int differing = 0;
-  for (int i = 0; i < choice.count; ++i) {
-    const auto seed = choice.first + static_cast<std::uint64_t>(i);
-    const auto again = "mpirun -n " + std::to_string(world.size()) + " operators --seed " + std::to_string(seed);
-    std::snprintf(last_words, sizeof last_words, "did not end: %s\n", again.c_str());
-    ::alarm(static_cast<unsigned>(6 * patience.count()));
-    const auto differs = play_all_starts(seed, world, folder, choice.aloud);
-    if (!differs.empty() && world.rank() == 0) std::fprintf(stderr, "differs %s: %s\n", differs.c_str(), again.c_str());
-    if (!differs.empty()) {
-      world.barrier();
-      if (world.rank() == 0) fs::remove_all(folder / "runs"), fs::remove_all(folder / "files");
-    }
-    differing += !differs.empty();
-  }
-  ::alarm(0);
-  world.barrier();
-  if (world.rank() == 0)
-    std::printf("%d programs on %d ranks from seed %llu on, %d differ\n", choice.count, world.size(),
-                static_cast<unsigned long long>(choice.first), differing);
-  return differing > 0 ? 1 : 0;
 }
 
 /// One start of a program that is killed.
@@ -630,8 +574,9 @@ int main(int argc, char** argv) {
   using namespace muster;
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]) == "--killed") return soak::play_one_start(argc, argv);
-  const muster::detail::comm::MpiScope environment;
-  muster::detail::comm::set_time_limit(environment.world(), soak::patience);
-  ::signal(SIGALRM, soak::complain);
-  return soak::play_many(environment.world(), soak::choose(argc, argv));
+  return soak::drive(argc, argv, "operators", [](const Communicator& world) {
+    return [&world](const soak::Round& round) {
+      return soak::play_all_starts(round.seed, world, round.folder, round.aloud);
+    };
+  });
 }

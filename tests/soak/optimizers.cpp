@@ -5,7 +5,6 @@
 // The reference is this process alone, with torch's own optimizers, on the batches of all ranks. A program that a fused
 // optimizer cannot play right may end by an Error, the same on all ranks. Ends with 1 if any differs or ends otherwise.
 #include "checkpoint/state/stateful.hpp"
-#include "comm/world.hpp"
 #include "gradients/data_parallel.hpp"
 #include "muster/ema.hpp"
 #include "muster/error.hpp"
@@ -15,20 +14,17 @@
 #include "muster/state.hpp"
 #include "optim/optimizer_step.hpp"
 #include "soak/dice.hpp"
+#include "soak/driver.hpp"
 #include "soak/net.hpp"
 
 #include <ATen/ATen.h>
-#include <c10/util/Exception.h>
-#include <signal.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <optional>
@@ -41,8 +37,6 @@ namespace {
 
 /// Rounding, in double precision; a line search makes more of it.
 constexpr double tolerance = 1e-10, tolerance_of_lbfgs = 1e-6;
-constexpr std::chrono::seconds patience{20};
-
 enum class Kind { sgd, adam, amsgrad, adamw, rmsprop, adagrad, lbfgs };
 constexpr const char* names_of_kinds[] = {"SGD", "Adam", "AMSGrad", "AdamW", "RMSprop", "Adagrad", "LBFGS"};
 
@@ -689,59 +683,16 @@ std::string play(const Plan& plan, const Communicator& world, bool aloud) {
   return anywhere(wrong);
 }
 
-struct Silence final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
-char last_words[256];  ///< said when a program does not end
-
-void complain(int) {
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, last_words, std::string_view(last_words).size());
-  ::_exit(1);
-}
-
-int run(const Communicator& world, std::uint64_t first, int count, bool aloud) {
-  int wrong = 0;
-  for (int i = 0; i < count; ++i) {
-    const auto seed = first + static_cast<std::uint64_t>(i);
-    const auto again = "mpirun -n " + std::to_string(world.size()) + " optimizers --seed " + std::to_string(seed);
-    std::snprintf(last_words, sizeof last_words, "did not end: %s\n", again.c_str());
-    ::alarm(static_cast<unsigned>(3 * patience.count()));
-    std::string found;
-    try {
-      found = play(draw(seed, world.size()), world, aloud);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "ended by an error on rank %d (%s): %s\n", world.rank(), error.what(), again.c_str());
-      detail::comm::abort(1);
-    }
-    if (!found.empty() && world.rank() == 0) std::fprintf(stderr, "wrong (%s): %s\n", found.c_str(), again.c_str());
-    wrong += !found.empty();
-  }
-  ::alarm(0);
-  if (world.rank() == 0)
-    std::printf("%d programs of optimizers on %d ranks from seed %llu on, %d wrong\n", count, world.size(),
-                static_cast<unsigned long long>(first), wrong);
-  return wrong > 0 ? 1 : 0;
+std::string play(const Round& round, const Communicator& world) {
+  return play(draw(round.seed, world.size()), world, round.aloud);
 }
 
 }  // namespace
 }  // namespace muster::soak
 
 int main(int argc, char** argv) {
-  const muster::detail::comm::MpiScope environment;
-  muster::detail::comm::set_time_limit(environment.world(), muster::soak::patience);
-  muster::soak::Silence silence;
-  const c10::WarningUtils::WarningHandlerGuard silent(&silence);
-  ::signal(SIGALRM, muster::soak::complain);
-  std::uint64_t first = 1;
-  int count = 100;
-  bool aloud = false;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view flag = argv[i];
-    const auto value = std::strtoull(argv[i + 1], nullptr, 10);
-    if (flag == "--first") first = value;
-    if (flag == "--count") count = static_cast<int>(value);
-    if (flag == "--seed") first = value, count = 1, aloud = true;
-  }
-  return muster::soak::run(environment.world(), first, count, aloud);
+  using namespace muster;
+  return soak::drive(argc, argv, "optimizers", [](const Communicator& world) {
+    return [&world](const soak::Round& round) { return soak::play(round, world); };
+  });
 }

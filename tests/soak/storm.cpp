@@ -3,19 +3,14 @@
 //   mpirun -n RANKS storm --seed SEED              one program, told step by step
 // Ends with 1 if any differs, and names it by the command that shows it again. A program that ends by an error or does
 // not end takes the others after it along; the last line says which it was.
-#include "comm/world.hpp"
+#include "soak/driver.hpp"
 #include "soak/prepared.hpp"
 #include "soak/reference.hpp"
 
 #include <ATen/ATen.h>
-#include <c10/util/Exception.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,21 +20,6 @@ namespace {
 
 /// Rounding, in double precision.
 constexpr double tolerance = 1e-10;
-/// A wait that lasts longer is a hang; a loaded machine needs more than it seems.
-constexpr std::chrono::seconds patience{20};
-
-/// torch's warnings, of strides for one, are not what is looked for.
-class Silence final : public c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
-char last_words[256];  ///< said when a program does not end
-
-void complain(int) {
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, last_words, std::string_view(last_words).size());
-  ::_exit(1);
-}
-
 /// How far apart two tensors are, relative to the larger of 1 and what is wanted; a gradient that is missing on one
 /// side is infinitely far.
 double distance(const at::Tensor& have, const at::Tensor& want) {
@@ -116,59 +96,14 @@ std::optional<std::string> play(const Program& program, const Communicator& worl
   return difference;
 }
 
-struct Choice {
-  std::uint64_t first = 1;
-  int count = 100;
-  bool aloud = false;
-};
-
-Choice choose(int argc, char** argv) {
-  Choice choice;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view flag = argv[i];
-    const auto value = std::strtoull(argv[i + 1], nullptr, 10);
-    if (flag == "--first") choice.first = value;
-    if (flag == "--count") choice.count = static_cast<int>(value);
-    if (flag == "--seed") choice = {value, 1, true};
-  }
-  return choice;
-}
-
-int run(const Communicator& world, const Choice& choice) {
-  int differing = 0;
-  for (int i = 0; i < choice.count; ++i) {
-    const auto seed = choice.first + static_cast<std::uint64_t>(i);
-    const auto again = "mpirun -n " + std::to_string(world.size()) + " storm --seed " + std::to_string(seed);
-    std::snprintf(last_words, sizeof last_words, "did not end: %s\n", again.c_str());
-    ::alarm(static_cast<unsigned>(3 * patience.count()));
-    std::optional<std::string> difference;
-    try {
-      difference = play(draw(seed, world.size()), world, choice.aloud);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "ended by an error on rank %d (%s): %s\n", world.rank(), error.what(), again.c_str());
-      detail::comm::abort(1);
-    }
-    if (difference && world.rank() == 0) std::fprintf(stderr, "differs %s: %s\n", difference->c_str(), again.c_str());
-    const auto ranks = world.all_reduce(std::int64_t{difference.has_value()});
-    if (ranks > 0 && world.rank() == 0 && !difference)
-      std::fprintf(stderr, "differs on other ranks only: %s\n", again.c_str());
-    differing += ranks > 0;
-  }
-  ::alarm(0);
-  if (world.rank() == 0)
-    std::printf("%d programs on %d ranks from seed %llu on, %d differ\n", choice.count, world.size(),
-                static_cast<unsigned long long>(choice.first), differing);
-  return differing > 0 ? 1 : 0;
-}
-
 }  // namespace
 }  // namespace muster::soak
 
 int main(int argc, char** argv) {
-  const muster::detail::comm::MpiScope environment;
-  muster::detail::comm::set_time_limit(environment.world(), muster::soak::patience);
-  muster::soak::Silence silence;
-  const c10::WarningUtils::WarningHandlerGuard silent(&silence);
-  ::signal(SIGALRM, muster::soak::complain);
-  return muster::soak::run(environment.world(), muster::soak::choose(argc, argv));
+  using namespace muster;
+  return soak::drive(argc, argv, "storm", [](const Communicator& world) {
+    return [&world](const soak::Round& round) {
+      return soak::play(soak::draw(round.seed, world.size()), world, round.aloud).value_or("");
+    };
+  });
 }
