@@ -8,6 +8,7 @@
 #include "node/shared_segment.hpp"
 
 #include <sched.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -15,7 +16,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <numeric>
+#include <set>
+#include <string>
 #include <utility>
 
 namespace muster {
@@ -41,32 +46,59 @@ void copy_twice_where_once_is_forbidden() {
     ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
 }
 
-/// What a rank does for its node, whose ranks `node` has.
-void look_around(MPI_Comm node) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  const bool known = ::sched_getaffinity(0, sizeof cpus, &cpus) == 0;  // not with more CPUs than the set holds
-  check(MPI_Allreduce(MPI_IN_PLACE, &cpus, sizeof cpus, MPI_BYTE, MPI_BOR, node), "MPI_Allreduce");
-  cores_suffice = !known || CPU_COUNT(&cpus) >= size_in(node);
-  if (rank_in(node) == 0) node::SharedSegment::remove_leftovers();
+std::string host_name() {
+  std::array<char, MPI_MAX_PROCESSOR_NAME> name{};
+  int length = 0;
+  check(MPI_Get_processor_name(name.data(), &length), "MPI_Get_processor_name");
+  return name.data();
 }
 
-/// As MPI says. Collective.
-Placement find_placement(MPI_Comm comm) {
-  int lowest = rank_in(comm);  // the lowest rank of a node stands for it
-  MPI_Comm node = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
-  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "MPI_Bcast");
-  look_around(node);
-  check(MPI_Comm_free(&node), "MPI_Comm_free");
+/// The same for processes that share memory, and for no others: the kernel's number of this boot, which no two machines
+/// have, and that of the file system in which shared memory lies, of which each container may have its own.
+std::string memory_name() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat memory {};
+  return ::stat("/dev/shm", &memory) == 0 ? boot + ' ' + std::to_string(memory.st_dev) : boot;
+}
 
-  Placement placement;
-  placement.node_of_rank.resize(static_cast<std::size_t>(size_in(comm)));
-  check(MPI_Allgather(&lowest, 1, MPI_INT, placement.node_of_rank.data(), 1, MPI_INT, comm), "MPI_Allgather");
-  std::array<char, MPI_MAX_PROCESSOR_NAME> host{};
-  int length = 0;
-  check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
-  placement.hosts = Handshake(comm, "telling the names of hosts").each(host.data());
+/// Which CPUs this process may run on; none where there are more than a set holds.
+std::string own_cpus() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  std::string numbers;
+  if (::sched_getaffinity(0, sizeof cpus, &cpus) != 0) return numbers;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) numbers += CPU_ISSET(cpu, &cpus) ? '1' : '0';
+  return numbers.erase(numbers.find_last_of('1') + 1);
+}
+
+/// The nodes are found here and not by MPI_Comm_split_type, which goes by the names of hosts: where containers are all
+/// called "localhost", its communicators contradict each other, and the ranks hang in them. Collective.
+Placement find_placement(MPI_Comm comm) {
+  Handshake handshake(comm, "finding the ranks of each node");
+  Placement placement{.node_of_rank = {}, .hosts = handshake.each(host_name())};
+  const auto memories = handshake.each(memory_name());
+  const auto cpus = handshake.each(own_cpus());
+  std::map<std::pair<std::string, std::string>, int> first_rank;
+  for (std::size_t r = 0; r < memories.size(); ++r)
+    placement.node_of_rank.push_back(
+        first_rank.try_emplace({placement.hosts[r], memories[r]}, static_cast<int>(r)).first->second);
+
+  // What this rank does for its node.
+  const auto rank = rank_in(comm);
+  const auto node = placement.node_of_rank[static_cast<std::size_t>(rank)];
+  std::set<std::size_t> cores;
+  std::size_t ranks = 0;
+  bool known = true;
+  for (std::size_t r = 0; r < cpus.size(); ++r) {
+    if (placement.node_of_rank[r] != node) continue;
+    ++ranks;
+    known = known && !cpus[r].empty();
+    for (std::size_t cpu = 0; cpu < cpus[r].size(); ++cpu)
+      if (cpus[r][cpu] == '1') cores.insert(cpu);
+  }
+  cores_suffice = !known || cores.size() >= ranks;
+  if (rank == node) node::SharedSegment::remove_leftovers();
   return placement;
 }
 

@@ -1,4 +1,5 @@
-// topology NODES RANKS_PER_NODE: that the ranks know which of them share a node, and reach each other across nodes.
+// topology NODES RANKS_PER_NODE [HOST_NAMES]: that the ranks know which of them share a node, and reach each other
+// across nodes.
 #include "muster/launch.hpp"
 
 #include <CLI/CLI.hpp>
@@ -12,14 +13,17 @@ int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   int nodes = 0;
   int ranks_per_node = 0;
+  int host_names = 0;  // as many as nodes
   launch.app().add_option("nodes", nodes)->required();
   launch.app().add_option("ranks_per_node", ranks_per_node)->required();
+  launch.app().add_option("host_names", host_names);
   return launch.run([&] {
     const auto& world = launch.communicator();
     const auto& topology = world.topology();
     const std::set<std::string> hosts(topology.hosts.begin(), topology.hosts.end());
     const bool known = world.size() == nodes * ranks_per_node && topology.num_nodes == nodes &&
-                       topology.local_size == ranks_per_node && static_cast<int>(hosts.size()) == nodes;
+                       topology.local_size == ranks_per_node &&
+                       static_cast<int>(hosts.size()) == (host_names == 0 ? nodes : host_names);
 
     // Long enough to leave the ways of short messages.
     std::vector<double> numbers(1 << 18, world.rank() + 1.0);
