@@ -127,7 +127,7 @@ Candidate copy(std::span<float> from, std::span<float> to) {
           }};
 }
 
-Row measure_case(const Communicator& communicator, const Case& wanted, int rounds, tool::ProgressLine& line) {
+Row measure_case(const Communicator& communicator, const Case& wanted, const Rounds& rounds, tool::ProgressLine& line) {
   const auto memory = communicator.shared_memory(wanted.bytes);
   const auto shared = memory.as<float>();
   std::vector<float> first(shared.size()), second(shared.size());
@@ -139,15 +139,14 @@ Row measure_case(const Communicator& communicator, const Case& wanted, int round
       candidate(twin, communicator, shared, sum),
       copy(first, second),
   };
-  return make_row(wanted.name, measure(communicator, candidates, rounds, [&](int round) {
-                    line.show("allreduce " + std::string(wanted.name) + ": round " + std::to_string(round + 1) +
-                              " of " + std::to_string(rounds));
+  return make_row(wanted.name, measure(communicator, candidates, rounds, [&](const std::string& round) {
+                    line.show("allreduce " + std::string(wanted.name) + ": " + round);
                   }));
 }
 
 std::vector<Row> measure_sizes(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
-  const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
+  const auto rounds = rounds_inside(options);
   std::vector<Row> rows;
   for (const auto& name : options.cases) {
     const auto wanted = std::find_if(cases.begin(), cases.end(), [&](const Case& entry) { return entry.name == name; });

@@ -1,6 +1,7 @@
 // What a benchmark is, and those that there are.
 #pragma once
 
+#include "rounds.hpp"
 #include "row.hpp"
 
 #include <muster/launch.hpp>
@@ -15,16 +16,17 @@ namespace muster::bench {
 struct Options {
   std::vector<std::string> cases;  ///< those to measure, in their order
   int ranks = 2;
-  int rounds = 0;  ///< 0: as many as the protocol asks for
+  int rounds = 0;  ///< 0: as many as a minute has, up to a number
   bool json = false;
   bool with_peers = false;
   bool for_starter = false;  ///< rows go, as JSON, to the program that has started the ranks, and it judges them
   bool progress = false;     ///< shown though stderr is no terminal
 };
 
-/// Rounds of candidates inside one program, and of whole processes.
-inline constexpr int rounds_inside = 31;
-inline constexpr int rounds_of_processes = 11;
+/// Of candidates inside one program: about a minute, unless options ask for a number.
+Rounds rounds_inside(const Options& options);
+/// Of whole processes: about a minute for each program.
+Rounds rounds_of_processes(const Options& options, std::size_t programs);
 
 struct Benchmark {
   std::string name = {};

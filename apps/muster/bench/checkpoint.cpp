@@ -139,17 +139,16 @@ std::vector<Candidate> restoring(Session& session) {
   return {muster(ours), {.name = "memcpy", .run = copy, .after = check}, muster(twin)};
 }
 
-Timings measure_case(Session& session, const std::string& name, int rounds, tool::ProgressLine& line) {
+Timings measure_case(Session& session, const std::string& name, const Rounds& rounds, tool::ProgressLine& line) {
   const auto candidates = name == save_case ? saving(session) : restoring(session);
   for (const auto& candidate : candidates) candidate.run(), candidate.after();  // they warm up
-  return measure(session.communicator(), candidates, rounds, [&](int round) {
-    line.show("checkpoint " + name + ": round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
-  });
+  return measure(session.communicator(), candidates, rounds,
+                 [&](const std::string& round) { line.show("checkpoint " + name + ": " + round); });
 }
 
 std::vector<Row> measure_checkpoints(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
-  const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
+  const auto rounds = rounds_inside(options);
   std::vector<Row> rows;
   for (const auto& name : options.cases) {
     if (name == save_case || name == restore_case) {
@@ -157,10 +156,9 @@ std::vector<Row> measure_checkpoints(Launch& launch, const Options& options) {
                  [&](Session& session) { rows.push_back(make_row(name, measure_case(session, name, rounds, line))); });
       continue;
     }
-    rows.push_back(make_row(name, measure_stall(launch, name == fused_stall_case, rounds, [&](int round) {
-                              line.show("checkpoint " + name + ": round " + std::to_string(round + 1) + " of " +
-                                        std::to_string(rounds));
-                            })));
+    rows.push_back(make_row(
+        name, measure_stall(launch, name == fused_stall_case, rounds,
+                            [&](const std::string& round) { line.show("checkpoint " + name + ": " + round); })));
   }
   return rows;
 }
@@ -170,7 +168,6 @@ void add_checkpoint_peers(std::vector<Row>& rows, const Options& options) {
   const Peers peers;
   const ScratchFolder folder;
   tool::ProgressLine line;
-  const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
   for (auto& row : rows) {
     if (row.name != save_case && row.name != restore_case) continue;
     const bool saves = row.name == save_case;
@@ -185,15 +182,11 @@ void add_checkpoint_peers(std::vector<Row>& rows, const Options& options) {
       continue;
     }
     add_peers(row, alternate(
-                       programs, rounds,
-                       [](const Finished&, const auto& result) { return result.at("ms").template get<double>(); },
-                       [&](int round, const std::string& program) {
-                         line.show("checkpoint " + row.name + ": " + program + ", round " + std::to_string(round + 1) +
-                                   " of " + std::to_string(rounds));
-                       }));
+                       programs, options,
+                       [](const Finished&, const auto& result) { return result.at("ms").template get<double>(); }, line,
+                       "checkpoint " + row.name));
     row.notes.push_back(
-        saves ? "torch_save (rank 0 alone) and dcp are processes of their own, in " + std::to_string(rounds) +
-                    " rounds beside processes of muster"
+        saves ? "torch_save (rank 0 alone) and dcp are processes of their own, in rounds beside processes of muster"
               : "torch_load maps its file (mmap) and copies what is in it; muster verifies it as well; both "
                 "files are in the system's cache");
   }
@@ -203,7 +196,7 @@ void add_checkpoint_peers(std::vector<Row>& rows, const Options& options) {
 
 void time_checkpoints(Session& session, const std::string& which) {
   tool::ProgressLine silent(false);
-  const auto ms = measure_case(session, which, 5, silent).ms.front();
+  const auto ms = measure_case(session, which, {5}, silent).ms.front();
   if (session.world_rank() == 0) std::cout << nlohmann::json{{"ms", median(ms)}} << std::endl;
 }
 

@@ -1,6 +1,5 @@
 #include "peers.hpp"
 
-#include "../progress_line.hpp"
 #include "programs.hpp"
 #include "scripts.hpp"
 #include "step_cases.hpp"
@@ -27,15 +26,16 @@ void write(const std::filesystem::path& path, const char* text) {
 
 }  // namespace
 
-Timings alternate(const std::vector<Program>& programs, int rounds, const Reading& read,
-                  const std::function<void(int, const std::string&)>& progress) {
+Timings alternate(const std::vector<Program>& programs, const Options& options, const Reading& read,
+                  tool::ProgressLine& line, const std::string& what) {
   Timings timings;
   for (const auto& program : programs) timings.candidates.push_back(program.name);
   timings.ms.resize(programs.size());
-  for (int round = 0; round < rounds; ++round)
+  Pace pace(rounds_of_processes(options, programs.size()));
+  for (int round = 0; pace.another(); ++round)
     for (const auto index : rotation(round, programs.size())) {
       const auto& [name, command] = programs[index];
-      progress(round, name);
+      line.show(what + ": " + name + ", " + pace.text());
       const auto finished = run(command);
       timings.ms[index].push_back(read(finished, result_of("running " + name, finished)));
     }
@@ -92,7 +92,6 @@ void add_step_peers(std::vector<Row>& rows, const Options& options) {
   if (!options.with_peers) return;
   const Peers peers;
   tool::ProgressLine line;
-  const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
   for (auto& row : rows) {
     const auto* found = find_step_case(row.name);
     if (!found) {
@@ -117,15 +116,12 @@ void add_step_peers(std::vector<Row>& rows, const Options& options) {
     auto mine = on_ranks(options.ranks, {"job", "step", row.name, steps});
     mine.limit = patience;
     add_peers(row, alternate(
-                       {{ours, std::move(mine)}, std::move(*ddp), std::move(*with_malloc)}, rounds,
+                       {{ours, std::move(mine)}, std::move(*ddp), std::move(*with_malloc)}, options,
                        [](const Finished&, const auto& result) { return result.at("step_ms").template get<double>(); },
-                       [&](int round, const std::string& program) {
-                         line.show("step " + row.name + ": " + program + ", round " + std::to_string(round + 1) +
-                                   " of " + std::to_string(rounds));
-                       }));
+                       line, "step " + row.name));
     row.notes.push_back(
-        "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in " +
-        std::to_string(rounds) + " rounds beside processes of muster");
+        "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in rounds "
+        "beside processes of muster");
   }
 }
 

@@ -1,6 +1,7 @@
 // Whole processes beside each other: muster on several ranks, and torch's own launchers in Python.
 #pragma once
 
+#include "../progress_line.hpp"
 #include "bench.hpp"
 #include "process.hpp"
 
@@ -21,9 +22,9 @@ struct Program {
 /// Milliseconds, from what a program printed last.
 using Reading = std::function<double(const Finished&, const nlohmann::ordered_json&)>;
 
-/// Each program once in every round, one at a time, in rotated order. `progress` is told of each start.
-Timings alternate(const std::vector<Program>& programs, int rounds, const Reading& read,
-                  const std::function<void(int round, const std::string& program)>& progress);
+/// Each program once in every round, one at a time, in rotated order. `line` shows which one runs, after `what`.
+Timings alternate(const std::vector<Program>& programs, const Options& options, const Reading& read,
+                  tool::ProgressLine& line, const std::string& what);
 
 /// Python programs that are compared with, in a folder of their own.
 class Peers {

@@ -1,5 +1,4 @@
 // muster bench recovery: from the SIGKILL of a rank to the end of the first step after it, whole jobs.
-#include "../progress_line.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -27,7 +26,6 @@ Program job(const std::string& name, int ranks) {
 }
 
 void measure_kill_to_step(std::vector<Row>& rows, const Options& options) {
-  const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
   Program floor{"libtorch_load", on_ranks(options.ranks, {"job", "load"})};
   floor.command.environment.emplace_back("OMPI_MCA_pml", "ob1");
   std::vector<Program> programs{job(ours, options.ranks), std::move(floor), job(twin, options.ranks)};
@@ -52,10 +50,7 @@ void measure_kill_to_step(std::vector<Row>& rows, const Options& options) {
   }
 
   tool::ProgressLine line;
-  auto row = make_row(
-      "kill to step", alternate(programs, rounds, since_kill, [&](int round, const std::string& program) {
-        line.show("recovery: " + program + ", round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
-      }));
+  auto row = make_row("kill to step", alternate(programs, options, since_kill, line, "recovery"));
   row.notes = std::move(notes);
   rows.push_back(std::move(row));
 }

@@ -1,9 +1,43 @@
 #include "rounds.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 
 namespace muster::bench {
+namespace {
+
+/// Fewer give no interval that means anything.
+constexpr int least_rounds = 5;
+
+}  // namespace
+
+double Pace::seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+bool Pace::another() {
+  const bool in_time = !rounds_.budget || seconds() < static_cast<double>(rounds_.budget->count());
+  if (begun_ >= rounds_.most || (begun_ >= least_rounds && !in_time)) return false;
+  ++begun_;
+  return true;
+}
+
+std::string Pace::text() const {
+  auto text =
+      "round " + std::to_string(begun_) + (rounds_.budget ? " of at most " : " of ") + std::to_string(rounds_.most);
+  if (begun_ < 2) return text;
+  const double taken = seconds(), of_a_round = taken / (begun_ - 1);
+  double all = of_a_round * rounds_.most;
+  if (rounds_.budget) all = std::clamp(static_cast<double>(rounds_.budget->count()), of_a_round * least_rounds, all);
+  return text + ", about " + std::to_string(std::lround(std::max(1.0, all - taken))) + " s left";
+}
+
+bool another(Pace& pace, const Communicator& communicator) {
+  const std::int64_t mine = communicator.rank() == 0 ? pace.another() : 0;
+  return communicator.all_reduce(mine, ReduceOp::max) != 0;
+}
 
 double timed(const Communicator& communicator, const std::function<void()>& work) {
   communicator.barrier();
@@ -13,13 +47,14 @@ double timed(const Communicator& communicator, const std::function<void()>& work
   return communicator.all_reduce(taken.count(), ReduceOp::max);
 }
 
-Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates, int rounds,
-                const std::function<void(int round)>& progress) {
+Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates, const Rounds& rounds,
+                const Progress& progress) {
   Timings timings;
   for (const auto& candidate : candidates) timings.candidates.push_back(candidate.name);
   timings.ms.resize(candidates.size());
-  for (int round = 0; round < rounds; ++round) {
-    progress(round);
+  Pace pace(rounds);
+  for (int round = 0; another(pace, communicator); ++round) {
+    progress(pace.text());
     for (const auto index : rotation(round, candidates.size())) {
       const auto& candidate = candidates[index];
       candidate.before();

@@ -67,7 +67,7 @@ void come_to_rest(Session& session, const std::filesystem::path& run) {
   communicator.barrier();
 }
 
-Timings stall_of_report(Session& session, int rounds, const std::function<void(int)>& progress) {
+Timings stall_of_report(Session& session, const Rounds& rounds, const Progress& progress) {
   const auto model = any_model();
   const auto state = session.state({{"model", model}});
   const auto report = [&] { session.report({}, state); };
@@ -82,7 +82,7 @@ Timings stall_of_report(Session& session, int rounds, const std::function<void(i
                         rounds, progress);
 }
 
-Timings stall_of_fused_step(Session& session, int rounds, const std::function<void(int)>& progress) {
+Timings stall_of_fused_step(Session& session, const Rounds& rounds, const Progress& progress) {
   constexpr int width = 1708, layers = 12;  // 35 million parameters, with their moments 420 MB
   torch::nn::Sequential stack;
   for (int layer = 0; layer < layers; ++layer) stack->push_back(torch::nn::Linear(width, width));
@@ -112,8 +112,8 @@ Timings stall_of_fused_step(Session& session, int rounds, const std::function<vo
   };
   gradients();
   Timings timings{.candidates = {ours, "memcpy", twin}, .ms = {{}, {}, {}}};
-  for (int round = 0; round < rounds; ++round) {
-    progress(round);
+  for (Pace pace(rounds); another(pace, communicator);) {
+    progress(pace.text());
     timings.ms[0].push_back(stall());
     timings.ms[1].push_back(timed(communicator, [&] { copy(); }));
     timings.ms[2].push_back(stall());
@@ -123,7 +123,7 @@ Timings stall_of_fused_step(Session& session, int rounds, const std::function<vo
 
 }  // namespace
 
-Timings measure_stall(Launch& launch, bool fused, int rounds, const std::function<void(int round)>& progress) {
+Timings measure_stall(Launch& launch, bool fused, const Rounds& rounds, const Progress& progress) {
   Timings timings;
   in_session(launch, "stall",
              [&](Session& session) {

@@ -1,5 +1,4 @@
 // muster bench start: from the launch of a job to the end of its first step.
-#include "../progress_line.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -24,7 +23,6 @@ Program job(const std::string& name, int ranks, const std::string& which) {
 }
 
 void measure_first_step(std::vector<Row>& rows, const Options& options) {
-  const int rounds = options.rounds > 0 ? options.rounds : rounds_of_processes;
   auto floor = job("libtorch_load", options.ranks, "load");
   floor.command.environment.emplace_back("OMPI_MCA_pml", "ob1");
   std::vector<Program> programs{job(ours, options.ranks, "first-step"), std::move(floor),
@@ -46,10 +44,7 @@ void measure_first_step(std::vector<Row>& rows, const Options& options) {
   }
 
   tool::ProgressLine line;
-  auto row = make_row(
-      "first step", alternate(programs, rounds, since_launch, [&](int round, const std::string& program) {
-        line.show("start: " + program + ", round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
-      }));
+  auto row = make_row("first step", alternate(programs, options, since_launch, line, "start"));
   row.notes = std::move(notes);
   rows.push_back(std::move(row));
 }

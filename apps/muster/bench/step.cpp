@@ -135,7 +135,7 @@ int steps_per_round(std::vector<Training>& trainings, const Communicator& commun
   return std::clamp(static_cast<int>(std::lround(round_ms / slowest)), 1, 1000);
 }
 
-Timings measure_case(Session& session, const StepCase& job, int rounds, tool::ProgressLine& line) {
+Timings measure_case(Session& session, const StepCase& job, const Rounds& rounds, tool::ProgressLine& line) {
   const auto& communicator = session.communicator();
   const auto show = [&](const std::string& what) { line.show("step " + std::string(job.name) + ": " + what); };
   show("warming up");
@@ -153,9 +153,7 @@ Timings measure_case(Session& session, const StepCase& job, int rounds, tool::Pr
     candidates.push_back({.name = ways[way].name, .operations = steps, .run = [steps, &training = trainings[way]] {
                             for (int i = 0; i < steps; ++i) training.step();
                           }});
-  auto timings = measure(communicator, candidates, rounds, [&](int round) {
-    show("round " + std::to_string(round + 1) + " of " + std::to_string(rounds));
-  });
+  auto timings = measure(communicator, candidates, rounds, show);
   for (std::size_t way = 0; way < ways.size(); ++way)
     if (ways[way].averages) require_same_on_all_ranks(job, ways[way], trainings[way], communicator);
   return timings;
@@ -176,7 +174,7 @@ class AdamStep {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-Timings measure_adam(Session& session, int rounds, tool::ProgressLine& line) {
+Timings measure_adam(Session& session, const Rounds& rounds, tool::ProgressLine& line) {
   using torch::optim::Adam;
   const auto alone = [](torch::nn::Linear& module) -> std::unique_ptr<torch::optim::Optimizer> {
     return std::make_unique<Adam>(module->parameters(), 1e-3);
@@ -207,15 +205,13 @@ Timings measure_adam(Session& session, int rounds, tool::ProgressLine& line) {
                                           {.name = twin, .operations = steps, .run = repeated(again)},
                                           {.name = "adam alone", .operations = steps, .run = repeated(plain)}};
   for (const auto& candidate : candidates) candidate.run();
-  return measure(session.communicator(), candidates, rounds, [&](int round) {
-    line.show("step " + std::string(adam_case) + ": round " + std::to_string(round + 1) + " of " +
-              std::to_string(rounds));
-  });
+  return measure(session.communicator(), candidates, rounds,
+                 [&](const std::string& round) { line.show("step " + std::string(adam_case) + ": " + round); });
 }
 
 std::vector<Row> measure_steps(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
-  const int rounds = options.rounds > 0 ? options.rounds : rounds_inside;
+  const auto rounds = rounds_inside(options);
   std::vector<Row> rows;
   // A run for each case: the memory of the one before is gone.
   for (const auto& name : options.cases)
