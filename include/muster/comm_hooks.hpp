@@ -53,8 +53,9 @@ struct GradBucket {
 /// used a parameter need not concern it, unless it keeps a memory of what it has sent. NaNs are passed on.
 using CommHook = std::function<void(GradBucket& bucket, c10d::ProcessGroup& group)>;
 
-/// Sends gradients as bfloat16 or half precision; those of 16 bits, and complex ones, as they are. The sum is made in
-/// float where muster's own backend makes it. In half precision values above 65504 become infinite.
+/// Sends gradients as bfloat16 or half precision; those of 16 bits, and complex ones, as they are. Where muster's own
+/// backend makes the sum, the ranks of a node are added in float and the node's part is rounded to 16 bits before it
+/// goes to other nodes. In half precision values above 65504 become infinite.
 CommHook bf16_compress_hook();
 CommHook fp16_compress_hook();
 

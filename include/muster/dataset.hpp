@@ -16,6 +16,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
@@ -65,7 +66,8 @@ class Batch {
                  std::optional<std::int64_t> global_samples = {},
                  std::shared_ptr<const detail::step::BatchWeight> step = {});
 
-  /// The column of that name; an Error that lists the columns if there is none.
+  /// The column of that name; an Error that lists the columns if there is none. The reference stays good as long as the
+  /// batch, whatever set() adds.
   at::Tensor& operator[](std::string_view name);
   const at::Tensor& operator[](std::string_view name) const;
   /// Adds the column or replaces it.
@@ -88,7 +90,7 @@ class Batch {
   std::size_t num_columns() const noexcept { return items_.size(); }
 
  private:
-  std::vector<Item> items_;
+  std::deque<Item> items_;  // whose references stay good
   std::int64_t samples_ = 0;
   std::int64_t global_samples_ = 0;
   std::shared_ptr<const detail::step::BatchWeight> step_;

@@ -257,7 +257,8 @@ class TrainingOperator {
   template <class Models, class Optimizers, class Criterion, class Schedulers>
   auto register_training(Components<Models, Optimizers, Criterion, Schedulers> components);
 
-  /// What train() and validate() go over.
+  /// What train() and validate() go over. May be called again between two calls of the trainer: a pass under way is
+  /// over then, and the next train() begins one over the new data; an Error (ExitCode::user_error) inside a call.
   void register_data(OperatorLoader train_loader, std::optional<OperatorLoader> validation_loader = {});
 
   /// An operator of functions, for RaySGD's creators: model_creator(config) gives one or a std::tuple of several,
@@ -287,7 +288,7 @@ class TrainingOperator {
   /// For a train_batch() of one's own with mixed precision: while autocast() lives, forward passes are cast;
   /// scaler().scale(loss).backward(), scaler().step(*optimizer), scaler().update(). Neither does anything without
   /// use_fp16, nor the scaler with bfloat16, which is taken on the CPU.
-  Autocast autocast() const;
+  [[nodiscard]] Autocast autocast() const;
   GradScaler& scaler() const;
 
   /// Training batches so far; the default train_epoch() counts them.

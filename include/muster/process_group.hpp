@@ -38,7 +38,9 @@ bool has_backend(std::string_view name);
 
 /// A process group over a duplicate of `communicator`, rank for rank. Collective. Its operations are started and waited
 /// for on one thread at a time, in the same order on all ranks. A dense tensor of any type may be moved; reductions
-/// take booleans, integers, floating-point and complex numbers. Anything that cannot be done is an Error that says so.
+/// take booleans, integers, floating-point and complex numbers. Anything that cannot be done is an Error that says so;
+/// so is a message of another length than its receiver expects. Resolve conjugate and negative views first
+/// (resolve_conj(), resolve_neg()): torch hands every group a copy of them, which alone gets the result.
 ///
 /// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be gone before the launch
 /// is. What they can do, and the errors of their operations, are torch's. A group with NCCL that goes cuts off its

@@ -6,9 +6,9 @@
 //   }, x, mask);
 //
 // The block runs now and keeps its inputs alone; in backward() it runs once more, and its gradients are those of that
-// run: with the same random numbers (torch's default generators), under the same autocast, to the same bits as without
-// recompute(). Where more than two gradients of one tensor come together, from inside and outside of the block, they
-// are added up in another order.
+// run: with the same random numbers (torch's default generators), under the same autocast, a module in the same mode
+// (training or evaluation), to the same bits as without recompute(). Where more than two gradients of one tensor come
+// together, from inside and outside of the block, they are added up in another order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,7 +46,8 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
 /// follows writes to them before backward(). Another shape or another parameter is an Error (ExitCode::user_error) in
 /// backward(); so is a parameter that has been written to, and an input is torch's own error, as far as torch counts
 /// writes, which it does not in its optimizers' steps. The buffers that a module writes to, as batch-norm's statistics,
-/// are written once; those of other callables twice.
+/// are written once; those of other callables twice. The modules that another callable uses are to be in the same mode
+/// both times.
 ///
 /// Blocks may stand inside of blocks. What needs no gradient is computed once, as without recompute(). Gradients of
 /// gradients are an Error (ExitCode::usage).

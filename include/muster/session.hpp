@@ -200,7 +200,8 @@ class Session {
   /// (--timeout) counts from the end of that time. Long work for which nobody waits need not be announced. Another call
   /// takes the place of the one before; 0 takes it back. Not collective.
   void keep_alive(std::chrono::milliseconds time) const;
-  /// The mean over the workers, detached; needed by whoever branches on a loss. Collective.
+  /// The mean over the workers, detached; needed by whoever branches on a loss. In the value's type; that of whole
+  /// numbers and booleans is a double. Collective.
   at::Tensor mean(const at::Tensor& value) const;
 
   /// Moves the module to the device, gives all workers rank 0's weights and buffers, and from then on averages
@@ -252,24 +253,24 @@ class Session {
   requires requires(const AnyBatch& batch) {
     { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
   }
-  StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
+  [[nodiscard]] StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
 
   /// While the scope lives, backward() adds up gradients locally.
-  NoSync no_sync() const;
+  [[nodiscard]] NoSync no_sync() const;
   /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. There is one prepared
   /// model. Collective.
-  Join join(const JoinOptions& options = {}) const;
+  [[nodiscard]] Join join(const JoinOptions& options = {}) const;
   /// While the scope lives, forward passes on the session's device compute in 16 bits where that is safe.
-  Autocast autocast(const AutocastOptions& options = {}) const;
+  [[nodiscard]] Autocast autocast(const AutocastOptions& options = {}) const;
   /// The scaler that half precision needs; it must not outlive the session. Collective.
   GradScaler grad_scaler(const GradScalerOptions& options = {}) const;
   /// Batch-norm's running statistics become the mean over the workers (num_batches_tracked: rank 0's), in every
   /// prepared model that has a module in common with this one; then this one is in evaluation mode while the scope
   /// lives. Other buffers stay this worker's own; with virtual workers they become those of the first micro-batch. A
   /// report does the same with all prepared models. Collective.
-  Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
+  [[nodiscard]] Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
   template <ModuleHolder Holder>
-  Evaluation evaluation(const Holder& holder) const {
+  [[nodiscard]] Evaluation evaluation(const Holder& holder) const {
     return evaluation(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 

@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "muster/error.hpp"
 
+#include <cmath>
 #include <utility>
 
 namespace muster::detail {
@@ -24,6 +25,14 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments) 
 Json read_json(const std::filesystem::path& path, std::string doing, bool comments) {
   if (doing.empty()) doing = "reading " + path.string();
   return parse_json(read_file(path, longest_json), doing, comments);
+}
+
+void require_finite(const Json& value, const std::string& path, const std::string& remedy) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>()))
+    throw Error(ExitCode::user_error, "saving " + path,
+                "it is " + std::to_string(value.get<double>()) + ", which JSON does not keep", remedy);
+  if (!value.is_structured()) return;
+  for (const auto& [name, child] : value.items()) require_finite(child, path + '/' + name, remedy);
 }
 
 }  // namespace muster::detail

@@ -20,4 +20,8 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments =
 /// The file's; `doing` is "reading PATH" unless given.
 Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
+/// An Error (ExitCode::user_error) with `remedy` for a number in `value` that JSON does not keep, and that would come
+/// back as null. `path` names the value, of which others are inside.
+void require_finite(const Json& value, const std::string& path, const std::string& remedy);
+
 }  // namespace muster::detail

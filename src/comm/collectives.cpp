@@ -11,12 +11,19 @@
 
 namespace muster::detail::comm {
 
+/// What a receive expects; nothing for other operations.
+struct Expected {
+  int count = -1;  ///< elements
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+};
+
 /// Goes one of two ways: MPI's requests or the ticket of the node's communicator.
 struct Request::State {
   std::shared_ptr<Channel> channel;
   node::Call call;
   Channel::Begun begun;
   std::vector<MPI_Request> pending = {};
+  std::vector<Expected> expected = {};  ///< of each of them
   node::Communicator* local = nullptr;  ///< of the ticket
   node::Communicator::Ticket ticket = 0;
   std::vector<std::shared_ptr<void>> kept = {};
@@ -24,7 +31,10 @@ struct Request::State {
   bool finished = false;
 
   /// Of a call of MPI that starts.
-  MPI_Request* request() { return &pending.emplace_back(MPI_REQUEST_NULL); }
+  MPI_Request* request(Expected what = {}) {
+    expected.push_back(what);
+    return &pending.emplace_back(MPI_REQUEST_NULL);
+  }
 
   bool test() {
     if (finished) return true;
@@ -45,15 +55,31 @@ struct Request::State {
   }
 
   bool test_mpi() {
-    int flag = 1;
-    if (pending.size() == 1) {
-      MPI_Status status;
-      check(MPI_Test(pending.data(), &flag, &status), "MPI_Test");
-      if (flag && status.MPI_SOURCE >= 0) source = status.MPI_SOURCE;
-    } else if (!pending.empty()) {
-      check(MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, MPI_STATUSES_IGNORE), "MPI_Testall");
-    }
-    return flag != 0;
+    if (pending.empty()) return true;
+    int flag = 0;
+    std::vector<MPI_Status> statuses(pending.size());
+    const int error = MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, statuses.data());
+    if (error == MPI_ERR_IN_STATUS)
+      for (const auto& status : statuses)
+        if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, "MPI_Testall");
+    check(error, "MPI_Testall");
+    if (!flag) return false;
+    if (pending.size() == 1 && statuses.front().MPI_SOURCE >= 0) source = statuses.front().MPI_SOURCE;
+    for (std::size_t i = 0; i < pending.size(); ++i) require_length(statuses[i], expected[i]);
+    return true;
+  }
+
+  /// A longer message is MPI's error.
+  static void require_length(const MPI_Status& status, const Expected& what) {
+    if (what.count < 0) return;
+    int count = 0;
+    check(MPI_Get_count(&status, what.type, &count), "MPI_Get_count");
+    if (count != what.count)
+      throw Error(ExitCode::user_error, "receiving from rank " + std::to_string(status.MPI_SOURCE),
+                  (count == MPI_UNDEFINED ? "its message has another length"
+                                          : "its message has " + std::to_string(count) + " elements") +
+                      std::string(", and ") + std::to_string(what.count) + " are expected",
+                  "Give tensors of the same type and size on both sides");
   }
 
   ~State() {
@@ -152,19 +178,21 @@ std::byte* at(void* data, std::size_t element, Dtype type) {
 }
 
 /// Starts MPI's `call` for the chunks of a message to or from its rank.
-template <class Call>
+template <bool receives, class Call>
 void start_message(Call* call, const char* name, Request::State& state, MPI_Comm comm, const Message& message,
                    Dtype type, int tag, std::size_t chunk) {
   each_chunk(message.count, chunk, [&](std::size_t first, int part) {
-    check(call(at(message.data, first, type), part, mpi_type(type), message.rank, tag, comm, state.request()), name);
+    const auto expected = receives ? Expected{part, mpi_type(type)} : Expected();
+    check(call(at(message.data, first, type), part, mpi_type(type), message.rank, tag, comm, state.request(expected)),
+          name);
   });
 }
 void start_send(Request::State& state, MPI_Comm comm, const Message& message, Dtype type, int tag, std::size_t chunk) {
-  start_message(MPI_Isend, "MPI_Isend", state, comm, message, type, tag, chunk);
+  start_message<false>(MPI_Isend, "MPI_Isend", state, comm, message, type, tag, chunk);
 }
 void start_receive(Request::State& state, MPI_Comm comm, const Message& message, Dtype type, int tag,
                    std::size_t chunk) {
-  start_message(MPI_Irecv, "MPI_Irecv", state, comm, message, type, tag, chunk);
+  start_message<true>(MPI_Irecv, "MPI_Irecv", state, comm, message, type, tag, chunk);
 }
 
 }  // namespace

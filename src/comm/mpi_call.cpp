@@ -37,6 +37,11 @@ std::array<MPI_Op, sizeof...(i)> make_ops(std::index_sequence<i...>) {
 }  // namespace
 
 void fail(int code, const char* call) {
+  int kind = MPI_SUCCESS;
+  if (MPI_Error_class(code, &kind) == MPI_SUCCESS && kind == MPI_ERR_TRUNCATE)
+    throw Error(ExitCode::user_error, std::string("calling ") + call,
+                "another rank's message is longer than the memory for it",
+                "Give tensors of the same type and size on all ranks");
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   const bool known = MPI_Error_string(code, text.data(), &length) == MPI_SUCCESS;

@@ -6,12 +6,13 @@
 #include "step/batch_weight.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace muster {
 
 Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::optional<std::int64_t> global_samples,
              std::shared_ptr<const detail::step::BatchWeight> step)
-    : items_(std::move(items)), step_(std::move(step)) {
+    : items_(std::make_move_iterator(items.begin()), std::make_move_iterator(items.end())), step_(std::move(step)) {
   const auto rows = [](const Item& item) { return item.second.dim() > 0 ? item.second.size(0) : 0; };
   for (const auto& item : items_)
     if (rows(item) != rows(items_.front()))

@@ -60,7 +60,7 @@ void require_equal_weights(const torch::nn::Module& module) {
 /// A collective under way on the values of a tensor, of any strides.
 struct Transfer {
   at::Tensor tensor;
-  at::Tensor contiguous;  ///< the tensor itself where it is contiguous
+  at::Tensor contiguous;  ///< the tensor itself where that holds its values as they are
   c10::intrusive_ptr<c10d::Work> work;
 };
 
@@ -76,7 +76,8 @@ void transfer(const std::vector<at::Tensor>& tensors, Start&& start) {
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
       tensor.set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
     auto values = tensor.detach();
-    auto contiguous = values.contiguous();
+    // torch's dispatcher gives the group a copy of a conjugate or negative view, in which the result would be lost.
+    auto contiguous = values.resolve_conj().resolve_neg().contiguous();
     std::vector<at::Tensor> one{contiguous};
     transfers.push_back({values, contiguous, start(one)});
   }

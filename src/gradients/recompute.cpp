@@ -42,11 +42,14 @@ namespace autograd = torch::autograd;
 
 constexpr const char* recomputing = "computing a block again";
 
-/// What a block's results depend on besides tensors: the default generators, and autocast.
+/// What a block's results depend on besides tensors: the default generators, autocast, and of a module whether its
+/// parts train.
 class Surroundings {
  public:
-  /// Those of this thread now.
-  Surroundings() {
+  /// Those of this thread now. `module` may be null.
+  explicit Surroundings(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+    if (module_)
+      for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());  // parents first
     take(at::kCPU);
     for (c10::DeviceIndex gpu = 0; at::hasCUDA() && gpu < c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); ++gpu)
       if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) take({at::kCUDA, gpu});
@@ -54,7 +57,11 @@ class Surroundings {
       casts_.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
   }
 
+  const std::shared_ptr<torch::nn::Module>& module() const noexcept { return module_; }
+
   void restore() const {
+    for (const auto& [part, training] : modes_)
+      if (part->is_training() != training) part->train(training);
     for (auto [generator, state] : generators_) {
       const std::lock_guard lock(generator.mutex());
       generator.set_state(state);
@@ -78,6 +85,8 @@ class Surroundings {
     generators_.emplace_back(generator, generator.get_state());
   }
 
+  std::shared_ptr<torch::nn::Module> module_;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::vector<Cast> casts_;
 };
@@ -85,7 +94,7 @@ class Surroundings {
 /// While it lives, the surroundings are those; then what they were before.
 class Inside {
  public:
-  explicit Inside(const Surroundings& there) { there.restore(); }
+  explicit Inside(const Surroundings& there) : before_(there.module()) { there.restore(); }
   ~Inside() { before_.restore(); }
 
  private:
@@ -223,12 +232,11 @@ class Unwritten {
 class Recompute final : public autograd::Node {
  public:
   Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> trained,
-            Surroundings surroundings, std::shared_ptr<torch::nn::Module> module)
+            Surroundings surroundings)
       : block_(std::move(block)),
         inputs_(std::move(inputs)),
         trained_(std::move(trained)),
-        surroundings_(std::move(surroundings)),
-        module_(std::move(module)) {}
+        surroundings_(std::move(surroundings)) {}
 
   /// The outputs of `run`, with this as their history.
   Tensors stand_for(Run& run, const Tensors& inputs) {
@@ -261,7 +269,7 @@ class Recompute final : public autograd::Node {
       if (writes_to_leaf(exits_[i].node) != writes_[i])
         throw Error(ExitCode::user_error, recomputing, "a parameter of it has been written to since the forward pass",
                     "Call backward() before the optimizer's step, and outside of EMA::apply()");
-    const Unwritten unwritten(module_);
+    const Unwritten unwritten(surroundings_.module());
     auto run = again(inputs);
     check(run);
 
@@ -330,7 +338,6 @@ class Recompute final : public autograd::Node {
   std::vector<autograd::SavedVariable> inputs_;
   std::vector<bool> trained_;  ///< whether each input is to get a gradient
   Surroundings surroundings_;
-  std::shared_ptr<torch::nn::Module> module_;
   std::vector<Exit> exits_;                        ///< in the order of this node's edges
   std::vector<std::uint32_t> writes_;              ///< to the leaf of each
   std::vector<std::vector<std::int64_t>> shapes_;  ///< of the outputs
@@ -346,11 +353,11 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
     trained.push_back(input.defined() && input.requires_grad());
     saved.emplace_back(input.defined() ? input.detach() : input, false);
   }
-  Surroundings surroundings;
+  Surroundings surroundings(std::move(module));
   Run run(block, inputs, trained);
   if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
-  const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained),
-                                                   std::move(surroundings), std::move(module));
+  const auto node =
+      c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained), std::move(surroundings));
   auto outputs = node->stand_for(run, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (run.roots[i].is_valid()) autograd::set_history(outputs[i], node);

@@ -263,7 +263,9 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   if (averages) unfrozen_ = unfrozen();
   if (averages && !unfrozen_.empty()) fused_ = nullptr;
   if (own_ && !fused_) average_own();
-  if (state_ == State::awaiting_step) fused_->another_pass();
+  // On all ranks alike, also on one whose last pass an exception has cut off: the ranks compare what was noted.
+  if (fused_ && begun_since_step_) fused_->another_pass();
+  begun_since_step_ |= averages;
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = Use::unused;
@@ -546,6 +548,7 @@ void Reducer::end_step(double scale) {
 
 void Reducer::end_exchange(bool fetch) {
   state_ = State::idle;
+  begun_since_step_ = false;
   count_pass(dense_->flags());
   for (const auto& p : parameters_)
     if (p.dense()) users(p);  // a rank that has abandoned the pass does not come to what follows

@@ -46,7 +46,7 @@ class FusedOptimizer {
  public:
   /// Another optimizer is fused in its place.
   virtual void end_fusing() noexcept = 0;
-  /// A backward() begins though the step for the one before has not come.
+  /// A backward() begins though the step for the one before has not come; an exception may have ended that one.
   virtual void another_pass() = 0;
 
  protected:
@@ -252,6 +252,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   FusedOptimizer* fused_ = nullptr;
   bool own_ = false;  ///< .grad of dense parameters holds this rank's own gradients, left to a fused optimizer
+  bool begun_since_step_ = false;  ///< a pass that averages, since the fused optimizer's last step or fetch_averages()
   bool watches_numbers_ = false;
   std::string bad_gradient_;
   std::int64_t passes_ = 0;

@@ -13,8 +13,10 @@
 namespace muster::detail::gradients {
 namespace {
 
-/// Where a gradient of that parameter may be reduced in place: the same order of memory on all ranks.
+/// Where a gradient of that parameter may be reduced in place: the same order of memory on all ranks, and the values
+/// themselves there, which conjugate and negative views do not have.
 bool same_order(const at::Tensor& gradient, const at::Tensor& parameter) {
+  if (gradient.is_conj() || gradient.is_neg()) return false;
   return gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
 }
 

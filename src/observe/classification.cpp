@@ -127,7 +127,7 @@ at::Tensor by_class(const Counted& counted, std::int64_t classes) {
                   weigh(counted.target, counted.weight, classes)});
 }
 
-/// Where the target's logit is among the `k` largest. NaN is larger than any, as torch's argmax has it.
+/// Where the target's logit is among the `k` largest. NaN is larger than any, and never right itself.
 at::Tensor among_largest(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
   const auto at = target.unsqueeze(1), its = logits.gather(1, at);
   const auto number = at::arange(logits.size(1), target.options());

@@ -61,6 +61,13 @@ void check_steps(const char* doing, std::optional<std::int64_t> limit) {
     throw Error(ExitCode::usage, doing, "num_steps is " + std::to_string(*limit), "Give 1 or more, or leave it out");
 }
 
+/// The batch in hand lies in what the passes hold.
+void require_between_calls(bool in_call, const std::string& call) {
+  if (in_call)
+    throw Error(ExitCode::user_error, "registering data", "the operator is inside " + call,
+                "Call register_data() in setup(), or between two calls of the trainer by apply_all_operators()");
+}
+
 void require_loader(const char* doing, const std::unique_ptr<Passes>& passes, const char* loader, bool has_model) {
   if (passes) return;
   if (!has_model)
@@ -85,10 +92,19 @@ Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples, step:
   return Batch({{"data", std::move(data)}, {"target", std::move(target)}}, samples, everywhere, std::move(step));
 }
 
+void TrainFeed::set_passes(std::unique_ptr<Passes> passes) {
+  require_between_calls(in_call_, "train()");
+  if (passes_) passes_->end();
+  open_ = false;
+  first_.reset();
+  passes_ = std::move(passes);
+}
+
 void TrainFeed::begin_call(std::optional<std::int64_t> limit, bool has_model) {
   check_steps("training", limit);
   require_loader("training", passes_, "train_loader", has_model);
   limit_ = limit;
+  in_call_ = true;
   session_.stop.at_end_of_pass = limit.has_value();
   // One that nobody has asked for is the first of this call.
   if (first_ && *first_ != nullptr)
@@ -99,6 +115,7 @@ void TrainFeed::begin_call(std::optional<std::int64_t> limit, bool has_model) {
 
 void TrainFeed::end_call() {
   session_.stop.at_end_of_pass = true;
+  in_call_ = false;
   taken_ = 0;
 }
 
@@ -138,20 +155,31 @@ void TrainFeed::go_to(std::int64_t epochs) {
   session_.data.cursors->begin_epoch(before);
 }
 
+void ValidationFeed::set_passes(std::unique_ptr<Passes> passes) {
+  require_between_calls(in_call_, "validate()");
+  passes_ = std::move(passes);
+}
+
 void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch, bool has_model) {
   check_steps("validating", limit);
   require_loader("validating", passes_, "validation_loader", has_model);
   limit_ = limit;
   epoch_ = epoch;
+  in_call_ = true;
 }
 
 void ValidationFeed::end_call() {
+  end_pass();
+  in_call_ = false;
+}
+
+void ValidationFeed::end_pass() {
   passes_->end();
   open_ = false;
 }
 
 Batch* ValidationFeed::first() {
-  end_call();
+  end_pass();
   passes_->begin(epoch_);
   open_ = true;
   taken_ = 1;
@@ -160,7 +188,7 @@ Batch* ValidationFeed::first() {
 
 Batch* ValidationFeed::next() {
   if (!open_) return nullptr;
-  if (limit_ && taken_ >= *limit_) return end_call(), nullptr;
+  if (limit_ && taken_ >= *limit_) return end_pass(), nullptr;
   passes_->advance();
   ++taken_;
   return in_hand();
@@ -168,7 +196,7 @@ Batch* ValidationFeed::next() {
 
 Batch* ValidationFeed::in_hand() {
   auto* const batch = passes_->current();
-  if (batch == nullptr) end_call();
+  if (batch == nullptr) end_pass();
   return batch;
 }
 

@@ -23,7 +23,8 @@ class TrainFeed final : public Feed {
  public:
   explicit TrainFeed(SessionState& session) : session_(session) {}
 
-  void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
+  /// In place of those before, of which a pass under way is over. An Error inside a call.
+  void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
   /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one. `has_model`:
   /// whether the operator has one, for the error where there is no data.
@@ -52,6 +53,7 @@ class TrainFeed final : public Feed {
   SessionState& session_;
   std::unique_ptr<Passes> passes_;
   std::int64_t epochs_ = 0;
+  bool in_call_ = false;
   bool open_ = false;
   bool resumes_ = false;  ///< the next pass to begin is the one that was open
   std::optional<std::int64_t> limit_ = {};
@@ -62,7 +64,8 @@ class TrainFeed final : public Feed {
 /// What validate() takes: each call, and each iteration in it, from the beginning of the data.
 class ValidationFeed final : public Feed {
  public:
-  void set_passes(std::unique_ptr<Passes> passes) { passes_ = std::move(passes); }
+  /// In place of those before. An Error inside a call.
+  void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
   void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch, bool has_model);
   void end_call();
@@ -72,8 +75,10 @@ class ValidationFeed final : public Feed {
  private:
   std::unique_ptr<Passes> passes_;
   Batch* in_hand();
+  void end_pass();
 
   std::int64_t epoch_ = 0;
+  bool in_call_ = false;
   bool open_ = false;  ///< a pass is under way
   std::optional<std::int64_t> limit_ = {};
   std::int64_t taken_ = 0;

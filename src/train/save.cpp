@@ -1,4 +1,5 @@
 // What a checkpoint of a session holds: the inverse is in resume.cpp.
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/merge.hpp"
@@ -25,6 +26,10 @@ void require_own_weights(const StateEntries& entries) {
 Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
                               const Json& row) {
   const auto& steps = *counters.steps;
+  const auto kept = [](Json state, const std::string& of) {
+    require_finite(state, of, "Let its state() keep it as null");
+    return state;
+  };
   const checkpoint::TrainerState progress{
       .of_a_run = true,
       .training_iteration = counters.training_iteration,
@@ -35,8 +40,8 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
       .time_total_s = counters.total_seconds(),
       .seed = workers.seed,
       .positions = data.cursors->positions().get<std::map<std::string, Json>>(),
-      .preprocessor = data.preprocessor ? data.preprocessor->state() : Json(nullptr),
-      .callbacks = outputs.callbacks.state()};
+      .preprocessor = data.preprocessor ? kept(data.preprocessor->state(), "the preprocessor") : Json(nullptr),
+      .callbacks = kept(outputs.callbacks.state(), "the callback")};
   if (progress.epoch_complete) counters.steps->complete_epoch = steps.epoch;
   checkpoint::Contents contents{.state = {},
                                 .random_state = workers.random_state(),

@@ -10,6 +10,7 @@
 #include "train/session_state.hpp"
 #include "watch/record.hpp"
 
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -108,12 +109,13 @@ c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
 }
 
 at::Tensor Session::mean(const at::Tensor& value) const {
+  const auto type = value.scalar_type();
+  const bool whole = at::isIntegralType(type, /*includeBool=*/true);
   // The sum of 16-bit numbers may be beyond their range though the mean is not.
-  const bool narrow = value.scalar_type() == at::kHalf || value.scalar_type() == at::kBFloat16;
-  std::vector<at::Tensor> tensors{value.detach().to(narrow ? at::kFloat : value.scalar_type(), /*non_blocking=*/false,
-                                                    /*copy=*/true)};
+  const auto wide = whole ? at::kDouble : at::toOpMathType(type);
+  std::vector<at::Tensor> tensors{value.detach().to(wide, /*non_blocking=*/false, /*copy=*/true)};
   process_group()->allreduce(tensors)->wait();  // not AVG, which gloo does not know
-  return tensors.front().div_(world_size()).to(value.scalar_type());
+  return tensors.front().div_(world_size()).to(whole ? wide : type);
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -380,6 +381,19 @@ TEST(Callbacks, WhatTheyThrowEndsTrainingOnAllRanks) {
     EXPECT_NE(std::string(result->error->what()).find("the cause"), std::string::npos) << result->error->what();
     EXPECT_EQ(recorder->exceptions.size(), 1u) << "the others are told";
   }
+}
+
+TEST(Callbacks, AStateThatJsonDoesNotKeepIsRefusedWhenItIsSaved) {
+  struct Best : Callback {
+    Json state() const override { return {{"best", std::numeric_limits<double>::infinity()}}; }
+  };
+  std::vector<std::int64_t> seen;
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("best", {std::make_shared<Best>()})}, reporting(2, seen));
+  EXPECT_EQ(code, static_cast<int>(ExitCode::user_error));
+  ASSERT_TRUE(result->error);
+  EXPECT_NE(std::string(result->error->what()).find("Best/best: it is inf"), std::string::npos)
+      << result->error->what();
 }
 
 TEST(Callbacks, AStateThatCannotBeTakenIsSaid) {

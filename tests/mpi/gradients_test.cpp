@@ -100,6 +100,29 @@ std::vector<at::Tensor> operator+(const std::vector<at::Tensor>& a, const std::v
   return sum;
 }
 
+TEST(Conjugates, OfSomeRanksAreAveragedWithTheOthers) {
+  constexpr int rows = 64;  // a large gradient
+  auto module = std::make_shared<nn::Module>();
+  auto weight = module->register_parameter("weight", at::complex(values({rows, rows}, 1), values({rows, rows}, 2)));
+  test::Preparation prepare;
+  const auto prepared = prepare(module);
+  for (int step = 0; step < 3; ++step) {
+    // The gradient of a product with the conjugate is a conjugate view, or the other way round.
+    const auto loss = [&](int rank) {
+      const auto x = at::complex(values({rows, rows}, rank + step), values({rows, rows}, rank + step + 0.5));
+      const auto sum = ((rank + step) % 2 == 0 ? weight.conj() * x : weight * x).sum();
+      return at::real(sum) + 2 * at::imag(sum);
+    };
+    auto want = at::zeros({rows, rows}, at::kComplexDouble);
+    for (int r = 0; r < world().size(); ++r)
+      want += torch::autograd::grad({loss(r)}, {weight})[0].resolve_conj() / world().size();
+    weight.mutable_grad().reset();
+    loss(world().rank()).backward();
+    const auto have = weight.grad().resolve_conj().to(at::kComplexDouble);
+    EXPECT_LT((have - want).abs().max().item<double>(), 1e-5) << "step " << step;
+  }
+}
+
 TEST_F(Gradients, AreTheMean) {
   for (int step = 0; step < 3; ++step) {
     const auto want = together(loss(step));

@@ -345,6 +345,48 @@ TEST(Group, SendsAndReceives) {
   });
 }
 
+/// The Error that the work ends with.
+std::optional<Error> error_of(const c10::intrusive_ptr<c10d::Work>& work) {
+  try {
+    work->wait();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+TEST(Group, AMessageOfAnotherLengthIsAnError) {
+  if (size() < 2) GTEST_SKIP() << "a rank alone sends nothing";
+  for (const std::int64_t sent : {2, 5}) {
+    // Rank 0 sends to each other rank, which expects three elements.
+    auto group = make_process_group(world().duplicate());
+    if (rank() == 0) {
+      std::vector<c10::intrusive_ptr<c10d::Work>> sends;
+      for (int r = 1; r < size(); ++r) {
+        Tensors out{at::ones({sent})};
+        sends.push_back(group->send(out, r, 0));
+      }
+      for (const auto& send : sends) send->wait();
+    } else {
+      Tensors in{at::full({3}, -7.0)};
+      const auto error = error_of(group->recv(in, 0, 0));
+      ASSERT_TRUE(error) << sent << " elements were taken for 3";
+      EXPECT_EQ(error->code(), ExitCode::user_error);
+    }
+    world().barrier();
+  }
+  // Every rank gives as many rows as it says, and expects as many.
+  auto group = make_process_group(world().duplicate());
+  auto mine = at::full({rank() + 2}, rank());
+  Tensors input{mine};
+  std::vector<Tensors> all(1);
+  for (int r = 0; r < size(); ++r) all[0].push_back(at::full({rank() + 2}, -7));
+  const auto error = error_of(group->allgather(all, input));
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ExitCode::user_error);
+  world().barrier();
+}
+
 TEST(Group, ReceivesFromAnyRank) {
   auto& group = test::group();
   if (rank() != 0) {

@@ -42,6 +42,21 @@ std::shared_ptr<nn::SequentialImpl> net() {
   return std::make_shared<nn::SequentialImpl>(nn::Linear(3, 4), nn::BatchNorm1d(4), nn::Linear(4, 2));
 }
 
+TEST(Prepare, GivesAllRanksTheConjugatesAndNegativesOfRankZero) {
+  const auto conjugate = [](int rank, double seed) {
+    return at::complex(values({4}, rank + seed), values({4}, rank + seed + 1)).conj();
+  };
+  auto module = std::make_shared<nn::Module>();
+  auto weight = module->register_parameter("weight", conjugate(world().rank(), 1));
+  auto buffer = module->register_buffer("buffer", conjugate(world().rank(), 3));
+  auto negative = module->register_buffer("negative", at::imag(conjugate(world().rank(), 5)));
+  ASSERT_TRUE(weight.is_conj() && buffer.is_conj() && negative.is_neg());
+  const auto prepared = Preparation()(module);
+  EXPECT_TRUE(at::equal(weight.detach().resolve_conj(), conjugate(0, 1).resolve_conj()));
+  EXPECT_TRUE(at::equal(buffer.resolve_conj(), conjugate(0, 3).resolve_conj()));
+  EXPECT_TRUE(at::equal(negative.resolve_neg(), at::imag(conjugate(0, 5)).resolve_neg()));
+}
+
 TEST(Prepare, GivesAllRanksTheWeightsAndBuffersOfRankZero) {
   auto module = different_everywhere(net());
   auto before = module->parameters(), buffers = module->buffers();

@@ -73,6 +73,13 @@ TEST_P(Sizes, StandardScaler) {
   expect_restores(scaler, standard_scaler({"x", "s"}), dataset);
 }
 
+TEST(Preprocessors, StandardScalerScalesSmallDeviationsFarFromZero) {
+  // Seconds since 1970, a millisecond apart.
+  const auto x = 1.7e9 + at::arange(40, at::kDouble).remainder(3) * 1e-3;
+  const auto batch = fitted(standard_scaler({"x"}), Dataset::from_tensors({{"x", x}}));
+  EXPECT_TRUE(at::allclose(batch["x"], (x - x.mean()) / x.std(0, /*unbiased=*/false), 1e-3, 1e-3));
+}
+
 TEST_P(Sizes, MinMaxScaler) {
   const auto n = GetParam();
   const auto x = at::arange(2 * n, at::kFloat).view({n, 1, 2}) - 5;

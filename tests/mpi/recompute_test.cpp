@@ -128,6 +128,23 @@ TEST(Recompute, KeepsNoActivation) {
   EXPECT_EQ(kept(true), 1);  // the result
 }
 
+TEST(Recompute, AModuleRunsAgainInTheModeItHadBefore) {
+  std::vector<std::shared_ptr<NetImpl>> nets;
+  for (const bool recomputes : {true, false}) {
+    Net net(recomputes);
+    at::manual_seed(3);
+    // The one block that is a module: the mode of others is theirs to keep.
+    const auto x = net->in->forward(values({8, 3}, 1));
+    const auto y = x + (recomputes ? recompute(net->first, x) : net->first->forward(x));
+    net->eval();  // to look at a metric, say
+    y.square().sum().backward();
+    EXPECT_FALSE(net->first->is_training() || net->first[3]->as<nn::Dropout>()->is_training());
+    nets.push_back(net.ptr());
+  }
+  for (const auto& item : nets[1]->first->named_parameters())
+    EXPECT_TRUE(at::equal(nets[0]->first->named_parameters()[item.key()].grad(), item.value().grad())) << item.key();
+}
+
 TEST(Recompute, TakesAndGivesSeveralTensors) {
   nn::Embedding words(nn::EmbeddingOptions(10, 4));
   const auto tokens = at::arange(6) % 10;

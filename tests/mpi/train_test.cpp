@@ -498,6 +498,7 @@ TEST(Train, ReportsOfMetricsAlone) {
           const auto large = torch::full({2}, 40000, type);
           EXPECT_TRUE(at::equal(session.mean(large), large)) << "the sum is beyond the range of half";
         }
+        EXPECT_EQ(session.mean(torch::tensor(session.world_rank())).item<double>(), (session.world_size() - 1) / 2.0);
       });
   EXPECT_EQ(code, 0);
   const int n = world().size();

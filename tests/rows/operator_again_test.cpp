@@ -66,6 +66,54 @@ double weight_of(OperatorTrainerBase& trainer) {
   return trainer.state_dict().tensors.at("model/weight").item<double>();
 }
 
+// --- Other data between two calls ---
+
+struct Curriculum : TrainingOperator {
+  std::vector<double> seen = {};
+  void setup(const Config&) override { give(0); }
+  void give(double first) {
+    const auto x = first + at::arange(4 * session().world_size(), at::kFloat);
+    const auto data = Dataset::from_tensors({{"x", x}, {"y", x}});
+    register_data({data, {.batch_size = 1}}, OperatorLoader(data, {.batch_size = 4}));
+  }
+  Metrics train_batch(Batch& batch, const BatchInfo& info) override {
+    seen.push_back(batch["x"][0].item<double>());
+    if (config().value("inside", false)) give(0);
+    return {{"m", static_cast<double>(info.batch_idx)}, {"num_samples", batch.size()}};
+  }
+  Metrics validate_batch(Batch& batch, const BatchInfo&) override {
+    return {{"least", batch["x"].min().item<double>()}, {"num_samples", batch.size()}};
+  }
+};
+
+TEST(Operators, TakeOtherDataInThePlaceOfAPassUnderWay) {
+  EXPECT_EQ(program({"--name", "curriculum"},
+                    [](Launch& launch) {
+                      OperatorTrainer<Curriculum> trainer(launch, {.num_workers = launch.size()});
+                      trainer.train({.num_steps = 1});
+                      trainer.apply_all_operators([](Curriculum& its) { return its.give(100), Json(); });
+                      const auto row = trainer.train();
+                      EXPECT_EQ(row.at("epoch"), 2);
+                      const auto seen = trainer.apply_all_operators([](Curriculum& its) { return Json(its.seen); });
+                      for (const auto& of_rank : seen) {
+                        ASSERT_EQ(of_rank.size(), 5u) << "one of the first data, then all of the others";
+                        EXPECT_LT(of_rank[0], 100);
+                        for (std::size_t i = 1; i < 5; ++i) EXPECT_GE(of_rank[i], 100);
+                      }
+                      EXPECT_GE(trainer.validate().at("least"), 100);
+                    }),
+            0);
+  const auto inside = static_cast<int>(ExitCode::user_error);
+  EXPECT_EQ(
+      program(
+          {"--name", "inside"},
+          [](Launch& launch) {
+            OperatorTrainer<Curriculum> trainer(launch, {.config = {{"inside", true}}, .num_workers = launch.size()});
+            trainer.train();
+          }),
+      inside);
+}
+
 // --- Ended by a callback ---
 
 struct EndAfter : Callback {

@@ -115,6 +115,14 @@ TEST(Batches, OfOneRankInOrder) {
   }
 }
 
+TEST(Batches, ReferencesStayGoodWhenColumnsAreAdded) {
+  Batch batch({{"x", at::ones({3})}});
+  auto& x = batch["x"];
+  for (int i = 0; i < 100; ++i) batch.set("column " + std::to_string(i), at::zeros({3}));
+  x = at::full({3}, 2.0);
+  EXPECT_EQ(batch["x"][0].item<double>(), 2);
+}
+
 TEST(Batches, MayBeReplacedByTheProgram) {
   struct Counting : step::Moments {
     void micro_batch_changed(int) override {}

@@ -234,6 +234,15 @@ TEST_F(Csv, JoinsFilesEachWithItsHeader) {
   EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{1, 3}));
 }
 
+TEST_F(Csv, RefusesAFileWithOtherColumns) {
+  EXPECT_NE(message(ExitCode::data,
+                    [&] {
+                      convert({"x1,x2,y\n1,2,3\n", "x2,x1,y\n4,5,6\n"});
+                    })
+                .find("line 1: its header names column 1 \"x2\", that of a file before it \"x1\""),
+            std::string::npos);
+}
+
 TEST_F(Csv, KnowsAHeaderWithNumbersInIt) {
   EXPECT_EQ(values<float>(convert({",0,1,target\n7,8,9,1\n"}), "x"), (std::vector<float>{7, 8, 9}));
 }

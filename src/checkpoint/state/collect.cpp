@@ -1,4 +1,5 @@
 #include "checkpoint/state/collect.hpp"
+#include "base/json.hpp"
 
 #include "base/listed.hpp"
 #include "checkpoint/state/stateful.hpp"
@@ -8,7 +9,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 namespace muster::detail::checkpoint {
@@ -41,16 +41,6 @@ ParameterPaths parameter_paths(const StateEntries& entries) {
       if (!inserted && full < at->second) at->second = std::move(full);
     }
   return paths;
-}
-
-/// An Error for a number in `value` that JSON does not keep, and that would come back as null.
-void require_finite(const Json& value, const std::string& path) {
-  if (value.is_number_float() && !std::isfinite(value.get<double>()))
-    throw Error(ExitCode::user_error, "saving " + path,
-                "it is " + std::to_string(value.get<double>()) + ", which JSON does not keep",
-                "Keep it in a double that is an entry of its own, or as null");
-  if (!value.is_structured()) return;
-  for (const auto& [name, child] : value.items()) require_finite(child, join(path, name));
 }
 
 /// The entry's part of `state`, relative to it; nothing if there is none.
@@ -125,7 +115,7 @@ StateDict collect(const StateEntries& entries) {
                     "Give it a value before it is saved");
       state.tensors.emplace(join(name, path), tensor.detach());
     }
-    require_finite(part.values, name);
+    require_finite(part.values, name, "Keep it in a double that is an entry of its own, or as null");
     state.values[name] = std::move(part.values);
   }
   return state;

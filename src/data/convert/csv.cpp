@@ -125,7 +125,10 @@ class Table {
       if (fields.size() != width_)
         lines.fail("it has " + std::to_string(fields.size()) + " fields, those before it have " +
                    std::to_string(width_));
-      if (!std::exchange(first, false) || !is_header(fields, file)) add(fields, lines);
+      if (!std::exchange(first, false) || !is_header(fields, file))
+        add(fields, lines);
+      else
+        compare_header(fields, lines);
     }
   }
 
@@ -154,6 +157,16 @@ class Table {
     else if (!header && counts_columns(fields))
       say("counts the columns", "sample");
     return header;
+  }
+
+  /// Files are put one under the other, so that their columns must be the same.
+  void compare_header(const std::vector<std::string_view>& fields, const Lines& lines) {
+    if (names_.empty()) names_.assign(fields.begin(), fields.end());
+    for (std::size_t i = 0; i < fields.size(); ++i)
+      if (fields[i] != names_[i])
+        lines.fail("its header names column " + std::to_string(i + 1) + " \"" + std::string(fields[i].substr(0, 40)) +
+                       "\", that of a file before it \"" + names_[i].substr(0, 40) + '"',
+                   "Give files of the same columns in the same order");
   }
 
   /// 0, 1, 2, …, as pandas names columns that have no names.
@@ -185,6 +198,7 @@ class Table {
                "Turn names into numbers first");
   }
 
+  std::vector<std::string> names_;  ///< of the first header
   std::optional<bool> header_;
   std::string shown_;
   std::uint64_t samples_ = 0;

@@ -84,12 +84,12 @@ class StandardScaler final : public Scaler {
       : Scaler("standard_scaler", {"mean", "deviation"}, std::move(columns)) {}
 
  private:
-  /// Rows: count, mean, sum of squared distances from the mean.
+  /// Rows: count, mean, sum of squared distances from the mean, minimum, maximum.
   at::Tensor summary(const at::Tensor& values) const override {
     // By loops: how torch adds up depends on the number of threads.
     const auto x = values.cpu().to(at::kDouble).contiguous();
     const auto rows = x.size(0), features = x.size(1);
-    const auto moments = at::zeros({3, features}, at::kDouble);
+    const auto moments = at::zeros({5, features}, at::kDouble);
     const auto* const from = x.const_data_ptr<double>();
     auto* const count = moments.mutable_data_ptr<double>();
     auto* const mean = count + features;
@@ -104,20 +104,23 @@ class StandardScaler final : public Scaler {
       mean[f] /= count[f];
     }
     for_values([&](double value, std::int64_t f) { squares[f] += (value - mean[f]) * (value - mean[f]); });
+    moments[3].copy_(at::amin(x, 0));
+    moments[4].copy_(at::amax(x, 0));
     return moments;
   }
 
   // Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
   at::Tensor join(const at::Tensor& a, const at::Tensor& b) const override {
     const auto n = a[0] + b[0], distance = b[1] - a[1];
-    return at::stack({n, a[1] + distance * b[0] / n, a[2] + b[2] + distance.square() * a[0] * b[0] / n});
+    return at::stack({n, a[1] + distance * b[0] / n, a[2] + b[2] + distance.square() * a[0] * b[0] / n,
+                      at::minimum(a[3], b[3]), at::maximum(a[4], b[4])});
   }
 
   at::Tensor learn(const at::Tensor& moments, const std::string& doing) const override {
     require_finite(moments, doing);
     const auto deviation = (moments[2] / moments[0]).sqrt();
-    // A feature that never changes keeps a trace of rounding, by which nothing must be divided.
-    const auto constant = deviation <= 1e-12 * moments[1].abs();
+    // The deviation of a feature that never changes is a trace of rounding, by which nothing must be divided.
+    const auto constant = moments[3] == moments[4];
     return at::stack({moments[1], at::where(constant, at::full_like(deviation, 1), deviation)});
   }
 
