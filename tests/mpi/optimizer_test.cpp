@@ -188,6 +188,41 @@ TEST(PreparedOptimizer, AdamIsTorchs) {
   expect_alike<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3).weight_decay(0.1), "AdamW");
 }
 
+template <class O, class Options>
+void expect_infinite_ones_stay(const Options& options, const std::string& what) {
+  SCOPED_TRACE(what);
+  const auto trained = [&](Fuse fuse) {
+    // Scores of transitions, some of which are forbidden.
+    const auto scores = at::sin(at::arange(600) * 0.7).view({20, 30}).clone();
+    scores.select(1, 4).fill_(-INFINITY);
+    const auto net = std::make_shared<nn::Module>();
+    const auto parameter = net->register_parameter("scores", scores);
+    const test::Preparation prepare;
+    const auto prepared = prepare(net);
+    O own(net->parameters(), options);
+    auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
+    PreparedOptimizer<O> optimizer(std::move(own), std::move(step));
+    EXPECT_EQ(optimizer.fused(), fuse == Fuse::always && world().size() > 1);
+    for (int number = 0; number < 3; ++number) {
+      optimizer.zero_grad();
+      at::softmax(parameter, 1).sub(values({20, 30}, number)).square().sum().backward();
+      optimizer.step();
+    }
+    EXPECT_TRUE(parameter.select(1, 4).eq(-INFINITY).all().template item<bool>());
+    return parameter.detach().clone();
+  };
+  EXPECT_TRUE(at::allclose(trained(Fuse::always), trained(Fuse::never), 1e-5, 1e-6));
+}
+
+TEST(PreparedOptimizer, InfiniteParametersStayInfinite) {
+  using torch::optim::SGDOptions;
+  expect_infinite_ones_stay<torch::optim::SGD>(SGDOptions(0.1), "plain");
+  expect_infinite_ones_stay<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9), "momentum");
+  expect_infinite_ones_stay<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true), "Nesterov");
+  expect_infinite_ones_stay<torch::optim::Adam>(torch::optim::AdamOptions(0.01), "Adam");
+  expect_infinite_ones_stay<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).weight_decay(0.1), "AdamW");
+}
+
 TEST(PreparedOptimizer, OverAThousandSteps) {
   expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(1e-4), "SGD", 1000);
   expect_alike<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-4), "AdamW", 1000);
