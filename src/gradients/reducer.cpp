@@ -74,6 +74,11 @@ struct Reducer::Parameter {
       throw Error(ExitCode::data, averaging,
                   c10::str("the gradient of parameter ", name, " is ", gradient.scalar_type(), ", not ", type),
                   "Keep gradients in the type of their parameter");
+    if (gradient.sizes() != at::IntArrayRef(sizes))
+      throw Error(
+          ExitCode::data, averaging,
+          c10::str("the gradient of parameter ", name, " is ", gradient.sizes(), ", not ", at::IntArrayRef(sizes)),
+          "Keep gradients in the shape of their parameter");
   }
   bool changed() const {
     return tensor.sizes() != at::IntArrayRef(sizes) || tensor.scalar_type() != type || tensor.device() != device;
@@ -140,11 +145,16 @@ void Reducer::check_parameters() const {
       throw Error(ExitCode::data, averaging,
                   "parameter " + p.name + " was given a post-accumulate-gradient hook after prepare_model",
                   "Leave that hook to muster");
+  }
+  check_shapes();
+}
+
+void Reducer::check_shapes() const {
+  for (const auto& p : parameters_)
     if (p.changed())
       refuse(c10::str("parameter ", p.name, " was ", p.type, at::IntArrayRef(p.sizes), " on ", p.device,
                       " in prepare_model and is ", p.tensor.scalar_type(), p.tensor.sizes(), " on ", p.tensor.device(),
                       " now"));
-  }
 }
 
 std::vector<std::size_t> Reducer::unfrozen() const {
@@ -524,6 +534,7 @@ void Reducer::begin_step(std::uint32_t word) {
 void Reducer::give_gradients(std::uint32_t word) {
   bool altered = false;
   for (auto& p : parameters_) {
+    if (p.dense() && p.tensor.grad().defined()) p.check_gradient();
     note_change(p);
     altered |= p.altered;
   }

@@ -68,6 +68,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// An Error that names the first parameter that was moved, resized, replaced, added or removed since.
   void check_parameters() const;
+  /// An Error that names the first parameter that has another shape, type or device since. In less time than that.
+  void check_shapes() const;
 
   // Called by the hooks, on the thread that runs backward().
   /// What is to be added to the parameter's .grad in place of `gradient`.

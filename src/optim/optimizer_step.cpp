@@ -224,6 +224,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     }
     const auto reducer = reducer_.lock();
     if (fused_ && reducer) {
+      reducer->check_shapes();                          // it reads and writes parameters as they were
       if (!reducer->awaits_step()) reducer->recover();  // which may bring another exchange
       if (gradients_.expired() || !reducer->fused_by(this) || !serves(optimizer)) {
         reducer->fetch_averages();

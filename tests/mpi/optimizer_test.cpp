@@ -881,6 +881,32 @@ TEST(AFusedOptimizer, RefusesWhatIsWrittenOnSomeRanksOnly) {
   });
 }
 
+TEST(AFusedOptimizer, RefusesAParameterOfAnotherKindThanItWas) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank is not fused";
+  const auto expect_refused = [](const std::function<void(at::Tensor&)>& change, const std::string& fact) {
+    SCOPED_TRACE(fact);
+    Model m(Fuse::always);
+    const auto whole = m.sgd(0.05);
+    m.backward(1);
+    whole->step();
+    m.backward(2);
+    change(m.net->middle->weight);
+    const auto bias = m.net->middle->bias.detach().clone();
+    try {
+      whole->step();
+      FAIL() << "it was stepped";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(fact), std::string::npos) << error.what();
+      EXPECT_EQ(error.code(), ExitCode::data);
+    }
+    EXPECT_TRUE(at::equal(m.net->middle->bias, bias));
+  };
+  expect_refused([](at::Tensor& p) { p.set_data(p.detach().to(at::kFloat)); }, "and is Float[96, 96]");
+  expect_refused([](at::Tensor& p) { p.set_data(at::ones({2, 2}, at::kDouble)); }, "and is Double[2, 2]");
+  expect_refused([](at::Tensor& p) { p.mutable_grad() = p.grad().to(at::kFloat); }, "the gradient of parameter");
+  expect_refused([](at::Tensor& p) { p.mutable_grad() = at::ones({2, 2}, at::kDouble); }, "the gradient of parameter");
+}
+
 TEST(AFusedOptimizer, RefusesToBeginWithOtherWeightsOnSomeRanks) {
   expect_error_fused("before it is prepared", "middle.bias", [](Model& m) {
     if (m.fuse == Fuse::always && world().rank() == 0) m.net->middle->bias.data().add_(1);
