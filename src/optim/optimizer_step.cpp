@@ -8,6 +8,7 @@
 #include "optim/fused_step.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
@@ -146,6 +147,23 @@ class Numbers {
   bool averages_all_ = true;
 };
 
+/// torch's scales gradients through .data(), which of a sparse one is another tensor. So it is given that one's values.
+double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> clipped;
+  for (const auto& parameter : parameters) {
+    auto& gradient = parameter.mutable_grad();
+    if (!gradient.defined() || !gradient.is_sparse()) {
+      clipped.push_back(parameter);
+      continue;
+    }
+    gradient = gradient.coalesce();  // the norm is that of the sums
+    clipped.push_back(at::empty({0}, gradient._values().options()));
+    clipped.back().mutable_grad() = gradient._values();
+  }
+  return torch::nn::utils::clip_grad_norm_(clipped, max_norm);
+}
+
 /// Whether a tensor besides the parameter has its memory, such as another parameter, a view or what detach() gives.
 /// They would be parted if the parameter got other memory.
 bool shares_memory(const at::Tensor& parameter) { return parameter.storage().use_count() > 1; }
@@ -237,8 +255,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
       const auto parameters = parameters_of(optimizer);
       gradients::fetch_averages(parameters);
       std::optional<double> norm;
-      if (options_.max_grad_norm > 0)
-        norm = grad_norm_ = torch::nn::utils::clip_grad_norm_(parameters, options_.max_grad_norm);
+      if (options_.max_grad_norm > 0) norm = grad_norm_ = clip_grad_norm(parameters, options_.max_grad_norm);
       if (numbers_.allow(parameters, norm)) plain(nullptr);
     }
     return loss;

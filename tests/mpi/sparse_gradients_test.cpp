@@ -9,6 +9,7 @@
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -171,6 +172,25 @@ TEST_F(SparseGradients, TrainTheSameEmbeddingEverywhere) {
     EXPECT_TRUE(at::equal(net_->words->weight[19], before[19])) << "nobody has this word";
     for (const auto& p : net_->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
   }
+}
+
+TEST_F(SparseGradients, AreScaledDownWithTheDenseOnes) {
+  constexpr double limit = 0.01;
+  torch::optim::SGD plain(net_->parameters(), torch::optim::SGDOptions(1));
+  auto step = optim::make_optimizer_step(plain, {prepared_}, {.max_grad_norm = limit});
+  PreparedOptimizer<torch::optim::SGD> optimizer(std::move(plain), std::move(step));
+  const auto want = together(loss(1));
+  double squares = 0;
+  for (const auto& gradient : want) squares += gradient.square().sum().item<double>();
+  std::vector<at::Tensor> before;
+  for (const auto& p : net_->parameters()) before.push_back(p.detach().to(at::kDouble));
+  loss(1).backward();
+  optimizer.step();
+  ASSERT_GT(squares, limit * limit);
+  EXPECT_NEAR(optimizer.grad_norm(), std::sqrt(squares), 1e-4);
+  const auto named = net_->named_parameters();
+  for (std::size_t i = 0; i < want.size(); ++i)
+    expect_close(before[i] - named[i].value().detach(), want[i] * (limit / std::sqrt(squares)), named[i].key());
 }
 
 TEST_F(SparseGradients, BesideAFusedOptimizerOfTheDenseOnes) {
