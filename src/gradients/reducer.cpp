@@ -263,23 +263,28 @@ bool Reducer::averages(const at::Tensor& parameter) const {
   return std::ranges::any_of(parameters_, [&](const Parameter& p) { return p.tensor.is_same(parameter); });
 }
 
-/// Waits for nobody: the models of one backward() may begin in another order on each rank.
-std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
+/// Waits for nobody but inside join(): the models of one backward() may begin in another order on each rank.
+void Reducer::prepare_pass(bool averages) {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   check_parameters();
   abandon_pass();
-  const bool averages = *no_sync_depth_ == 0;
   correction_ = before_pass_ ? before_pass_(averages) : Correction{};
   if (averages) unfrozen_ = unfrozen();
   if (averages && !unfrozen_.empty()) fused_ = nullptr;
   if (own_ && !fused_) average_own();
-  // On all ranks alike, also on one whose last pass an exception has cut off: the ranks compare what was noted.
-  if (fused_ && begun_since_step_) fused_->another_pass();
-  begun_since_step_ |= averages;
+  added_up_ = !averages;
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = Use::unused;
   }
+}
+
+std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
+  const bool averages = *no_sync_depth_ == 0;
+  prepare_pass(averages);
+  // On all ranks alike, also on one whose last pass an exception has cut off: the ranks compare what was noted.
+  if (fused_ && begun_since_step_) fused_->another_pass();
+  begun_since_step_ |= averages;
   before_ = fingerprint();
 
   const auto pass = std::make_shared<Pass>();
@@ -568,7 +573,15 @@ void Reducer::end_exchange(bool fetch) {
     if (p.dense()) store(p, fetch);
 }
 
+void Reducer::end_adding_up() {
+  if (!added_up_) return;
+  prepare_pass(true);
+  state_ = State::postponed;  // it has no backward(), and gives everything at once
+  finish_pass();
+}
+
 void Reducer::fetch_averages() {
+  end_adding_up();
   if (!own_) return;
   if (state_ != State::awaiting_step) recover();
   give_gradients(0);

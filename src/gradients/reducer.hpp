@@ -109,6 +109,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// For all others that read gradients: where .grad holds this rank's own, it gets the averages. An Error as in
   /// end_step(). Collective.
   void fetch_averages();
+  /// Where passes in no_sync() are the last ones, this is the one that averages what they have added up; with a fused
+  /// optimizer the dense gradients await its step. Collective.
+  void end_adding_up();
   /// Muster itself is about to change the .grad, on all ranks alike: what was changed by hand until now is noted.
   void allow_change();
 
@@ -162,7 +165,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ///
   ///   idle           a gradient of a new pass   -> collecting; or postponed, where abandoned passes are to be finished
   ///                                                before, or exchanges to be made that know unfrozen parameters
-  ///                  one in no_sync()           -> idle: it is only added up
+  ///                  one in no_sync()           -> idle: it is only added up, until end_adding_up()
   ///                  a fused optimizer's step   -> idle: it averages what is in .grad
   ///                  fetch_averages()           -> idle: it averages what is in .grad, if that is this rank's own
   ///   collecting     more gradients             -> collecting: the exchanges get them as they are made
@@ -202,6 +205,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
 
   // A gradient's way.
+  void prepare_pass(bool averages);
   std::shared_ptr<Pass> begin_pass();
   void take_earlier();
   void restore_earlier() noexcept;
@@ -253,7 +257,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::unique_ptr<Exchange> sparse_;  ///< none where there is no sparse parameter
 
   FusedOptimizer* fused_ = nullptr;
-  bool own_ = false;  ///< .grad of dense parameters holds this rank's own gradients, left to a fused optimizer
+  bool own_ = false;       ///< .grad of dense parameters holds this rank's own gradients, left to a fused optimizer
+  bool added_up_ = false;  ///< the last pass was in no_sync(); the same on all ranks
   bool begun_since_step_ = false;  ///< a pass that averages, since the fused optimizer's last step or fetch_averages()
   bool watches_numbers_ = false;
   std::string bad_gradient_;

@@ -244,6 +244,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     if (fused_ && reducer) {
       reducer->check_shapes();                          // it reads and writes parameters as they were
       if (!reducer->awaits_step()) reducer->recover();  // which may bring another exchange
+      reducer->end_adding_up();                         // so may this
       if (gradients_.expired() || !reducer->fused_by(this) || !serves(optimizer)) {
         reducer->fetch_averages();
         fuse(optimizer);

@@ -726,6 +726,82 @@ void expect_error_fused(const std::string& what, const std::string& text, const 
   EXPECT_NE(said.find(text), std::string::npos) << "it says: " << said;
 }
 
+TEST(PreparedOptimizer, AveragesWhatPassesInNoSyncHaveLeft) {
+  enum class By { step, average, head };
+  for (const auto fuse : {Fuse::always, Fuse::never})
+    for (const auto by : {By::step, By::average, By::head})
+      for (const bool after_an_average : {false, true}) {
+        SCOPED_TRACE(std::to_string(static_cast<int>(fuse)) + std::to_string(static_cast<int>(by)) +
+                     std::to_string(after_an_average));
+        Model m(fuse), want(Fuse::never);
+        const auto whole = m.sgd(0.05), head = m.sgd(m.head(), 0.1);
+        auto plain = want.sgd(0.05), plain_head = want.sgd(want.head(), 0.1);
+        for (int step = 0; step < 3; ++step) {
+          whole->zero_grad();
+          plain->zero_grad();
+          if (after_an_average) m.backward(step + 20), want.backward(step + 20);
+          for (const int pass : {1, 2}) {
+            const NoSync scope(m.prepare.no_sync_depth);
+            // A batch without samples counts for nothing, but is a pass.
+            const bool ghost = pass == 2 && world().rank() == 0 && world().size() > 1;
+            for (auto* const model : {&m, &want}) {
+              model->prepare.weight->local = ghost ? 0 : 2;
+              model->prepare.weight->global = 2 * (world().size() - (pass == 2 && world().size() > 1));
+              model->backward(step * 10 + pass);
+              *model->prepare.weight = {.total = world().size()};
+            }
+          }
+          if (by == By::average) average_gradients(*whole);
+          if (by == By::head) head->step(), plain_head->step();
+          whole->step();
+          plain->step();
+        }
+        const auto have = m.net->named_parameters(), other = want.net->named_parameters();
+        for (std::size_t i = 0; i < have.size(); ++i) {
+          EXPECT_TRUE(at::allclose(have[i].value(), other[i].value(), 1e-11, 1e-12)) << have[i].key();
+          expect_same_bits_everywhere(have[i].value(), have[i].key());
+        }
+      }
+}
+
+TEST(PreparedOptimizer, AveragesNothingThatWasThrownAwayAfterNoSync) {
+  for (const bool to_none : {true, false})
+    expect_alike_fused("thrown away", [&](Model& m) {
+      const auto whole = m.sgd(0.05);
+      m.backward(1);
+      whole->step();
+      {
+        const NoSync scope(m.prepare.no_sync_depth);
+        m.backward(2);
+      }
+      whole->zero_grad(to_none);
+      whole->step();
+      for (const auto& p : m.net->parameters()) EXPECT_FALSE(p.grad().defined() && p.grad().any().item<bool>());
+    });
+}
+
+TEST(PreparedOptimizer, AveragesWhatAnUnfrozenParameterGotInNoSync) {
+  expect_alike_fused(
+      "unfrozen",
+      [](Model& m) {
+        const auto whole = m.sgd(0.05);
+        m.backward(1);
+        whole->step();
+        for (auto& p : m.net->extra->parameters()) p.set_requires_grad(true);
+        whole->zero_grad();
+        const auto before = m.net->extra->weight.detach().clone();
+        {
+          const NoSync scope(m.prepare.no_sync_depth);
+          m.backward(2);
+        }
+        whole->step();
+        EXPECT_FALSE(at::equal(before, m.net->extra->weight));
+      },
+      [](Net& net) {
+        for (auto& p : net->extra->parameters()) p.set_requires_grad(false);
+      });
+}
+
 TEST(SeveralOptimizers, StepWithAveragesWhicheverIsFused) {
   for (const bool head_first : {true, false})
     for (const bool head_steps_first : {true, false})

@@ -193,6 +193,32 @@ TEST_F(SparseGradients, AreScaledDownWithTheDenseOnes) {
     expect_close(before[i] - named[i].value().detach(), want[i] * (limit / std::sqrt(squares)), named[i].key());
 }
 
+TEST_F(SparseGradients, AreAveragedByTheStepAfterPassesWithoutAveraging) {
+  // The fused optimizer of the dense ones may step first; then the sparse ones are averaged nonetheless.
+  for (const bool fused_first : {true, false}) {
+    torch::optim::SGD dense(net_->out->parameters(), torch::optim::SGDOptions(1));
+    torch::optim::SGD sparse({net_->words->weight, net_->pairs->weight}, torch::optim::SGDOptions(1));
+    auto dense_step = optim::make_optimizer_step(dense, {prepared_}, {.fuse = Fuse::always});
+    auto sparse_step = optim::make_optimizer_step(sparse, {prepared_}, {});
+    PreparedOptimizer<torch::optim::SGD> of_dense(std::move(dense), std::move(dense_step));
+    PreparedOptimizer<torch::optim::SGD> of_sparse(std::move(sparse), std::move(sparse_step));
+    const auto want = together(loss(1));
+    std::vector<at::Tensor> before;
+    for (const auto& p : net_->parameters()) before.push_back(p.detach().to(at::kDouble));
+    net_->zero_grad();
+    {
+      const NoSync scope(prepare_.no_sync_depth);
+      loss(1).backward();
+    }
+    if (fused_first) of_dense.step();
+    of_sparse.step();
+    if (!fused_first) of_dense.step();
+    const auto named = net_->named_parameters();
+    for (std::size_t i = 0; i < want.size(); ++i)
+      expect_close(before[i] - named[i].value().detach(), want[i], named[i].key());
+  }
+}
+
 TEST_F(SparseGradients, BesideAFusedOptimizerOfTheDenseOnes) {
   torch::optim::SGD dense(net_->out->parameters(), torch::optim::SGDOptions(0.1));
   auto step = optim::make_optimizer_step(dense, {prepared_}, {.fuse = Fuse::always});
