@@ -11,9 +11,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <typeinfo>
+#include <typeindex>
 #include <utility>
 
 namespace muster::detail::optim {
@@ -185,12 +186,13 @@ std::optional<std::size_t> first_unequal(const Communicator& communicator, const
 
 class Step final : public OptimizerStep, public Freezable, public gradients::FusedOptimizer {
  public:
-  /// `model`: null if it steps none that is prepared.
-  Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, Numbers numbers,
-       std::shared_ptr<Freezables> freezables)
+  /// `model`: null if it steps none that is prepared. `evaluates`: its step may call a closure more than once.
+  Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, bool evaluates,
+       Numbers numbers, std::shared_ptr<Freezables> freezables)
       : model_(model),
         reducer_(model ? model->reducer() : nullptr),
         options_(options),
+        evaluates_(evaluates),
         numbers_(std::move(numbers)),
         freezables_(std::move(freezables)) {
     if (freezables_) freezables_->push_back(this);
@@ -234,7 +236,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
 
   at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
                   const std::function<at::Tensor(Closure)>& plain) override {
-    if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) return step_lbfgs(optimizer, closure, plain);
+    if (closure && evaluates_) return step_by_evaluations(optimizer, closure, plain);
     at::Tensor loss;
     if (closure) {
       const at::AutoGradMode grad(true);
@@ -307,26 +309,32 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
         "Prepare every optimizer that steps it, write what is the same on all ranks, or prepare with Fuse::never");
   }
 
-  /// It compares losses, so that all ranks have to be given the same one.
-  at::Tensor step_lbfgs(torch::optim::Optimizer& optimizer, const Closure& closure,
-                        const std::function<at::Tensor(Closure)>& plain) {
-    constexpr const char* stepping = "stepping LBFGS";
+  /// It may compare losses, so that all ranks have to be given the same one.
+  at::Tensor step_by_evaluations(torch::optim::Optimizer& optimizer, const Closure& closure,
+                                 const std::function<at::Tensor(Closure)>& plain) {
+    constexpr const char* stepping = "stepping an optimizer that evaluates its closure itself";
     if (options_.max_grad_norm > 0)
-      throw Error(ExitCode::usage, stepping, "its gradients cannot be scaled down between its evaluations",
-                  "Prepare it without max_grad_norm");
+      throw Error(
+          ExitCode::usage, stepping, "its gradients cannot be scaled down between its evaluations",
+          "Prepare it without max_grad_norm; or call the closure before step(), where one evaluation is enough");
     if (numbers_.watched())
       throw Error(ExitCode::usage, stepping, "its gradients cannot be looked at between its evaluations",
-                  "Let bad_numbers be ignore");
+                  "Let bad_numbers be ignore; or call the closure before step(), where one evaluation is enough");
     const auto model = model_.lock();
-    if (!closure || !model) return plain(closure);
+    if (!model) return plain(closure);
     const auto& reducer = *model->reducer();
     if (reducer.joined())
       throw Error(ExitCode::usage, stepping, "inside join() not all ranks come to each of its evaluations",
                   "Give all ranks the same number of batches");
     const auto parameters = parameters_of(optimizer);
+    gradients::fetch_averages(parameters);  // it may read gradients before it evaluates
     return plain([&] {
-      const auto loss = closure();
+      const auto loss = [&] {
+        const at::AutoGradMode grad(true);
+        return closure();
+      }();
       gradients::fetch_averages(parameters);
+      if (!loss.defined()) return loss;
       const double weight = reducer.weight();
       const double mine = weight > 0 ? weight * loss.item<double>() : 0;
       return at::full_like(loss.detach(), model->channel().all_reduce(mine) / model->channel().size());
@@ -351,6 +359,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
   std::weak_ptr<gradients::DataParallel> model_;  ///< of which it steps a parameter
   std::weak_ptr<gradients::Reducer> reducer_;     ///< of that model
   OptimizerOptions options_;
+  bool evaluates_;
   Numbers numbers_;
   std::shared_ptr<Freezables> freezables_;
   std::unique_ptr<FusedStep> fused_;
@@ -376,14 +385,17 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
   if (options.max_grad_norm < 0)
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
   drop_repeated(optimizer);
+  namespace o = torch::optim;
+  // What is derived from these may step otherwise.
+  const std::type_index type = typeid(optimizer);
+  const bool fusable = type == typeid(o::SGD) || type == typeid(o::Adam) || type == typeid(o::AdamW);
+  const bool evaluates = !fusable && type != typeid(o::RMSprop) && type != typeid(o::Adagrad);
   auto its = options;
-  // One that is derived from these may step otherwise.
-  const std::type_info& type = typeid(optimizer);
-  if (type != typeid(torch::optim::SGD) && type != typeid(torch::optim::Adam) && type != typeid(torch::optim::AdamW))
-    its.fuse = Fuse::never;
+  if (!fusable) its.fuse = Fuse::never;
   const auto model = model_of(optimizer, models);
-  if (model && dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) model->channel();  // made by all ranks now
-  auto step = std::make_unique<Step>(model, its, Numbers(wide.numbers, wide.number, models), wide.freezables);
+  if (model && evaluates) model->channel();  // made by all ranks now
+  auto step =
+      std::make_unique<Step>(model, its, evaluates, Numbers(wide.numbers, wide.number, models), wide.freezables);
   step->fuse(optimizer);
   return step;
 }

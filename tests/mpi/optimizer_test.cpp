@@ -1184,6 +1184,93 @@ TEST(PreparedLbfgs, IsTorchsOnTheMeanOfTheLosses) {
     }
 }
 
+/// Extragradient (Korpelevich 1976): the gradient of a point that its own gradient leads to.
+struct Extragradient : torch::optim::Optimizer {
+  Extragradient(std::vector<at::Tensor> parameters, double rate)
+      : Optimizer({torch::optim::OptimizerParamGroup(std::move(parameters))},
+                  std::make_unique<torch::optim::SGDOptions>(rate)),
+        lr(rate) {}
+  at::Tensor step(LossClosure closure = nullptr) override {
+    std::vector<at::Tensor> before;
+    for (const auto& p : param_groups()[0].params()) before.push_back(p.detach().clone());
+    descend();
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode grad(true);
+      loss = closure();
+      for (std::size_t i = 0; auto& p : param_groups()[0].params()) p.data().copy_(before[i++]);
+      descend();
+    }
+    return loss;
+  }
+  void descend() {
+    for (auto& p : param_groups()[0].params())
+      if (p.grad().defined()) p.data().sub_(p.grad(), lr);
+  }
+  double lr;
+};
+
+TEST(PreparedOptimizer, OfTheUsersOwnTypeEvaluatesItsClosure) {
+  for (const bool beside_a_fused_one : {true, false}) {
+    SCOPED_TRACE(beside_a_fused_one);
+    Model m(Fuse::always);
+    const auto adam = beside_a_fused_one ? m.optimizer(torch::optim::Adam(m.net->parameters(), 1e-3)) : nullptr;
+    const auto own = m.optimizer(Extragradient(m.net->parameters(), 0.3));
+    EXPECT_FALSE(own->fused());
+    Net alone;
+    alone->to(at::kDouble);
+    Extragradient plain(alone->parameters(), 0.3);
+    const auto of_rank = [](Net& net, int rank, int step) {
+      const auto x = at::sin(at::arange(15, at::kDouble).view({5, 3}) * 1.7 + step + rank * 0.9);
+      return net->forward(x, true).sub(at::cos(x.narrow(1, 0, 2)) * 3).square().mean();
+    };
+    for (int step = 0; step < 3; ++step) {
+      const auto pass = [&] {
+        own->zero_grad();
+        const auto mine = of_rank(m.net, world().rank(), step);
+        mine.backward();
+        return mine;
+      };
+      const auto pass_alone = [&] {
+        plain.zero_grad();
+        auto sum = at::zeros({}, at::kDouble);
+        for (int r = 0; r < world().size(); ++r) sum = sum + of_rank(alone, r, step) / world().size();
+        sum.backward();
+        return sum;
+      };
+      pass();
+      pass_alone();
+      EXPECT_NEAR(own->step(pass).item<double>(), plain.step(pass_alone).item<double>(), 1e-9);
+    }
+    const auto have = m.net->named_parameters(), want = alone->named_parameters();
+    for (std::size_t i = 0; i < have.size(); ++i) {
+      expect_same_bits_everywhere(have[i].value(), have[i].key());
+      EXPECT_TRUE(at::allclose(have[i].value(), want[i].value(), 1e-9, 1e-10)) << have[i].key();
+    }
+    m.backward(7);
+    own->step();  // without a closure it steps with what is there
+  }
+}
+
+TEST(PreparedOptimizer, ScalesNoGradientsBetweenEvaluations) {
+  Model m(Fuse::never);
+  const auto own = m.optimizer(Extragradient(m.net->parameters(), 0.3), {.max_grad_norm = 1});
+  m.backward(1);
+  EXPECT_NO_THROW(own->step());
+  try {
+    own->step([&] { return m.loss(1); });
+    FAIL() << "it was stepped";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_NE(std::string(error.what()).find("max_grad_norm"), std::string::npos) << error.what();
+  }
+  const auto sgd = m.sgd(0.05, {.max_grad_norm = 1});
+  EXPECT_NO_THROW(sgd->step([&] {
+    m.backward(1);
+    return at::Tensor();
+  }));
+}
+
 TEST(FrozenMemory, StaysAsItWasWhileStepsGoOn) {
   if (world().size() == 1) GTEST_SKIP() << "one rank is not fused";
   const auto freezables = std::make_shared<Freezables>();
