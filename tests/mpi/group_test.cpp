@@ -1,7 +1,9 @@
 // Every collective of the process group against a reference, over types, sizes, layouts and chunks.
 #include "group_tensors.hpp"
+#include "muster/error.hpp"
 
 #include <functional>
+#include <optional>
 
 namespace muster {
 namespace {
