@@ -313,6 +313,10 @@ class BatchRange {
 /// goes on after it. What was done inside one batch of another pass, as is validation every so many steps, is not done
 /// again, and the next such pass is whole. A dataset that is whole on each worker has no position: its passes are
 /// always whole, and do not make an epoch. A shard belongs to the thread that runs the training function.
+///
+/// Passes inside the loop over session.epochs() and passes outside of it are counted apart. So statistics before the
+/// loop, at every start or on a fresh one alone, change nothing in where a run goes on. Inside the loop an epoch makes
+/// the same passes at every start; an epoch that ends before the pass in whose middle the run was saved is an Error.
 class DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<detail::data::ShardState> state);

@@ -48,7 +48,8 @@ std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {
     passes_.erase(other);
   }
   std::vector<BatchOfPass> others;
-  for (const auto& other : passes_) others.push_back({other.number, other.batches});
+  for (const auto& other : passes_)
+    if (other.in_loop == pass.in_loop) others.push_back({other.number, other.batches});
   passes_.push_back(std::move(pass));
   choose_batch();
   return others;
@@ -90,8 +91,9 @@ bool Steps::is_in_hand(const BatchOfPass& batch) const {
       passes_, [&](const OpenPass& pass) { return pass.number == batch.pass && pass.batches == batch.batch; });
 }
 
-bool Steps::others_open(std::int64_t number) const {
-  return std::ranges::any_of(passes_, [&](const OpenPass& pass) { return pass.number != number; });
+bool Steps::others_open(std::int64_t number, bool in_loop) const {
+  return std::ranges::any_of(passes_,
+                             [&](const OpenPass& pass) { return pass.number != number && pass.in_loop == in_loop; });
 }
 
 const OpenPass* Steps::without_position() const {

@@ -30,6 +30,7 @@ struct OpenPass {
   std::string name = {};         ///< of the source
   Plan plan = {};
   bool resumable = true;      ///< its position can be saved
+  bool in_loop = false;       ///< begun inside the loop over the epochs
   std::int64_t position = 0;  ///< where the step ends of which the batch in hand is, in samples
   std::int64_t batches = 0;   ///< handed out
   std::int64_t taken = 0;     ///< orders the batches in hand
@@ -65,6 +66,9 @@ class Steps {
   std::int64_t epoch = 0;
   bool epoch_set = false;            ///< by the training function
   bool counted = false;              ///< so are the epochs: it sets them, or loops over Session::epochs()
+  bool in_loop = false;              ///< inside a loop over Session::epochs(), or inside an operator's train()
+  bool looped = false;               ///< such a loop has begun
+  bool uncounted_before = false;     ///< the run goes on from a State that was saved before epochs were counted
   std::int64_t complete_epoch = -1;  ///< the last one that was saved as over
   std::int64_t last_over = -1;       ///< the epoch at which a loop over session.epochs() has come to its end
   std::int64_t global_step = 0;
@@ -79,7 +83,8 @@ class Steps {
 
   // For the passes.
   std::int64_t next_number() noexcept { return ++number_; }
-  /// In place of one of the same source, which is open again with its next batch. Gives what the others have in hand.
+  /// In place of one of the same source, which is open again with its next batch. Gives what the others of its kind, in
+  /// the loop over the epochs or outside, have in hand.
   std::vector<BatchOfPass> begin_pass(OpenPass pass);
   /// That pass has handed out `batch`; `samples` of its step count over all ranks.
   void begin_batch(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);
@@ -88,8 +93,8 @@ class Steps {
   void end_pass(std::int64_t pass);
 
   bool is_in_hand(const BatchOfPass& batch) const;
-  /// Whether a pass other than that one is open.
-  bool others_open(std::int64_t pass) const;
+  /// Whether another pass of that kind is open.
+  bool others_open(std::int64_t pass, bool in_loop) const;
   /// An open pass whose position cannot be saved; null if there is none.
   const OpenPass* without_position() const;
   /// Whether no step is half done.

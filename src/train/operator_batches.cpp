@@ -103,6 +103,7 @@ void TrainFeed::set_passes(std::unique_ptr<Passes> passes) {
 void TrainFeed::begin_call(std::optional<std::int64_t> limit, bool has_model) {
   check_steps("training", limit);
   require_loader("training", passes_, "train_loader", has_model);
+  session_.data.cursors->enter_loop();
   limit_ = limit;
   in_call_ = true;
   session_.stop.at_end_of_pass = limit.has_value();
@@ -115,6 +116,7 @@ void TrainFeed::begin_call(std::optional<std::int64_t> limit, bool has_model) {
 
 void TrainFeed::end_call() {
   session_.stop.at_end_of_pass = true;
+  session_.data.cursors->leave_loop();
   in_call_ = false;
   taken_ = 0;
 }

@@ -35,6 +35,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
       .training_iteration = counters.training_iteration,
       .epoch = steps.epoch,
       .epoch_complete = data.cursors->epoch_complete(),
+      .epoch_counted = steps.counted,
       .global_step = steps.global_step,
       .samples_since_report = row.empty() ? steps.samples_since_report : 0,  // a report has counted them
       .time_total_s = counters.total_seconds(),

@@ -43,7 +43,8 @@ bool State::restore() {
 Epochs::iterator Epochs::begin() const {
   const auto& steps = *session_->counters.steps;
   const bool again = steps.epoch == steps.last_over;
-  const auto epoch = steps.epoch + (again ? 1 : 0);
+  const bool first = steps.uncounted_before && !steps.counted;
+  const auto epoch = first ? 0 : steps.epoch + (again ? 1 : 0);
   session_->counters.epochs = count_;
   if (again && epoch >= count_ && session_->workers.is_first())
     detail::log::warn("session.epochs(" + std::to_string(count_) +
@@ -51,17 +52,28 @@ Epochs::iterator Epochs::begin() const {
                       detail::counted(epoch, "epoch") +
                       ". Epochs are counted over the whole run; for n more loop over session.epochs(" +
                       std::to_string(epoch) + " + n)");
-  if (epoch < count_) session_->data.cursors->begin_epoch(epoch);
+  if (epoch < count_) {
+    session_->data.cursors->enter_loop();
+    session_->data.cursors->begin_epoch(epoch);
+  }
   return {session_, epoch};
 }
 
 Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
+  if (const auto name = session_->data.cursors->not_taken_up(/*in_loop=*/true); !name.empty())
+    throw Error(ExitCode::user_error, "going on in \"" + name + "\"",
+                "epoch " + std::to_string(epoch_) +
+                    " has ended before the pass in whose middle the run was saved: the passes of the epoch that were "
+                    "finished then came back empty, and no other came",
+                "Make the same passes in an epoch at every start; what only a fresh start does belongs before the loop "
+                "over session.epochs(), or under torch::NoGradGuard");
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
   if (epoch_ + 1 >= session_->counters.epochs) {
     session_->counters.steps->last_over = epoch_++;
+    session_->data.cursors->leave_loop();
     return *this;
   }
   ++epoch_;

@@ -215,7 +215,7 @@ void SessionState::end_training() {
   if (numbers) numbers->warn();
   if (stop.told) throw_stopped(newest && (!begun_from || newest->path() != begun_from->path()));
   if (stop.ended || counters.steps->counted || counters.epochs > 0) return;
-  if (const auto name = data.cursors->not_taken_up(); !name.empty())
+  if (const auto name = data.cursors->not_taken_up(/*in_loop=*/false); !name.empty())
     throw Error(
         ExitCode::user_error, "going on in \"" + name + "\"",
         "the training function has ended before the pass in whose middle the run was saved: nobody counts epochs "

@@ -81,8 +81,9 @@ TEST(Passes, CountingBatchesTakesNone) {
           auto state = session.state({{"steps", steps}});
           EXPECT_EQ(state.restore(), again);
           auto waiting = shard.iter_torch_batches(options);
-          EXPECT_EQ(shard.iter_torch_batches(options).num_batches(), again ? 7 : 10);
-          for ([[maybe_unused]] auto epoch : session.epochs(1))
+          EXPECT_EQ(shard.iter_torch_batches(options).num_batches(), 10) << "outside the loop nothing goes on";
+          for ([[maybe_unused]] auto epoch : session.epochs(1)) {
+            EXPECT_EQ(shard.iter_torch_batches(options).num_batches(), again ? 7 : 10);
             for (auto& batch : shard.iter_torch_batches(options)) {
               append(samples, batch["i"], batch.size());
               EXPECT_EQ(session.global_step(), ++steps);
@@ -90,6 +91,7 @@ TEST(Passes, CountingBatchesTakesNone) {
               session.report({}, state);
               throw Stop();
             }
+          }
           EXPECT_EQ(steps, 10);
         });
     EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
@@ -152,6 +154,140 @@ TEST(Passes, ARunThatEndsWithoutAnotherOneIsDone) {
               }
         });
     EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+}
+
+/// What a program does besides its loop over session.epochs(), on a fresh start and on another.
+enum class Aside { before_restore, after_restore, on_a_fresh_start, peeks, after_the_loop };
+
+TEST(Passes, OutsideTheEpochLoopTakeNothingOfIt) {
+  const auto storage = test::shared_folder();
+  for (const auto aside :
+       {Aside::before_restore, Aside::after_restore, Aside::on_a_fresh_start, Aside::peeks, Aside::after_the_loop})
+    for (const std::int64_t stops_in : {0, 1}) {
+      const auto name = "aside_" + std::to_string(static_cast<int>(aside)) + std::to_string(stops_in);
+      std::map<std::int64_t, Samples> samples;
+      for (const bool again : {false, true}) {
+        const auto [code, result] =
+            run({storage, {}, with(name, {{"train", numbers(24)}})}, [&](Session& session, const Config&) {
+              auto shard = session.get_dataset_shard();
+              const auto look = [&](bool whole) {
+                std::int64_t count = 0;
+                for (auto& batch : shard.iter_torch_batches({.global_batch_size = 6})) {
+                  count += batch.global_size();
+                  if (!whole) break;
+                }
+                EXPECT_EQ(count, whole ? 24 : 6) << name;
+              };
+              auto state = session.state({});
+              if (aside == Aside::before_restore) look(true);
+              EXPECT_EQ(state.restore(), again);
+              if (aside == Aside::after_restore || (aside == Aside::on_a_fresh_start && !again)) look(true);
+              std::optional<BatchRange> peek;
+              if (aside == Aside::peeks) {
+                peek.emplace(shard.iter_torch_batches({.batch_size = 1}));
+                peek->begin();
+              }
+              for (const auto epoch : session.epochs(2)) {
+                std::int64_t steps = 0;
+                for (auto& batch : shard.iter_torch_batches({.global_batch_size = 4, .shuffle = true})) {
+                  append(samples[epoch], batch["i"], batch.size());
+                  if (again || epoch != stops_in || ++steps != 2) continue;
+                  session.report({}, state);
+                  throw Stop();
+                }
+                session.report({}, state);
+              }
+              if (aside == Aside::after_the_loop) look(true);
+            });
+        EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+      }
+      for (const std::int64_t epoch : {0, 1})
+        EXPECT_EQ(of_all(samples[epoch]), indices(24)) << name << ", epoch " << epoch;
+    }
+}
+
+TEST(Passes, AfterTheEpochLoopGoOnInTheMiddle) {
+  const auto storage = test::shared_folder();
+  Samples samples, after;
+  for (const bool again : {false, true}) {
+    const auto [code, result] =
+        run({storage, {}, with("after", {{"train", numbers(24)}})}, [&](Session& session, const Config&) {
+          auto shard = session.get_dataset_shard();
+          auto state = session.state({});
+          EXPECT_EQ(state.restore(), again);
+          for ([[maybe_unused]] const auto epoch : session.epochs(2)) {
+            for (auto& batch : shard.iter_torch_batches({.global_batch_size = 4}))
+              append(samples, batch["i"], batch.size());
+            session.report({}, state);
+          }
+          std::int64_t steps = 0;
+          for (auto& batch : shard.iter_torch_batches({.global_batch_size = 4, .shuffle = true})) {
+            append(after, batch["i"], batch.size());
+            if (again || ++steps != 4) continue;
+            session.report({}, state);
+            throw Stop();
+          }
+          if (again) {
+            EXPECT_EQ(steps, 0);
+          }
+        });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+  EXPECT_EQ(of_all(after), indices(24));
+  EXPECT_EQ(of_all(samples).size(), 48u);
+}
+
+TEST(Passes, AStateReportedBeforeTheEpochLoopEndsNoEpoch) {
+  const auto storage = test::shared_folder();
+  for (const bool trains_before : {false, true}) {
+    std::vector<std::int64_t> epochs;
+    for (const bool again : {false, true}) {
+      const auto [code, result] =
+          run({storage, {}, with(trains_before ? "trained" : "initial", {{"train", numbers(24)}})},
+              [&](Session& session, const Config&) {
+                auto state = session.state({});
+                const auto pass = [&] {
+                  for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches()) continue;
+                };
+                if (!state.restore()) {
+                  if (trains_before) pass();
+                  session.report({}, state);
+                  throw Stop();
+                }
+                for (const auto epoch : session.epochs(2)) {
+                  pass();
+                  epochs.push_back(epoch);
+                }
+              });
+      EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+    }
+    EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1}));
+  }
+}
+
+TEST(Passes, AnEpochThatEndsBeforeThePassThatWasSavedIsAnError) {
+  const auto storage = test::shared_folder();
+  for (const bool again : {false, true}) {
+    const auto [code, result] =
+        run({storage, {}, with("fewer", {{"train", numbers(24)}})}, [&](Session& session, const Config&) {
+          auto shard = session.get_dataset_shard();
+          auto state = session.state({});
+          EXPECT_EQ(state.restore(), again);
+          for ([[maybe_unused]] const auto epoch : session.epochs(2)) {
+            if (!again)
+              for ([[maybe_unused]] auto& batch : shard.iter_torch_batches()) continue;
+            for ([[maybe_unused]] auto& batch : shard.iter_torch_batches({.global_batch_size = 4})) {
+              if (again) continue;
+              session.report({}, state);
+              throw Stop();
+            }
+          }
+        });
+    EXPECT_EQ(code, 1) << error_of(result);
+    if (!again) continue;
+    for (const char* part : {"\"train\"", "epoch 0", "at every start"})
+      EXPECT_NE(error_of(result).find(part), std::string::npos) << error_of(result);
   }
 }
 

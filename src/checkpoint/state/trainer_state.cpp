@@ -31,7 +31,7 @@ T number_at(const Json& json, const std::string& where, const char* key, std::ui
   return static_cast<T>(value);
 }
 
-void check_position(const std::string& name, const Json& position) {
+void check_position(const std::string& name, const Json& position, bool outside = false) {
   if (position.is_null()) return;
   const auto where = "of the position in \"" + name + "\" ";
   if (!position.is_object()) refuse("the position in \"" + name + "\"", "is not an object");
@@ -44,6 +44,9 @@ void check_position(const std::string& name, const Json& position) {
   const auto batch = number_at(position, where, "global_batch_size", most_samples);
   if (consumed > samples) refuse(where + "\"consumed\"", "is more than there are samples");
   if (consumed > 0 && batch == 0) refuse(where + "\"global_batch_size\"", "is 0 in the middle of a pass");
+  if (const auto at = position.find("in_loop"); at != position.end() && !at->is_boolean())
+    refuse(where + "\"in_loop\"", "is neither true nor false");
+  if (const auto at = position.find("outside"); at != position.end() && !outside) check_position(name, *at, true);
 }
 
 }  // namespace
@@ -52,6 +55,7 @@ Json to_json(const TrainerState& state) {
   return {{"training_iteration", state.training_iteration},
           {"epoch", state.epoch},
           {"epoch_complete", state.epoch_complete},
+          {"epoch_counted", state.epoch_counted},
           {"global_step", state.global_step},
           {"samples_since_report", state.samples_since_report},
           {"time_total_s", state.time_total_s},
@@ -68,10 +72,14 @@ TrainerState trainer_state_from_json(const Json& json) {
   state.epoch = number_at<std::int64_t>(json, "", "epoch", most_epochs);
   state.global_step = number_at<std::int64_t>(json, "", "global_step", most_counted);
   state.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", most_counted);
-  if (const auto at = json.find("epoch_complete"); at != json.end()) {
-    if (!at->is_boolean()) refuse("\"epoch_complete\"", "is neither true nor false");
-    state.epoch_complete = at->get<bool>();
-  }
+  const auto flag_at = [&](const char* key, bool& flag) {
+    const auto at = json.find(key);
+    if (at == json.end()) return;
+    if (!at->is_boolean()) refuse(std::string("\"") + key + "\"", "is neither true nor false");
+    flag = at->get<bool>();
+  };
+  flag_at("epoch_complete", state.epoch_complete);
+  flag_at("epoch_counted", state.epoch_counted);
   if (const auto at = json.find("time_total_s"); at != json.end()) {
     if (!at->is_number()) refuse("\"time_total_s\"", "is not a number");
     state.time_total_s = at->get<double>();

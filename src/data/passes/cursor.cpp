@@ -35,12 +35,17 @@ std::uint64_t hash_of(const std::string& name) noexcept {
 
 }  // namespace
 
+void Cursor::Passes::begin_epoch(std::int64_t number) {
+  if (number == epoch.number) return;
+  epoch = {.number = number};
+  awaited = false;
+  last.consumed = 0;
+  last.under_way = false;
+}
+
 void Cursor::begin_epoch(std::int64_t epoch) {
-  if (epoch == epoch_.number) return;
-  epoch_ = {.number = epoch};
-  awaited_ = false;
-  last_.consumed = 0;
-  last_.under_way = false;
+  in_loop_.begin_epoch(epoch);
+  outside_.begin_epoch(epoch);
 }
 
 void Cursor::set_epoch(std::int64_t epoch) {
@@ -50,56 +55,85 @@ void Cursor::set_epoch(std::int64_t epoch) {
 }
 
 void Cursor::set_epoch_aside(std::int64_t epoch) {
-  if (last_.workers == 0) begin_epoch(epoch);
+  if (in_loop_.last.workers == 0 && outside_.last.workers == 0) begin_epoch(epoch);
 }
 
-bool Cursor::unfinished() const noexcept { return options_.split && (last_.under_way || last_.consumed > 0); }
+void Cursor::enter_loop() {
+  if (!std::exchange(any_kind_, false)) return;
+  in_loop_ = std::exchange(outside_, {.epoch = {.number = outside_.epoch.number}});
+}
+
+bool Cursor::unfinished() const noexcept { return options_.split && (in_loop_.unfinished() || outside_.unfinished()); }
 
 /// Where one dataset is begun again and again inside passes over another, the pass under way is the next of those that
 /// its first begin() began: a program that goes on begins once and gets the one under way.
-std::int64_t Cursor::to_run_again() const noexcept {
-  return last_.under_way && last_.late && epoch_.straddled ? epoch_.finished - 1 : epoch_.finished;
+std::int64_t Cursor::Passes::to_run_again() const noexcept {
+  return last.under_way && last.late && epoch.straddled ? epoch.finished - 1 : epoch.finished;
+}
+
+Json Cursor::Passes::position() const {
+  return {{"epoch", epoch.number},
+          {"passes", epoch.passes},
+          {"finished", to_run_again()},
+          {"asides", epoch.evaluations},
+          {"consumed", last.consumed},
+          {"window", last.window},
+          {"global_batch_size", last.global_batch},
+          {"workers", last.workers},
+          {"samples", last.samples}};
 }
 
 Json Cursor::position() const {
   if (!options_.split) return nullptr;
-  return {{"epoch", epoch_.number},
-          {"passes", epoch_.passes},
-          {"finished", to_run_again()},
-          {"asides", epoch_.evaluations},
-          {"consumed", last_.consumed},
-          {"window", last_.window},
-          {"global_batch_size", last_.global_batch},
-          {"workers", last_.workers},
-          {"samples", last_.samples},
-          {"seed", options_.seed}};
+  auto position = passes(steps_->looped).position();
+  position["seed"] = options_.seed;
+  position["in_loop"] = steps_->looped;
+  if (steps_->looped && outside_.unfinished()) position["outside"] = outside_.position();
+  return position;
+}
+
+void Cursor::Passes::restore(const Json& position) {
+  const std::int64_t number = position.at("epoch"), passes = position.at("passes"),
+                     finished = position.value("finished", passes);
+  // Before restore() the program may have made again what it made then.
+  const auto made = number == epoch.number ? epoch.made + (last.under_way ? 1 : 0) : 0;
+  epoch = {.number = number,
+           .passes = passes,
+           .finished = finished,
+           .made = made,
+           .to_skip = finished - std::min(made, finished),
+           .evaluations = position.value("asides", std::int64_t{0})};
+  last.consumed = position.at("consumed");
+  awaited = last.consumed > 0;
+  skipped = false;
+  last.outside = last.consumed > 0 && !position.value("inside", false);
+  last.window = position.at("window");
+  last.samples = position.at("samples");
+  last.under_way = false;
 }
 
 void Cursor::restore(const Json& position, bool complete) {
   if (position.is_null()) return;
-  try {
+  const auto take = [&](Passes& of, const Json& saved) {
     if (!complete) {
-      const std::int64_t passes = position.at("passes"), finished = position.value("finished", passes);
-      epoch_ = {.number = position.at("epoch"),
-                .passes = passes,
-                .finished = finished,
-                .to_skip = finished,
-                .evaluations = position.value("asides", std::int64_t{0})};
-      last_.consumed = position.at("consumed");
-      awaited_ = last_.consumed > 0;
-      last_.outside = last_.consumed > 0 && !position.value("inside", false);
-      last_.window = position.at("window");
-      last_.samples = position.at("samples");
-      last_.under_way = false;
-      options_.seed = position.at("seed");
-      if (finished < 0 || finished > passes || last_.consumed < 0 || last_.consumed > last_.samples)
+      of.restore(saved);
+      const auto& epoch = of.epoch;
+      const auto& last = of.last;
+      if (epoch.finished < 0 || epoch.finished > epoch.passes || last.consumed < 0 || last.consumed > last.samples)
         refuse_position(options_.name, "its numbers do not go together");
     }
-    last_.global_batch = position.at("global_batch_size");
-    last_.workers = position.value("workers", 0);
+    of.last.global_batch = saved.at("global_batch_size");
+    of.last.workers = saved.value("workers", 0);
+    of.restored = true;
+  };
+  try {
+    any_kind_ = !position.contains("in_loop") && !steps_->looped;
+    auto& of = passes(position.value("in_loop", steps_->looped));
+    take(of, position);
+    if (const auto outside = position.find("outside"); outside != position.end() && !complete) take(outside_, *outside);
+    if (!complete) options_.seed = position.at("seed");
     auto& full = options_.full;
-    if (full > 0 && last_.workers > 0) full = last_.workers;
-    restored_ = true;
+    if (full > 0 && of.last.workers > 0) full = of.last.workers;
   } catch (const Json::exception& error) {
     refuse_position(options_.name, error.what());
   }
@@ -113,12 +147,15 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                               : (*options.global_batch_size - 1) / options_.share.total + 1;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size
                                                         : times(per_worker, split ? options_.batches_in_step() : 1);
+  const auto& epoch = passes(steps_->in_loop).epoch;
+  const auto& last = passes(steps_->in_loop).last;
   Pass pass{.order = Order(count, {}),
             .plan = {count, options_.weighs() ? batch : 0, options.drop_last},
             .share = share,
             .training = split && options.training && at::GradMode::is_enabled(),
-            .epoch = epoch_.number};
-  if (pass.training && epoch_.to_skip > 0) {
+            .in_loop = steps_->in_loop,
+            .epoch = epoch.number};
+  if (pass.training && epoch.to_skip > 0) {
     pass.position = count;
     pass.was = true;
     return pass;
@@ -128,13 +165,13 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                      .seed = options_.seed,
                      .window_seed = options.local_shuffle_seed.value_or(options_.seed),
                      .random_seed = options_.seed ^ hash_of(options_.name),
-                     .epoch = epoch_.number,
-                     .pass = split ? -1 - epoch_.evaluations : epoch_.evaluations};
+                     .epoch = epoch.number,
+                     .pass = split ? -1 - epoch.evaluations : epoch.evaluations};
   if (pass.training) {
-    order.pass = epoch_.passes + (last_.under_way ? 1 : 0);
-    if (!last_.under_way && last_.consumed > 0) {  // goes on
-      order.window = last_.window;
-      pass.position = last_.consumed;
+    order.pass = epoch.passes + (last.under_way ? 1 : 0);
+    if (!last.under_way && last.consumed > 0) {  // goes on
+      order.window = last.window;
+      pass.position = last.consumed;
     }
   }
   pass.order = Order(count, order);
@@ -145,106 +182,117 @@ std::string Cursor::named() const {
   return (options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": ";
 }
 
-void Cursor::say_if_steps_changed(const Pass& pass, const BatchOptions& options) {
-  if (!std::exchange(restored_, false) || last_.global_batch == 0 || options.global_batch_size) return;
+void Cursor::say_if_steps_changed(Passes& of, const Pass& pass, const BatchOptions& options) {
+  const auto& last = of.last;
+  if (!std::exchange(of.restored, false) || last.global_batch == 0 || options.global_batch_size) return;
   const auto what = named();
-  if (pass.plan.global_batch == last_.global_batch) {
+  if (pass.plan.global_batch == last.global_batch) {
     if (options_.batches_in_step() != options_.share.total)
-      log::info(what + "a step still takes " + std::to_string(last_.global_batch) + " samples, now over " +
+      log::info(what + "a step still takes " + std::to_string(last.global_batch) + " samples, now over " +
                 std::to_string(options_.share.total) + " workers, and not batch_size on each");
     return;
   }
   // An epoch's steps may be as large as the program wants.
-  if (last_.consumed == 0 && last_.workers == options_.batches_in_step()) return;
+  if (last.consumed == 0 && last.workers == options_.batches_in_step()) return;
   log::warn(what + "a step now takes " + std::to_string(pass.plan.global_batch) + " samples over " +
-            std::to_string(options_.share.total) + " workers, it took " + std::to_string(last_.global_batch) +
+            std::to_string(options_.share.total) + " workers, it took " + std::to_string(last.global_batch) +
             " before the restart; global_batch_size keeps it the same at any number of workers");
 }
 
 Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader) {
   Pass pass = plan(options, count);
+  auto& of = passes(pass.in_loop);
+  auto& last = of.last;
   if (!pass.training) {
     pass.number = steps_->next_number();
-    ++epoch_.evaluations;
+    ++of.epoch.evaluations;
     evaluated_ = true;
     return pass;
   }
-  if (const auto other = trained_by_.lock(); last_.under_way && other && other != loader)
+  if (const auto other = trained_by_.lock(); under_way() && other && other != loader)
     throw Error(ExitCode::usage, "iterating over a data loader",
                 "a pass over another one is under way that is called \"" + options_.name + "\" too",
                 "Give each a name, DataLoaderOptions{.name = …}; one that does not train has .training = false");
   trained_by_ = loader;
   pass.number = steps_->next_number();
-  if (epoch_.to_skip > 0) {
-    if (!steps_->counted && epoch_.to_skip == epoch_.finished)
+  if (of.epoch.to_skip > 0) {
+    if (!std::exchange(of.skipped, true) && !steps_->counted)
       log::warn(named() +
                 "a pass that was finished before the restart comes back empty. A loop that counts epochs of "
                 "its own, and goes on with the next one, calls set_epoch(epoch), or is one over session.epochs(n)");
-    --epoch_.to_skip;
+    --of.epoch.to_skip;
     return pass;
   }
-  if (last_.under_way) finish();
-  awaited_ = false;
+  for (auto* const one : {&in_loop_, &outside_})
+    if (one->last.under_way) finish(*one);
+  of.awaited = false;
   if (pass.position == 0 && count > 0 && pass.plan.global_batch > count && options.drop_last)
     log::warn(named() + "a step takes " + std::to_string(pass.plan.global_batch) +
               " samples over all workers, there are " + std::to_string(count) +
               ", and drop_last leaves them out: nothing is trained");
-  if (steps_->counted && std::exchange(steps_->complete_epoch, -1) == epoch_.number)
+  const bool counts = steps_->in_loop == steps_->looped;
+  if (counts && steps_->counted && std::exchange(steps_->complete_epoch, -1) == pass.epoch)
     log::warn(named() +
               "this epoch was saved between two of its passes, and is over for a run that goes on from there. "
               "Report a State at the end of the epoch, or inside a pass");
-  if (last_.consumed > 0 && last_.samples != count)
+  if (last.consumed > 0 && last.samples != count)
     throw Error(ExitCode::data, "continuing in dataset \"" + options_.name + "\"",
-                "it has " + std::to_string(count) + " samples and had " + std::to_string(last_.samples) +
+                "it has " + std::to_string(count) + " samples and had " + std::to_string(last.samples) +
                     " when the checkpoint was saved",
                 "Resume with the same files, or start a new run");
-  if (options_.weighs()) say_if_steps_changed(pass, options);
-  const bool goes_on = last_.consumed > 0;
-  last_ = {.number = pass.number,
-           .under_way = true,
-           .consumed = last_.consumed,
-           .window = goes_on ? last_.window : window_of(options, options_.share),
-           .global_batch = pass.plan.global_batch,
-           .workers = options_.batches_in_step(),
-           .samples = count,
-           .others = steps_->begin_pass({.number = pass.number,
-                                         .source = this,
-                                         .name = options_.name,
-                                         .plan = pass.plan,
-                                         .resumable = options_.resumable,
-                                         .position = pass.position}),
-           .outside = goes_on && last_.outside};
-  last_.late = std::ranges::any_of(last_.others, [](const auto& other) { return other.batch > 1; });
+  if (options_.weighs()) say_if_steps_changed(of, pass, options);
+  const bool goes_on = last.consumed > 0;
+  last = {.number = pass.number,
+          .under_way = true,
+          .consumed = last.consumed,
+          .window = goes_on ? last.window : window_of(options, options_.share),
+          .global_batch = pass.plan.global_batch,
+          .workers = options_.batches_in_step(),
+          .samples = count,
+          .others = steps_->begin_pass({.number = pass.number,
+                                        .source = this,
+                                        .name = options_.name,
+                                        .plan = pass.plan,
+                                        .resumable = options_.resumable,
+                                        .in_loop = pass.in_loop,
+                                        .position = pass.position}),
+          .outside = goes_on && last.outside};
+  last.late = std::ranges::any_of(last.others, [](const auto& other) { return other.batch > 1; });
   return pass;
 }
 
 void Cursor::begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples) {
   if (!pass.training) return;
-  if (options_.resumable && batch->completes_step() && last_.under_way && pass.number == last_.number)
-    last_.consumed += batch->global;
+  auto& last = passes(pass.in_loop).last;
+  if (options_.resumable && batch->completes_step() && last.under_way && pass.number == last.number)
+    last.consumed += batch->global;
   steps_->begin_batch(pass.number, batch, samples);
 }
 
 void Cursor::end_batch(const Pass& pass) {
-  if (pass.training && options_.resumable && last_.under_way && pass.number == last_.number) steps_->end_batch();
+  const auto& last = passes(pass.in_loop).last;
+  if (pass.training && options_.resumable && last.under_way && pass.number == last.number) steps_->end_batch();
 }
 
 void Cursor::end_pass(const Pass& pass) {
   if (!pass.training) return;
-  if (last_.under_way && pass.number == last_.number) finish();
+  if (auto& of = passes(pass.in_loop); of.last.under_way && pass.number == of.last.number) finish(of);
   steps_->end_pass(pass.number);
 }
 
 /// The pass under way is over. A program that goes on begins it again unless it was all inside one batch of another's.
-void Cursor::finish() {
-  last_.under_way = false;
-  last_.consumed = 0;
-  ++epoch_.passes;
+void Cursor::finish(Passes& of) {
+  auto& epoch = of.epoch;
+  auto& last = of.last;
+  last.under_way = false;
+  last.consumed = 0;
+  ++epoch.passes;
   const bool contained =
-      !last_.outside && std::ranges::any_of(last_.others, [&](const auto& o) { return steps_->is_in_hand(o); });
-  if (contained || last_.late) return;
-  ++epoch_.finished;
-  epoch_.straddled = steps_->others_open(last_.number);
+      !last.outside && std::ranges::any_of(last.others, [&](const auto& o) { return steps_->is_in_hand(o); });
+  if (contained || last.late) return;
+  ++epoch.finished;
+  ++epoch.made;
+  epoch.straddled = steps_->others_open(last.number, &of == &in_loop_);
 }
 
 }  // namespace muster::detail::data

@@ -37,6 +37,11 @@ void Cursors::enter_epoch(std::int64_t epoch) {
   steps->epoch = epoch;
 }
 
+void Cursors::enter_loop() {
+  steps->in_loop = steps->looped = true;
+  for (auto& [name, cursor] : cursors_) cursor->enter_loop();
+}
+
 void Cursors::begin_epoch(std::int64_t epoch) {
   steps->counted = true;
   resume_epoch(epoch);
@@ -72,25 +77,26 @@ void Cursors::restore(const std::string& name, const Json& position, bool comple
 }
 
 bool Cursors::epoch_complete() const {
-  bool data = false, passed = false, unfinished = false;
+  bool data = false, unfinished = false;
+  bool passed = steps->looped && !steps->in_loop;  // the loop is over
   for (const auto& [name, cursor] : cursors_) {
     if (!cursor->options().split || cursor->only_evaluated()) continue;
     data = true;
-    passed = passed || cursor->epoch_.passes > 0;
+    passed = passed || cursor->passes(steps->looped).epoch.passes > 0;
     unfinished = unfinished || cursor->unfinished();
   }
   for (const auto& [name, saved] : early_) {
     if (saved.complete || !saved.position.is_object()) continue;
     data = true;
     passed = passed || saved.position.value("passes", 0) > 0;
-    unfinished = unfinished || saved.position.value("consumed", 0) > 0;
+    unfinished = unfinished || saved.position.value("consumed", 0) > 0 || saved.position.contains("outside");
   }
   return !unfinished && (passed || !data);
 }
 
-std::string Cursors::not_taken_up() const {
+std::string Cursors::not_taken_up(bool in_loop) const {
   for (const auto& [name, cursor] : cursors_)
-    if (cursor->awaited_ && cursor->epoch_.to_skip < cursor->epoch_.finished) return name;
+    if (const auto& of = cursor->passes(in_loop); of.awaited && of.skipped) return name;
   return {};
 }
 

@@ -25,6 +25,7 @@ struct Pass {
   step::Share share = {};
   bool training = false;  ///< counted: it has a position, and its batches weigh gradients
   bool was = false;       ///< it was finished before the run was stopped, and comes back empty
+  bool in_loop = false;   ///< it began inside the loop over the epochs
   std::int64_t epoch = 0;
   std::int64_t number = 0;  ///< which pass of the session it is; 0 until it has begun
 
@@ -57,6 +58,9 @@ struct CursorOptions {
 /// that the one under way has taken. Restored, the program runs its epoch again from the start: passes that were
 /// finished come back empty, and the next one goes on after those samples. A pass inside another's batch (validation,
 /// every so many steps) does not come back: a program that goes on after that batch does not run it again.
+///
+/// Passes inside the loop over session.epochs() (of an operator: inside train()) and passes outside of it are counted
+/// apart, since a run that goes on makes those outside again, or leaves out what only a fresh start does.
 class Cursor {
  public:
   explicit Cursor(CursorOptions options) : options_(std::move(options)) {}
@@ -69,6 +73,8 @@ class Cursor {
   void set_epoch(std::int64_t epoch);
   /// A loader that does not train has set its own: the epoch where no other trains under the same name.
   void set_epoch_aside(std::int64_t epoch);
+  /// The training function enters the loop over the epochs.
+  void enter_loop();
   /// Whether a pass is under way, or was when the position was saved that has been restored.
   bool unfinished() const noexcept;
   /// The position as JSON, for a checkpoint; the batch in hand counts as taken. Null if the dataset is not split.
@@ -95,6 +101,7 @@ class Cursor {
     std::int64_t number = 0;
     std::int64_t passes = 0;       ///< training passes that were
     std::int64_t finished = 0;     ///< of those, the ones that a program which goes on begins again
+    std::int64_t made = 0;         ///< of those, the ones that this process has made itself
     std::int64_t to_skip = 0;      ///< of those, the ones that have yet to come back empty
     std::int64_t evaluations = 0;  ///< passes that do not train
     bool straddled = false;        ///< the last pass counted in `finished` ended while another was open
@@ -113,26 +120,39 @@ class Cursor {
     bool late = false;                           ///< one of them was not the first of its pass
     bool outside = false;  ///< it is known to be inside no batch of another's: it was not when it was saved
   };
+  /// The passes inside the loop over the epochs, or those outside of it.
+  struct Passes {
+    Epoch epoch;
+    LastPass last;
+    bool restored = false;  ///< and none has begun since
+    bool awaited = false;   ///< the middle of a pass has been restored, and has not been taken up
+    bool skipped = false;   ///< since then one has come back empty
 
+    bool unfinished() const noexcept { return last.under_way || last.consumed > 0; }
+    bool none() const noexcept { return last.number == 0 && epoch.passes == 0 && last.consumed == 0; }
+    std::int64_t to_run_again() const noexcept;
+    void begin_epoch(std::int64_t number);
+    Json position() const;
+    void restore(const Json& position);
+  };
+
+  Passes& passes(bool in_loop) noexcept { return in_loop ? in_loop_ : outside_; }
+  const Passes& passes(bool in_loop) const noexcept { return in_loop ? in_loop_ : outside_; }
   /// Whether all its passes were evaluations.
-  bool only_evaluated() const noexcept {
-    return evaluated_ && last_.number == 0 && epoch_.passes == 0 && last_.consumed == 0;
-  }
-  void finish();
-  std::int64_t to_run_again() const noexcept;
+  bool only_evaluated() const noexcept { return evaluated_ && in_loop_.none() && outside_.none(); }
+  bool under_way() const noexcept { return in_loop_.last.under_way || outside_.last.under_way; }
+  void finish(Passes& of);
   std::string named() const;  ///< the beginning of a message about it
-  void say_if_steps_changed(const Pass& pass, const BatchOptions& options);
+  void say_if_steps_changed(Passes& of, const Pass& pass, const BatchOptions& options);
 
   CursorOptions options_;
   std::weak_ptr<Cursors> owner_;
   std::shared_ptr<step::Steps> steps_;
   std::weak_ptr<const void> trained_by_;  ///< the loader that began the last training pass
-  Epoch epoch_;
-  LastPass last_;
+  Passes in_loop_, outside_;
   bool epoch_set_ = false;  ///< by the training function
   bool evaluated_ = false;  ///< there was a pass that does not train, in any epoch
-  bool restored_ = false;   ///< and no pass has begun since
-  bool awaited_ = false;    ///< so was the middle of a pass, which has not been taken up
+  bool any_kind_ = false;   ///< the position restored does not say whether its passes were inside the loop
 };
 
 /// The cursors of a session, by the names of its data. Belongs to the thread that runs the training function.
@@ -146,6 +166,9 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void add(const std::shared_ptr<Cursor>& cursor);
   /// Null if no loader has that name.
   std::shared_ptr<Cursor> find_loader(const std::string& name) const;
+  /// The training function enters the loop over the epochs, and leaves it.
+  void enter_loop();
+  void leave_loop() noexcept { steps->in_loop = false; }
   /// The training function is at the beginning of that epoch.
   void begin_epoch(std::int64_t epoch);
   /// What a run that goes on is in.
@@ -157,9 +180,9 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void restore(const std::string& name, const Json& position, bool complete);
   /// Whether every training pass that was begun in this epoch is over, and there was one if there is data.
   bool epoch_complete() const;
-  /// What was in the middle of a pass when the run was saved, has given passes that came back empty since, and has not
-  /// come to that one; empty if nothing.
-  std::string not_taken_up() const;
+  /// What was in the middle of a pass of that kind when the run was saved, has given passes that came back empty since,
+  /// and has not come to that one; empty if nothing.
+  std::string not_taken_up(bool in_loop) const;
 
  private:
   struct Saved {
