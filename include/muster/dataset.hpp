@@ -317,6 +317,11 @@ class BatchRange {
 /// Passes inside the loop over session.epochs() and passes outside of it are counted apart. So statistics before the
 /// loop, at every start or on a fresh one alone, change nothing in where a run goes on. Inside the loop an epoch makes
 /// the same passes at every start; an epoch that ends before the pass in whose middle the run was saved is an Error.
+///
+/// Only one training pass over a shard can be saved at a time. A report with a State is an Error while another one has
+/// begun before the first was over (two side by side, or one inside a batch of the other), and no stop is obeyed there.
+/// Two names for the same data in the trainer's datasets have a position each; an inner pass that is begun with
+/// `.training = false` or under torch::NoGradGuard has none, and session.step(batch) still weighs its batches.
 class DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<detail::data::ShardState> state);

@@ -44,6 +44,7 @@ double Steps::weight() const {
 
 std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {
   if (const auto other = std::ranges::find(passes_, pass.source, &OpenPass::source); other != passes_.end()) {
+    other->replaced = other->replaced || other->in_loop == pass.in_loop;
     replaced_.push_back(std::move(*other));
     passes_.erase(other);
   }
@@ -76,13 +77,14 @@ void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::i
 }
 
 void Steps::end_batch() {
-  if (passes_.size() > 1 || !complete()) return;
+  if (passes_.size() > 1 || std::ranges::any_of(replaced_, &OpenPass::replaced) || !complete()) return;
   if (const auto heard = moments.lock()) heard->between_batches();
 }
 
 void Steps::end_pass(std::int64_t number) {
   const auto is_it = [&](const OpenPass& pass) { return pass.number == number; };
   std::erase_if(replaced_, is_it);
+  std::erase_if(whole_, is_it);
   if (std::erase_if(passes_, is_it) > 0) choose_batch();
 }
 
@@ -99,6 +101,13 @@ bool Steps::others_open(std::int64_t number, bool in_loop) const {
 const OpenPass* Steps::without_position() const {
   const auto found = std::ranges::find(passes_, false, &OpenPass::resumable);
   return found == passes_.end() ? nullptr : &*found;
+}
+
+const OpenPass* Steps::left_out() const {
+  for (const auto* const passes : {&passes_, &replaced_})
+    if (const auto found = std::ranges::find(*passes, true, &OpenPass::replaced); found != passes->end())
+      return &*found;
+  return passes_.empty() && !whole_.empty() ? &whole_.back() : nullptr;
 }
 
 bool Steps::complete() const noexcept {

@@ -31,6 +31,7 @@ struct OpenPass {
   Plan plan = {};
   bool resumable = true;      ///< its position can be saved
   bool in_loop = false;       ///< begun inside the loop over the epochs
+  bool replaced = false;      ///< another pass of its kind over the same source has begun since
   std::int64_t position = 0;  ///< where the step ends of which the batch in hand is, in samples
   std::int64_t batches = 0;   ///< handed out
   std::int64_t taken = 0;     ///< orders the batches in hand
@@ -86,6 +87,8 @@ class Steps {
   /// In place of one of the same source, which is open again with its next batch. Gives what the others of its kind, in
   /// the loop over the epochs or outside, have in hand.
   std::vector<BatchOfPass> begin_pass(OpenPass pass);
+  /// A pass over data that are whole on each rank; it weighs nothing and takes no steps.
+  void begin_whole_pass(OpenPass pass) { whole_.push_back(std::move(pass)); }
   /// That pass has handed out `batch`; `samples` of its step count over all ranks.
   void begin_batch(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);
   /// A batch is done with, and the next one is asked for.
@@ -97,6 +100,9 @@ class Steps {
   bool others_open(std::int64_t pass, bool in_loop) const;
   /// An open pass whose position cannot be saved; null if there is none.
   const OpenPass* without_position() const;
+  /// An open pass that a saved position leaves out: one in whose place another over the same source has begun, or one
+  /// over data that are whole on each rank while no other is open; null if there is none.
+  const OpenPass* left_out() const;
   /// Whether no step is half done.
   bool complete() const noexcept;
 
@@ -111,7 +117,7 @@ class Steps {
   BatchWeightPtr batch_ = none_;
   std::string conflict_;  ///< why it cannot be said which batch counts
   std::int64_t number_ = 0, taken_ = 0;
-  std::vector<OpenPass> passes_, replaced_;
+  std::vector<OpenPass> passes_, replaced_, whole_;
   std::vector<std::pair<std::int64_t, BatchWeightPtr>> scopes_;
 };
 

@@ -66,6 +66,22 @@ Json make_row(const Counters& counters, Json metrics, int world_size) {
               "Report with the state " + when);
 }
 
+/// An Error where a position would be saved that is not where the open passes stand.
+void require_positions(const step::Steps& steps) {
+  if (const auto* pass = steps.without_position())
+    pass->plan.is_stream() ? refuse_state("the stream \"" + pass->name + "\"", "it", "after the pass")
+                           : refuse_state("the data loader \"" + pass->name + "\"", "its own sampler",
+                                          "after the pass, or give the loader no sampler");
+  const auto* const pass = steps.left_out();
+  if (pass == nullptr) return;
+  throw Error(ExitCode::usage, "reporting with a state",
+              "two training passes over \"" + pass->name +
+                  "\" are under way at once, and the position of only one of them can be saved",
+              "Report with the state when both are over, give the trainer the same data under a second name and take "
+              "one of the passes over that, or begin the inner pass with .training = false or under "
+              "torch::NoGradGuard; session.step(batch) still weighs its batches");
+}
+
 }  // namespace
 
 void SessionState::warn_of_whole_data(const std::vector<Json>& metrics) {
@@ -101,10 +117,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
 
   std::vector<Contribution> all;
   for (const auto& bytes : comm::on_all(workers.control, [&] {
-         if (const auto* pass = steps.without_position(); entries && pass != nullptr)
-           pass->plan.is_stream() ? refuse_state("the stream \"" + pass->name + "\"", "it", "after the pass")
-                                  : refuse_state("the data loader \"" + pass->name + "\"", "its own sampler",
-                                                 "after the pass, or give the loader no sampler");
+         if (entries) require_positions(steps);
          const auto& name = options.checkpoint_dir_name;
          if (const auto fact = wrong_with_name(name); fact && !name.empty())
            throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,

@@ -77,7 +77,9 @@ Epochs::iterator& Epochs::iterator::operator++() {
     return *this;
   }
   ++epoch_;
+  session_->counters.epoch_over = true;
   session_->stop_if_asked();
+  session_->counters.epoch_over = false;
   session_->data.cursors->begin_epoch(epoch_);
   return *this;
 }

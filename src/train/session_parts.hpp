@@ -27,6 +27,7 @@ struct Counters {
 
   std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();  ///< epoch, global step, samples
   std::int64_t epochs = 0;              ///< of session.epochs(); 0 where the training function counts by itself
+  bool epoch_over = false;              ///< between two epochs of that loop
   std::int64_t training_iteration = 0;  ///< reports
   double seconds_before = 0;            ///< of training, in earlier jobs
   Clock::time_point begin = Clock::now();

@@ -256,6 +256,7 @@ bool SessionState::no_gradients_wait(const StateEntries* entries) {
     }
   settled = !stop.accumulated.any(others) && settled;
   if (counters.steps->without_position() != nullptr) return false;
+  if (!counters.epoch_over && counters.steps->left_out() != nullptr) return false;
   stop.boundaries_with_gradients = settled ? 0 : stop.boundaries_with_gradients + 1;
   if (stop.boundaries_with_gradients <= longest_accumulation) return settled;
   log::warn("no step of an optimizer was seen for " + std::to_string(longest_accumulation) +

@@ -291,6 +291,72 @@ TEST(Passes, AnEpochThatEndsBeforeThePassThatWasSavedIsAnError) {
   }
 }
 
+TEST(Passes, TwoOverOneShardAtOnceHaveNoPosition) {
+  const auto storage = test::shared_folder();
+  const BatchOptions options{.global_batch_size = 4, .shuffle = true};
+  const auto refused = [&](const std::string& name, const std::function<void(Session&, DatasetShard&, State&)>& epoch) {
+    const auto [code, result] =
+        run({storage, {}, with(name, {{"train", numbers(24)}})}, [&](Session& session, const Config&) {
+          auto shard = session.get_dataset_shard();
+          auto state = session.state({});
+          state.restore();
+          for ([[maybe_unused]] const auto e : session.epochs(2)) {
+            epoch(session, shard, state);
+            session.report({}, state);
+          }
+        });
+    const auto text = error_of(result);
+    EXPECT_EQ(code, text.empty() ? 0 : 64) << text;
+    return text;
+  };
+  for (const std::int64_t reports_at : {0, 1, 3}) {
+    const auto zip =
+        refused("zip" + std::to_string(reports_at), [&](Session& session, DatasetShard& shard, State& state) {
+          auto as = shard.iter_torch_batches(options), bs = shard.iter_torch_batches(options);
+          auto a = as.begin(), b = bs.begin();
+          for (std::int64_t steps = 0; a != as.end() && b != bs.end(); ++a, ++b)
+            if (++steps == reports_at) session.report({}, state);
+        });
+    const auto inside =
+        refused("inside" + std::to_string(reports_at), [&](Session& session, DatasetShard& shard, State& state) {
+          std::int64_t steps = 0;
+          for ([[maybe_unused]] auto& outer : shard.iter_torch_batches(options)) {
+            for ([[maybe_unused]] auto& inner : shard.iter_torch_batches(options)) break;
+            if (++steps == reports_at) session.report({}, state);
+          }
+        });
+    for (const auto& text : {zip, inside})
+      if (reports_at == 0) {
+        EXPECT_EQ(text, "");
+      } else {
+        for (const char* part : {"\"train\"", "second name", ".training = false"})
+          EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+      }
+  }
+}
+
+TEST(Passes, AStopWaitsWhileTwoOverOneShardAreUnderWay) {
+  const auto storage = test::shared_folder();
+  std::int64_t epochs = 0, steps = 0;
+  const auto [code, result] =
+      run({storage, {"--time-limit", "0"}, with("stopped", {{"train", numbers(24)}})},
+          [&](Session& session, const Config&) {
+            auto shard = session.get_dataset_shard();
+            auto state = session.state({});
+            state.restore();
+            for ([[maybe_unused]] const auto epoch : session.epochs(2)) {
+              ++epochs;
+              for ([[maybe_unused]] auto& outer : shard.iter_torch_batches({.global_batch_size = 6})) {
+                ++steps;
+                for ([[maybe_unused]] auto& inner : shard.iter_torch_batches({.global_batch_size = 4})) continue;
+              }
+            }
+          });
+  EXPECT_EQ(code, 85) << error_of(result);
+  EXPECT_EQ(epochs, 1);
+  EXPECT_EQ(steps, 4) << "the whole epoch";
+}
+
 /// The train loop of an epoch, validating as told after every second step; the samples that each validation saw.
 std::vector<std::int64_t> validating(const std::filesystem::path& storage, const std::string& name, bool gradients,
                                      bool again, Samples& samples) {
