@@ -98,6 +98,12 @@ struct Preemption {
 /// Epochs from where the run stands to `count`; each step tells the session which one it is. After a loop that has come
 /// to its end that is the next epoch, after one that was left the same. So a second loop to the same count has no
 /// epoch, which is a warning; session.epochs(6) after session.epochs(3) has three.
+///
+/// A run goes on in the middle of an epoch where its data come from a split dataset or a data loader of muster's. Of
+/// other data (your own, torch's data loaders) nobody knows the middle: an epoch counts as over with the first State
+/// that is reported in it, so report once, at its end. Where a program trains between two reports of an epoch, there is
+/// a warning, and from then on a run that goes on begins the epoch of its State again. While a dataset that is whole on
+/// each worker is iterated over and trained with, a report with a State is an Error.
 class Epochs {
  public:
   class iterator {

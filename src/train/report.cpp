@@ -2,6 +2,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "comm/on_ranks.hpp"
+#include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
 #include "train/session_state.hpp"
@@ -74,6 +75,12 @@ void require_positions(const step::Steps& steps) {
                                           "after the pass, or give the loader no sampler");
   const auto* const pass = steps.left_out();
   if (pass == nullptr) return;
+  if (!pass->replaced)
+    refuse_state((pass->plan.is_stream() ? "the stream \"" : "the dataset \"") + pass->name +
+                     "\", which is whole on each worker,",
+                 "it",
+                 "after the pass, split the dataset (DataConfig), or begin a pass that does not train with "
+                 ".training = false or under torch::NoGradGuard");
   throw Error(ExitCode::usage, "reporting with a state",
               "two training passes over \"" + pass->name +
                   "\" are under way at once, and the position of only one of them can be saved",
@@ -98,6 +105,32 @@ void SessionState::warn_of_whole_data(const std::vector<Json>& metrics) {
               " workers have counted as many samples of each class. Datasets that are not split are whole on each "
               "worker, where each sample counts once per worker: " +
               whole + ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split");
+}
+
+/// An epoch over data that muster does not know is over with the first report in it, as in a program that reports at
+/// the end of each, until a program has trained between two reports of one epoch.
+void SessionState::note_report_of_epoch(bool has_state) {
+  auto& own = counters.own_data;
+  own.amid_epoch = false;
+  if (!counters.steps->in_loop || data.cursors->epoch_complete()) return;
+  std::int64_t averaged = 0;
+  for (const auto& prepared : models)
+    if (const auto reducer = prepared->reducer()) averaged += reducer->passes();
+  auto& kind = own.reports[has_state ? 1 : 0];
+  const bool same_epoch = std::exchange(kind.epoch, counters.steps->epoch) == counters.steps->epoch;
+  const bool trained = std::exchange(kind.averaged, averaged) != averaged || models.empty();
+  const bool again = same_epoch && trained;
+  own.amid_epoch = own.several[has_state ? 1 : 0] = own.several[has_state ? 1 : 0] || again;
+  if (!again || !has_state || std::exchange(own.warned, true) || !workers.is_first()) return;
+  log::warn(
+      "a State is reported several times in an epoch whose data muster does not know, so nobody knows where in them it "
+      "was saved: a run that goes on from here begins the epoch again, and one that goes on from the first State of an "
+      "epoch may have left out the rest of it. Take the data from get_dataset_shard() or prepare_data_loader(), whose "
+      "position is saved, or report the State once, at the end of the epoch");
+}
+
+bool SessionState::epoch_complete() const {
+  return counters.epoch_over || data.cursors->epoch_complete().value_or(!counters.own_data.amid_epoch);
 }
 
 void SessionState::report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
@@ -166,7 +199,8 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   Json row = make_row(counters, std::move(reduced), workers.size());
   row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
-  outputs.check_score(row, saves && !validates, data.cursors->epoch_complete());
+  note_report_of_epoch(entries != nullptr);
+  outputs.check_score(row, saves && !validates, epoch_complete());
   outputs.callbacks.tell(&Callback::on_report, row);
   std::optional<Checkpoint> saved;
   if (saves) {

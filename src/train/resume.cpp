@@ -183,6 +183,7 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});
   counters.steps->global_step = progress.global_step;
   counters.steps->samples_since_report = progress.samples_since_report;
+  counters.own_data.several[1] = progress.several_reports;
   counters.steps->uncounted_before = !progress.epoch_counted;
   const bool complete = progress.epoch_complete;
   data.cursors->resume_epoch(progress.epoch + (complete ? 1 : 0));

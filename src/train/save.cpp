@@ -34,8 +34,9 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
       .of_a_run = true,
       .training_iteration = counters.training_iteration,
       .epoch = steps.epoch,
-      .epoch_complete = counters.epoch_over || data.cursors->epoch_complete(),
+      .epoch_complete = epoch_complete(),
       .epoch_counted = steps.counted,
+      .several_reports = counters.own_data.several[1],
       .global_step = steps.global_step,
       .samples_since_report = row.empty() ? steps.samples_since_report : 0,  // a report has counted them
       .time_total_s = counters.total_seconds(),

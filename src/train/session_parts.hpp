@@ -12,6 +12,7 @@
 #include "step/steps.hpp"
 #include "train/random.hpp"
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <map>
@@ -21,12 +22,25 @@
 
 namespace muster::detail::train {
 
+/// Reports in epochs over data that muster does not know; [0] without a State, [1] with one.
+struct OwnDataReports {
+  struct Last {
+    std::int64_t epoch = -1;
+    std::int64_t averaged = 0;  ///< gradients of prepared models, at the report
+  };
+  std::array<Last, 2> reports = {};
+  std::array<bool, 2> several = {};  ///< the program trains between two reports of one epoch
+  bool amid_epoch = false;           ///< so the last report need not be at the end of its epoch
+  bool warned = false;
+};
+
 /// How far training has come, and how fast it goes.
 struct Counters {
   using Clock = std::chrono::steady_clock;
 
   std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();  ///< epoch, global step, samples
-  std::int64_t epochs = 0;              ///< of session.epochs(); 0 where the training function counts by itself
+  std::int64_t epochs = 0;  ///< of session.epochs(); 0 where the training function counts by itself
+  OwnDataReports own_data = {};
   bool epoch_over = false;              ///< between two epochs of that loop
   std::int64_t training_iteration = 0;  ///< reports
   double seconds_before = 0;            ///< of training, in earlier jobs

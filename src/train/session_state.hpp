@@ -63,6 +63,11 @@ struct SessionState {
   void report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
               const std::optional<Checkpoint>& files, const ReportOptions& options);
 
+  /// Notes a report in an epoch over data that muster does not know.
+  void note_report_of_epoch(bool has_state);
+  /// Whether a checkpoint of now says that its epoch is over.
+  bool epoch_complete() const;
+
   /// Warns, once, where a confusion matrix counts each sample of a dataset that is not split once per worker. The same
   /// metrics of all workers on each.
   void warn_of_whole_data(const std::vector<Json>& metrics);

@@ -357,6 +357,87 @@ TEST(Passes, AStopWaitsWhileTwoOverOneShardAreUnderWay) {
   EXPECT_EQ(steps, 4) << "the whole epoch";
 }
 
+TEST(Passes, OverWholeDataHaveNoPlaceForAState) {
+  const auto storage = test::shared_folder();
+  const auto stream = Dataset::from_stream([](const StreamShard&) {
+    return [i = 0]() mutable -> std::optional<StreamRows> {
+      if (i == 12) return {};
+      return Json{{"i", i++}};
+    };
+  });
+  enum class Way { inside, after, evaluating, beside_split };
+  for (const bool streams : {false, true})
+    for (const auto way : {Way::inside, Way::after, Way::evaluating, Way::beside_split}) {
+      const auto name = "whole" + std::to_string(static_cast<int>(way)) + (streams ? "s" : "");
+      auto options = with(name, {{"train", streams ? stream : numbers(12)}, {"split", numbers(12)}}, false);
+      options.dataset_config = {.datasets_to_split = std::vector<std::string>{"split"}};
+      const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+        auto state = session.state({});
+        auto peek = session.get_dataset_shard().iter_torch_batches({.batch_size = 1});
+        peek.begin();
+        for ([[maybe_unused]] const auto epoch : session.epochs(1)) {
+          std::optional<BatchRange> split;
+          if (way == Way::beside_split) {
+            split.emplace(session.get_dataset_shard("split").iter_torch_batches({.batch_size = 1}));
+            split->begin();
+          }
+          const torch::AutoGradMode mode(way != Way::evaluating);
+          for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4}))
+            if (way != Way::after) session.report({}, state);
+          session.report({}, state);
+        }
+      });
+      EXPECT_EQ(code, way == Way::inside ? 64 : 0) << name << ": " << error_of(result);
+      if (way != Way::inside) continue;
+      for (const char* part : {"\"train\"", "whole on each worker", "after the pass"})
+        EXPECT_NE(error_of(result).find(part), std::string::npos) << part << " in: " << error_of(result);
+    }
+}
+
+/// A program whose data muster does not know: the epochs of each step, over two starts.
+std::vector<std::int64_t> own_data(const std::filesystem::path& storage, const std::string& name, int reports,
+                                   std::int64_t stops_at, bool state_alone) {
+  std::vector<std::int64_t> epochs;
+  for (const bool again : {false, true}) {
+    const auto [code, result] =
+        run({storage, {"--log-level", "warn"}, with(name, {})}, [&](Session& session, const Config&) {
+          auto net = session.prepare_model(torch::nn::Linear(1, 1));
+          std::int64_t reported = 0;
+          auto state = session.state({{"model", net}});
+          EXPECT_EQ(state.restore(), again);
+          for (const auto epoch : session.epochs(3)) {
+            for (int part = 0; part < reports; ++part) {
+              net->forward(at::ones({1, 1})).sum().backward();
+              epochs.push_back(epoch);
+              if (!state_alone) session.report({{"a", 1}});
+              if (state_alone || part + 1 == reports)
+                session.report({{"a", 2}}, state), session.report({{"a", 3}}, state);
+              if (!again && ++reported == stops_at) throw Stop();
+            }
+          }
+        });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+  return epochs;
+}
+
+TEST(Passes, OverOwnDataAreOverWithTheOnlyReportOfAnEpoch) {
+  const auto storage = test::shared_folder();
+  using Epochs = std::vector<std::int64_t>;
+  const auto log_of = [&](const std::string& name) {
+    return detail::read_file(storage / name / "logs" / "rank_00000.log");
+  };
+  const char* const warning = "several times in an epoch";
+  EXPECT_EQ(own_data(storage, "once", 1, 2, true), (Epochs{0, 1, 2})) << "two reports without training between them";
+  EXPECT_EQ(log_of("once").find(warning), std::string::npos);
+  EXPECT_EQ(own_data(storage, "metrics", 2, 4, false), (Epochs{0, 0, 1, 1, 2, 2})) << "a State at the end";
+  EXPECT_EQ(log_of("metrics").find(warning), std::string::npos);
+  EXPECT_EQ(own_data(storage, "several", 3, 2, true), (Epochs{0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2})) << "nothing is lost";
+  const auto log = log_of("several");
+  EXPECT_NE(log.find(warning), std::string::npos) << log;
+  EXPECT_EQ(own_data(storage, "later", 3, 4, true), (Epochs{0, 0, 0, 1, 1, 1, 1, 2, 2, 2})) << "known by then";
+}
+
 /// The train loop of an epoch, validating as told after every second step; the samples that each validation saw.
 std::vector<std::int64_t> validating(const std::filesystem::path& storage, const std::string& name, bool gradients,
                                      bool again, Samples& samples) {

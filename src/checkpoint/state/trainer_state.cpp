@@ -56,6 +56,7 @@ Json to_json(const TrainerState& state) {
           {"epoch", state.epoch},
           {"epoch_complete", state.epoch_complete},
           {"epoch_counted", state.epoch_counted},
+          {"several_reports", state.several_reports},
           {"global_step", state.global_step},
           {"samples_since_report", state.samples_since_report},
           {"time_total_s", state.time_total_s},
@@ -80,6 +81,7 @@ TrainerState trainer_state_from_json(const Json& json) {
   };
   flag_at("epoch_complete", state.epoch_complete);
   flag_at("epoch_counted", state.epoch_counted);
+  flag_at("several_reports", state.several_reports);
   if (const auto at = json.find("time_total_s"); at != json.end()) {
     if (!at->is_number()) refuse("\"time_total_s\"", "is not a number");
     state.time_total_s = at->get<double>();

@@ -14,7 +14,8 @@ struct TrainerState {
   std::int64_t training_iteration = 0;
   std::int64_t epoch = 0;
   bool epoch_complete = true;
-  bool epoch_counted = true;  ///< by session.epochs(), or by the training function; false before
+  bool epoch_counted = true;     ///< by session.epochs(), or by the training function; false before
+  bool several_reports = false;  ///< of a State in one epoch, over data that muster does not know
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;  ///< where it was made between two reports
   double time_total_s = 0;

@@ -207,6 +207,14 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
     pass.number = steps_->next_number();
     ++of.epoch.evaluations;
     evaluated_ = true;
+    pass.whole = !options_.split && options.training && pass.in_loop && at::GradMode::is_enabled();
+    if (pass.whole)
+      steps_->begin_whole_pass({.number = pass.number,
+                                .source = this,
+                                .name = options_.name,
+                                .plan = pass.plan,
+                                .resumable = false,
+                                .in_loop = true});
     return pass;
   }
   if (const auto other = trained_by_.lock(); under_way() && other && other != loader)
@@ -275,6 +283,7 @@ void Cursor::end_batch(const Pass& pass) {
 }
 
 void Cursor::end_pass(const Pass& pass) {
+  if (pass.whole) steps_->end_pass(pass.number);
   if (!pass.training) return;
   if (auto& of = passes(pass.in_loop); of.last.under_way && pass.number == of.last.number) finish(of);
   steps_->end_pass(pass.number);

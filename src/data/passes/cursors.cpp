@@ -76,7 +76,7 @@ void Cursors::restore(const std::string& name, const Json& position, bool comple
     cursor->second->restore(position, complete);
 }
 
-bool Cursors::epoch_complete() const {
+std::optional<bool> Cursors::epoch_complete() const {
   bool data = false, unfinished = false;
   bool passed = steps->looped && !steps->in_loop;  // the loop is over
   for (const auto& [name, cursor] : cursors_) {
@@ -91,7 +91,8 @@ bool Cursors::epoch_complete() const {
     passed = passed || saved.position.value("passes", 0) > 0;
     unfinished = unfinished || saved.position.value("consumed", 0) > 0 || saved.position.contains("outside");
   }
-  return !unfinished && (passed || !data);
+  if (!data) return {};
+  return !unfinished && passed;
 }
 
 std::string Cursors::not_taken_up(bool in_loop) const {

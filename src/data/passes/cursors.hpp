@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ struct Pass {
   bool training = false;  ///< counted: it has a position, and its batches weigh gradients
   bool was = false;       ///< it was finished before the run was stopped, and comes back empty
   bool in_loop = false;   ///< it began inside the loop over the epochs
+  bool whole = false;     ///< it is open for the steps although every rank sees all of the data
   std::int64_t epoch = 0;
   std::int64_t number = 0;  ///< which pass of the session it is; 0 until it has begun
 
@@ -178,8 +180,9 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   /// Positions by name, of this epoch, as JSON; and back, before or after a name is added.
   Json positions() const;
   void restore(const std::string& name, const Json& position, bool complete);
-  /// Whether every training pass that was begun in this epoch is over, and there was one if there is data.
-  bool epoch_complete() const;
+  /// Whether every training pass that was begun in this epoch is over, and there was one; none where there is no data
+  /// whose passes make an epoch.
+  std::optional<bool> epoch_complete() const;
   /// What was in the middle of a pass of that kind when the run was saved, has given passes that came back empty since,
   /// and has not come to that one; empty if nothing.
   std::string not_taken_up(bool in_loop) const;
