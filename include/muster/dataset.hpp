@@ -318,6 +318,10 @@ class BatchRange {
 /// loop, at every start or on a fresh one alone, change nothing in where a run goes on. Inside the loop an epoch makes
 /// the same passes at every start; an epoch that ends before the pass in whose middle the run was saved is an Error.
 ///
+/// Between two starts the number of workers, batch sizes and `shuffle` may change: a pass in the middle is brought to
+/// its end in the order that it began with, and the next one has the new order. The names of datasets and the number of
+/// their samples stay.
+///
 /// Only one training pass over a shard can be saved at a time. A report with a State is an Error while another one has
 /// begun before the first was over (two side by side, or one inside a batch of the other), and no stop is obeyed there.
 /// Two names for the same data in the trainer's datasets have a position each; an inner pass that is begun with

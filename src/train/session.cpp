@@ -69,6 +69,11 @@ Epochs::iterator& Epochs::iterator::operator++() {
                     "finished then came back empty, and no other came",
                 "Make the same passes in an epoch at every start; what only a fresh start does belongs before the loop "
                 "over session.epochs(), or under torch::NoGradGuard");
+  if (const auto name = session_->data.cursors->not_taken(); !name.empty() && session_->workers.is_first())
+    detail::log::warn("data \"" + name + "\": epoch " + std::to_string(epoch_) +
+                      ", in whose middle the run was saved, has ended and nobody has taken these data since the start. "
+                      "If they have another name now, what the epoch had taken of them has come again: names stay the "
+                      "same between starts");
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
   if (epoch_ + 1 >= session_->counters.epochs) {

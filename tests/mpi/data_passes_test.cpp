@@ -438,6 +438,65 @@ TEST(Passes, OverOwnDataAreOverWithTheOnlyReportOfAnEpoch) {
   EXPECT_EQ(own_data(storage, "later", 3, 4, true), (Epochs{0, 0, 0, 1, 1, 1, 1, 2, 2, 2})) << "known by then";
 }
 
+TEST(Passes, OfAnotherOrderAfterARestartStillTakeEachSampleOnce) {
+  const auto storage = test::shared_folder();
+  const BatchOptions plain{.global_batch_size = 4}, shuffled{.global_batch_size = 4, .shuffle = true},
+      locally{.global_batch_size = 4, .local_shuffle_buffer_size = 9},
+      seeded{.global_batch_size = 4, .local_shuffle_buffer_size = 9, .local_shuffle_seed = 7};
+  int number = 0;
+  for (const auto& [before, after] : {std::pair(plain, shuffled),
+                                      {shuffled, plain},
+                                      {plain, locally},
+                                      {locally, plain},
+                                      {locally, seeded},
+                                      {shuffled, locally}}) {
+    const auto name = "order" + std::to_string(number++);
+    Samples samples;
+    for (const bool again : {false, true}) {
+      const auto [code, result] =
+          run({storage, {"--log-level", "warn"}, with(name, {{"train", numbers(30)}})},
+              [&](Session& session, const Config&) {
+                auto state = session.state({});
+                EXPECT_EQ(state.restore(), again);
+                for ([[maybe_unused]] const auto epoch : session.epochs(1))
+                  for (auto& batch : session.get_dataset_shard().iter_torch_batches(again ? after : before)) {
+                    append(samples, batch["i"], batch.size());
+                    if (again || session.global_step() != 3) continue;
+                    session.report({}, state);
+                    throw Stop();
+                  }
+              });
+      EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+    }
+    EXPECT_EQ(of_all(samples), indices(30)) << name;
+    const auto log = detail::read_file(storage / name / "logs" / "rank_00000.log");
+    EXPECT_NE(log.find("in the order that it began with"), std::string::npos) << name << ": " << log;
+  }
+}
+
+TEST(Passes, DataThatHaveAnotherNameAfterARestartAreNamed) {
+  const auto storage = test::shared_folder();
+  for (const bool again : {false, true}) {
+    const std::string name = again ? "renamed" : "first_name";
+    const auto [code, result] = run(
+        {storage, {"--log-level", "warn"}, with("names", {{name, numbers(12)}})}, [&](Session& session, const Config&) {
+          auto state = session.state({});
+          EXPECT_EQ(state.restore(), again);
+          for ([[maybe_unused]] const auto epoch : session.epochs(3))
+            for ([[maybe_unused]] auto& batch :
+                 session.get_dataset_shard(name).iter_torch_batches({.global_batch_size = 4})) {
+              if (again) continue;
+              session.report({}, state);
+              throw Stop();
+            }
+        });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+  const auto log = detail::read_file(storage / "names" / "logs" / "rank_00000.log");
+  EXPECT_NE(log.find("\"first_name\""), std::string::npos) << log;
+  EXPECT_EQ(log.find("names stay the same"), log.rfind("names stay the same")) << "once";
+}
+
 /// The train loop of an epoch, validating as told after every second step; the samples that each validation saw.
 std::vector<std::int64_t> validating(const std::filesystem::path& storage, const std::string& name, bool gradients,
                                      bool again, Samples& samples) {

@@ -39,6 +39,10 @@ void check_position(const std::string& name, const Json& position, bool outside 
     number_at(position, where, key, most_epochs);
   number_at(position, where, "window", most_samples);
   number_at(position, where, "seed", ~std::uint64_t{0});
+  if (position.contains("window_seed") && !position["window_seed"].is_null())
+    number_at(position, where, "window_seed", ~std::uint64_t{0});
+  if (position.contains("shuffle") && !position["shuffle"].is_null() && !position["shuffle"].is_boolean())
+    refuse(where + "\"shuffle\"", "is neither true nor false");
   const auto samples = number_at(position, where, "samples", most_samples);
   const auto consumed = number_at(position, where, "consumed", most_samples);
   const auto batch = number_at(position, where, "global_batch_size", most_samples);

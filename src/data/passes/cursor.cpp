@@ -78,6 +78,8 @@ Json Cursor::Passes::position() const {
           {"asides", epoch.evaluations},
           {"consumed", last.consumed},
           {"window", last.window},
+          {"shuffle", last.shuffle ? Json(*last.shuffle) : Json()},
+          {"window_seed", last.window_seed ? Json(*last.window_seed) : Json()},
           {"global_batch_size", last.global_batch},
           {"workers", last.workers},
           {"samples", last.samples}};
@@ -108,6 +110,9 @@ void Cursor::Passes::restore(const Json& position) {
   skipped = false;
   last.outside = last.consumed > 0 && !position.value("inside", false);
   last.window = position.at("window");
+  const auto known = [&](const char* key) { return position.contains(key) && !position.at(key).is_null(); };
+  last.shuffle = known("shuffle") ? std::optional<bool>(position.at("shuffle")) : std::nullopt;
+  last.window_seed = known("window_seed") ? std::optional<std::uint64_t>(position.at("window_seed")) : std::nullopt;
   last.samples = position.at("samples");
   last.under_way = false;
 }
@@ -171,6 +176,8 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);
     if (!last.under_way && last.consumed > 0) {  // goes on
       order.window = last.window;
+      order.shuffle = last.shuffle.value_or(options.shuffle);
+      order.window_seed = last.window_seed.value_or(order.window_seed);
       pass.position = last.consumed;
     }
   }
@@ -197,6 +204,18 @@ void Cursor::say_if_steps_changed(Passes& of, const Pass& pass, const BatchOptio
   log::warn(what + "a step now takes " + std::to_string(pass.plan.global_batch) + " samples over " +
             std::to_string(options_.share.total) + " workers, it took " + std::to_string(last.global_batch) +
             " before the restart; global_batch_size keeps it the same at any number of workers");
+}
+
+void Cursor::say_if_order_changed(const LastPass& last, const BatchOptions& options) const {
+  const bool shuffle = last.shuffle.value_or(options.shuffle) != options.shuffle;
+  const bool window = (last.window > 0) != options.local_shuffle_buffer_size.has_value();
+  const auto seed = options.local_shuffle_seed.value_or(options_.seed);
+  const bool window_seed = last.window > 0 && !window && last.window_seed.value_or(seed) != seed;
+  if (!shuffle && !window && !window_seed) return;
+  const auto changed = shuffle ? "shuffle" : window ? "local_shuffle_buffer_size" : "local_shuffle_seed";
+  log::warn(named() + changed +
+            " is another than when the run was saved in the middle of a pass. The rest of that pass comes in the order "
+            "that it began with, so that each sample comes once; the next pass has the order of now");
 }
 
 Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader) {
@@ -250,10 +269,14 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
                 "Resume with the same files, or start a new run");
   if (options_.weighs()) say_if_steps_changed(of, pass, options);
   const bool goes_on = last.consumed > 0;
+  if (goes_on) say_if_order_changed(last, options);
   last = {.number = pass.number,
           .under_way = true,
           .consumed = last.consumed,
           .window = goes_on ? last.window : window_of(options, options_.share),
+          .shuffle = goes_on && last.shuffle ? last.shuffle : options.shuffle,
+          .window_seed =
+              goes_on && last.window_seed ? last.window_seed : options.local_shuffle_seed.value_or(options_.seed),
           .global_batch = pass.plan.global_batch,
           .workers = options_.batches_in_step(),
           .samples = count,

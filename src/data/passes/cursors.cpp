@@ -101,4 +101,12 @@ std::string Cursors::not_taken_up(bool in_loop) const {
   return {};
 }
 
+std::string Cursors::not_taken() const {
+  for (const auto& [name, saved] : early_)
+    if (!saved.complete && saved.position.is_object() &&
+        (saved.position.value("finished", 0) > 0 || saved.position.value("consumed", 0) > 0))
+      return name;
+  return {};
+}
+
 }  // namespace muster::detail::data

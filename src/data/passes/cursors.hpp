@@ -112,11 +112,13 @@ class Cursor {
   struct LastPass {
     std::int64_t number = 0;  ///< 0: none was begun here
     bool under_way = false;
-    std::int64_t consumed = 0;      ///< samples that it has taken, or that a restored one had
-    std::int64_t window = 0;        ///< of its local shuffle: depends on the number of workers when it began
-    std::int64_t global_batch = 0;  ///< of its steps
-    int workers = 0;                ///< as many times batch_size are in them; 0: not known
-    std::int64_t samples = 0;       ///< of the dataset, as it began
+    std::int64_t consumed = 0;         ///< samples that it has taken, or that a restored one had
+    std::int64_t window = 0;           ///< of its local shuffle: depends on the number of workers when it began
+    std::optional<bool> shuffle = {};  ///< none: not known
+    std::optional<std::uint64_t> window_seed = {};  ///< of its local shuffle; none: not known
+    std::int64_t global_batch = 0;                  ///< of its steps
+    int workers = 0;                                ///< as many times batch_size are in them; 0: not known
+    std::int64_t samples = 0;                       ///< of the dataset, as it began
     // Where it stands among the others.
     std::vector<step::BatchOfPass> others = {};  ///< the batches in hand when it began
     bool late = false;                           ///< one of them was not the first of its pass
@@ -146,6 +148,7 @@ class Cursor {
   void finish(Passes& of);
   std::string named() const;  ///< the beginning of a message about it
   void say_if_steps_changed(Passes& of, const Pass& pass, const BatchOptions& options);
+  void say_if_order_changed(const LastPass& last, const BatchOptions& options) const;
 
   CursorOptions options_;
   std::weak_ptr<Cursors> owner_;
@@ -186,6 +189,9 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   /// What was in the middle of a pass of that kind when the run was saved, has given passes that came back empty since,
   /// and has not come to that one; empty if nothing.
   std::string not_taken_up(bool in_loop) const;
+  /// The data that this epoch had passes over when the run was saved, and that nobody has taken since; empty if
+  /// nothing.
+  std::string not_taken() const;
 
  private:
   struct Saved {
