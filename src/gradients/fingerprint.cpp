@@ -18,13 +18,41 @@ namespace muster::detail::gradients {
 namespace {
 
 constexpr std::int64_t of_each = 4;  ///< on the CPU, where they cost nothing
-constexpr std::size_t marked_lines = 64, line_bytes = 64;
+constexpr std::size_t line_bytes = 64, least_lines = 64;
+constexpr std::size_t largest_piece = 4096;  ///< of a large gradient one line of each: 1/64 of the memory is read
+
+std::uint64_t mix(std::uint64_t value) {
+  value *= 0x9e3779b97f4a7c15;
+  return value ^ value >> 32;
+}
 
 /// Where the element stands that lies about `part` of the way along every dimension.
 std::int64_t offset_at(const at::Tensor& tensor, std::int64_t part) {
   std::int64_t offset = 0;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) offset += tensor.size(d) * part / of_each * tensor.stride(d);
   return offset;
+}
+
+/// Of the first cache line, the last one, and one of each piece between. It lies elsewhere in every piece, as lines at
+/// equal distances could be the same columns of all rows.
+std::uint64_t hash_of_samples(const char* bytes, std::size_t count) {
+  constexpr std::size_t words = line_bytes / sizeof(std::uint64_t), ahead = 8;
+  const auto lines = std::min(count / least_lines, largest_piece) / line_bytes;  // of a piece
+  const auto piece = lines * line_bytes;
+  const auto line_of = [&](std::size_t number) { return bytes + number * piece + mix(number) % lines * line_bytes; };
+  std::uint64_t hashes[words] = {};  // several, which need not wait for each other
+  const auto add = [&](const char* line) {
+    std::uint64_t values[words];
+    std::memcpy(values, line, line_bytes);
+    for (std::size_t w = 0; w < words; ++w) hashes[w] = mix(hashes[w] ^ values[w]);
+  };
+  add(bytes);
+  for (std::size_t number = 0; (number + 1) * piece <= count; ++number) {
+    __builtin_prefetch(line_of(number + ahead));
+    add(line_of(number));
+  }
+  add(bytes + count - line_bytes);
+  return hash_of(hashes, sizeof hashes, count);
 }
 
 template <class T>
@@ -69,19 +97,14 @@ GradientMark::GradientMark(const at::Tensor& gradient)
   if (!gradient.is_cpu() || !gradient.is_non_overlapping_and_dense()) return;
   const auto* const bytes = static_cast<const char*>(data_);
   const auto count = gradient.nbytes();
-  if (count <= marked_lines * line_bytes) {
+  if (count <= least_lines * line_bytes) {
     hash_ = hash_of(bytes, count);
     return;
   }
-  for (std::size_t line = 0; line < marked_lines; ++line)
-    hash_ = hash_of(bytes + (count - line_bytes) / (marked_lines - 1) * line, line_bytes, hash_);
+  hash_ = hash_of_samples(bytes, count);
 }
 
 std::uint64_t hash_of(const void* memory, std::size_t bytes, std::uint64_t seed) {
-  const auto mix = [](std::uint64_t value) {
-    value *= 0x9e3779b97f4a7c15;
-    return value ^ value >> 32;
-  };
   const auto* at = static_cast<const char*>(memory);
   auto hash = mix(seed + bytes);
   for (; bytes > 0;) {

@@ -1,5 +1,6 @@
 // Prepared optimizers: fused with the averaging, they do what torch's own do.
 #include "checkpoint/state/stateful.hpp"
+#include "gradients/fingerprint.hpp"
 #include "muster/error.hpp"
 #include "muster/mixed_precision.hpp"
 #include "muster/state.hpp"
@@ -1058,6 +1059,29 @@ TEST(AFusedOptimizer, RefusesGradientsThatWereChangedByHand) {
       whole->step();
     }
   });
+}
+
+TEST(GradientMark, SeesWhatIsWrittenBehindTorchsBack) {
+  using gradients::GradientMark;
+  for (const std::int64_t rows : {1, 3, 64, 1024}) {
+    SCOPED_TRACE(rows);
+    const auto gradient = at::sin(at::arange(rows * 1024).to(at::kFloat)).view({rows, 1024}).clone();
+    const auto sees = [&](const std::function<void(at::Tensor)>& change) {
+      const GradientMark mark(gradient);
+      EXPECT_TRUE(mark == GradientMark(gradient));
+      change(gradient.data());
+      return !(mark == GradientMark(gradient));
+    };
+    EXPECT_TRUE(sees([](at::Tensor g) { g.clamp_(-0.9, 0.9); }));
+    EXPECT_TRUE(sees([](at::Tensor g) { g.neg_(); }));
+    EXPECT_TRUE(sees([](at::Tensor g) { g.view({-1}).narrow(0, 0, 1).add_(1); }));
+    EXPECT_TRUE(sees([](at::Tensor g) { g.view({-1}).narrow(0, -1, 1).add_(1); }));
+    for (std::int64_t row = 0; row + 2 <= rows; row += 7)
+      EXPECT_TRUE(sees([&](at::Tensor g) { g.narrow(0, row, 2).mul_(0.5); })) << "rows from " << row;
+    // A large gradient has enough lines that some are in any column.
+    for (std::int64_t column = 0; rows >= 1024 && column < 1024; column += 31)
+      EXPECT_TRUE(sees([&](at::Tensor g) { g.select(1, column).add_(1); })) << "column " << column;
+  }
 }
 
 TEST(AFusedOptimizer, ClipsAfterUnscaling) {
