@@ -32,6 +32,7 @@ const char* remedy_of(int error) noexcept {
       return "Remove it, or choose another path";
     case EIO:
     case ESTALE:
+    case ETIMEDOUT:
       return "Look after the disk or the file server, then try again";
     case EMFILE:
     case ENFILE:

@@ -1,8 +1,10 @@
 #include "hdf5/file.hpp"
 
+#include "base/file.hpp"
 #include "base/number.hpp"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -30,6 +32,16 @@ herr_t close_written(hid_t file) {
   return -1;
 }
 
+[[noreturn]] void refuse_to_open(const std::string& doing, int error) {
+  const bool forbidden = error == EACCES || error == EPERM;
+  const auto code = forbidden ? ExitCode::data : code_of_reading(error);
+  throw Error(code, doing, std::strerror(error),
+              error == ENOENT           ? "Check the path; `muster convert` makes datasets"
+              : code == ExitCode::retry ? retry_reading
+              : forbidden               ? "Check the permissions"
+                                        : "Check the path");
+}
+
 }  // namespace
 
 Place::Place(const std::string& text) : path(text), group("/") {
@@ -47,23 +59,20 @@ Handle open_file(const std::filesystem::path& path) {
   const Lock lock;
   const std::string doing = "opening " + path.string();
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0)
-    throw Error(ExitCode::data, doing, std::strerror(errno),
-                errno == ENOENT ? "Check the path; `muster convert` makes datasets" : "Check the permissions");
+  if (::stat(path.c_str(), &status) != 0 || ::access(path.c_str(), R_OK) != 0) refuse_to_open(doing, errno);
   if (S_ISDIR(status.st_mode)) throw Error(ExitCode::data, doing, "it is a folder", "Name an HDF5 file");
   const htri_t is_hdf5 = H5Fis_hdf5(path.c_str());
-  if (is_hdf5 <= 0) {
-    H5Eclear2(H5E_DEFAULT);
-    throw Error(ExitCode::data, doing, is_hdf5 == 0 ? "it is not an HDF5 file" : "it cannot be read",
-                "`muster convert` makes one from idx, npy or csv");
-  }
+  if (is_hdf5 < 0) check(is_hdf5, doing);
+  if (is_hdf5 == 0)
+    throw Error(ExitCode::data, doing, "it is not an HDF5 file", "`muster convert` makes one from idx, npy or csv");
   const auto access = file_access(doing, ExitCode::data);
   check(H5Pset_fapl_sec2(access.get()), doing);
   const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get());
   if (file < 0) {
-    const auto reason = last_error();
-    const bool truncated = reason.find("truncated") != std::string::npos;
-    throw Error(ExitCode::data, doing, truncated ? "the file is truncated" : reason, "Make or copy it anew");
+    const auto reason = last_reason();
+    if (reason.code == ExitCode::retry) throw Error(reason.code, doing, reason.text, retry_reading);
+    const bool truncated = reason.text.find("truncated") != std::string::npos;
+    throw Error(ExitCode::data, doing, truncated ? "the file is truncated" : reason.text, "Make or copy it anew");
   }
   return {file, H5Fclose};
 }

@@ -1,5 +1,9 @@
 #include "hdf5/handle.hpp"
 
+#include "base/file.hpp"
+
+#include <cstdio>
+
 namespace muster::detail::hdf5 {
 
 Lock::Lock() {
@@ -25,7 +29,7 @@ void Handle::close(std::string_view doing) {
   if (id >= 0) check(close_(id), doing, ExitCode::retry);
 }
 
-std::string last_error() {
+Reason last_reason() {
   std::string text;
   H5Ewalk2(
       H5E_DEFAULT, H5E_WALK_UPWARD,
@@ -36,18 +40,26 @@ std::string last_error() {
       &text);
   H5Eclear2(H5E_DEFAULT);
   // Where the system refused, its word is what a reader needs; HDF5 wraps it in addresses and a time of two lines.
+  int error = 0;
+  if (const auto number = text.find("errno = "); number != std::string::npos)
+    std::sscanf(text.c_str() + number, "errno = %d", &error);
   constexpr std::string_view before = "error message = '";
   if (const auto begin = text.find(before); begin != std::string::npos) {
     const auto end = text.find('\'', begin + before.size());
     text = text.substr(begin + before.size(), end - begin - before.size());
   }
-  return text.empty() ? "HDF5 gives no reason" : text;
+  return {.text = text.empty() ? "HDF5 gives no reason" : text,
+          .code = error == 0 ? ExitCode::data : code_of_reading(error)};
 }
 
+std::string last_error() { return last_reason().text; }
+
 std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code) {
-  if (status < 0)
-    throw Error(code, doing, last_error(), code == ExitCode::retry ? "Check the space and the permissions there" : "");
-  return status;
+  if (status >= 0) return status;
+  const auto reason = last_reason();
+  if (code == ExitCode::retry) throw Error(code, doing, reason.text, "Check the space and the permissions there");
+  const bool of_the_disk = code == ExitCode::data && reason.code == ExitCode::retry;
+  throw Error(of_the_disk ? reason.code : code, doing, reason.text, of_the_disk ? retry_reading : "");
 }
 
 Handle part_of(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code) {

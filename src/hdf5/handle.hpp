@@ -1,6 +1,6 @@
 // HDF5 as muster calls it: handles that close themselves and calls that are checked. HDF5 is not thread-safe here: take
 // hdf5::Lock around any use of this room, and never hold it while waiting for anything else. Errors are muster::Error
-// with ExitCode::data when reading, ExitCode::retry when writing.
+// with ExitCode::data when reading what cannot be, ExitCode::retry when writing or where the disk could not be read.
 #pragma once
 
 #include "muster/error.hpp"
@@ -51,10 +51,22 @@ class Handle {
   Close close_ = nullptr;
 };
 
-/// HDF5's innermost message (the system's word where a call failed), or "HDF5 gives no reason"; clears the stack.
+/// The remedy where the disk could not be read.
+inline constexpr const char* retry_reading = "Look after the disk or the file server, then try again";
+
+/// Why a call of HDF5 has failed.
+struct Reason {
+  std::string text;  ///< HDF5's innermost message (the system's word where a system call failed)
+  ExitCode code;     ///< if it was a reading call: code_of_reading() where a system call failed, else data
+};
+
+/// What HDF5's error stack says, or "HDF5 gives no reason"; clears the stack.
+Reason last_reason();
+/// The text of last_reason().
 std::string last_error();
 
-/// Throws Error(code, doing, last_error()) if `status` (an herr_t, hid_t, htri_t, …) is negative; returns it otherwise.
+/// Throws an Error with last_error() if `status` (an herr_t, hid_t, htri_t, …) is negative; returns it otherwise. The
+/// code is `code`, but ExitCode::retry where the disk could not be read.
 std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = ExitCode::data);
 
 /// What `get` (H5Dget_type, H5Dget_space or H5Dget_create_plist) gives of a dataset.

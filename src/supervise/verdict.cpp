@@ -32,10 +32,7 @@ int code_of(const End& end) {
 }
 
 bool is_failure(const End& end, bool stop_wished) {
-  using enum ExitCode;
-  constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};
-  return !stop_wished && !end.words.stopped &&
-         std::find(final_ones.begin(), final_ones.end(), static_cast<ExitCode>(code_of(end))) == final_ones.end();
+  return !stop_wished && !end.words.stopped && train::may_help(static_cast<ExitCode>(code_of(end)));
 }
 
 bool is_preemption(const End& end) {

@@ -7,6 +7,8 @@
 #include "train/fit.hpp"
 #include "train/open_session.hpp"
 
+#include <thread>
+
 namespace muster::detail::train {
 namespace {
 
@@ -44,6 +46,15 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
     end.stopped = ended.stop.stopped;
     if (ended.numbers) end.goes_back = ended.numbers->goes_back();
     throw;
+  }
+}
+
+/// Waits before the next attempt, less where a stop is asked for: the attempt then ends as it does. Collective.
+void pause_between(const Plan& plan, std::chrono::seconds time) {
+  constexpr std::chrono::milliseconds slice{100};
+  for (std::chrono::milliseconds waited{}; waited < time; waited += slice) {
+    std::this_thread::sleep_for(slice);
+    if (plan.world().all_reduce(std::int64_t{plan.launch.stop_requested()}, ReduceOp::max) != 0) return;
   }
 }
 
@@ -133,11 +144,14 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
       return {.error = error};
     }
     tell_callbacks(plan, std::move(errors));
-    if (error->code() == ExitCode::usage || !count.add(max_failures)) return {.error = error};
+    if (!may_help(error->code()) || !count.add(max_failures)) return {.error = error};
+    const auto pause = back_off(count.failures());
     if (world.rank() == 0)
-      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint (failure " +
+      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint" +
+                (pause.count() > 0 ? " in " + std::to_string(pause.count()) + " s" : "") + " (failure " +
                 std::to_string(count.failures().count) +
                 (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+    pause_between(plan, pause);
   }
 }
 

@@ -3,9 +3,9 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "checkpoint/tier.hpp"
-#include "muster/error.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace muster::detail::train {
 namespace {
@@ -15,6 +15,12 @@ constexpr std::chrono::seconds longest_wait{60};
 std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
 
 }  // namespace
+
+bool may_help(ExitCode code) noexcept {
+  using enum ExitCode;
+  constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};
+  return std::ranges::find(final_ones, code) == final_ones.end();
+}
 
 std::chrono::seconds back_off(const Failures& failures) noexcept {
   if (failures.count < 2) return {};

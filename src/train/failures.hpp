@@ -5,6 +5,8 @@
 // failure before: whatever the run did in between will not be done over.
 #pragma once
 
+#include "muster/error.hpp"
+
 #include <chrono>
 #include <filesystem>
 #include <optional>
@@ -21,6 +23,9 @@ struct Failures {
   /// Whether FailureConfig::max_failures, or --max-failures, lets it be tried again. -1 always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
+
+/// Whether trying again may help after that end: not where the same flags, files and data end in the same way.
+bool may_help(ExitCode code) noexcept;
 
 /// How long to wait before the job is started again: the first time not at all, then 1, 2, 4 … s, at most a minute.
 std::chrono::seconds back_off(const Failures& failures) noexcept;

@@ -292,6 +292,19 @@ TEST(Train, FailuresAreCountedAnewAfterProgress) {
   EXPECT_EQ(attempts, 2);
 }
 
+TEST(Train, WhatTheDataAreIsNotTriedAgain) {
+  auto options = with_line("of_the_data");
+  options.run_config.failure_config.max_failures = -1;
+  int attempts = 0;
+  const auto train = [&](Session& session, const Config&) {
+    if (++attempts < 5 && session.world_rank() == 0)
+      throw Error(ExitCode::data, "reading x.h5", "it is truncated", "Make it anew");
+    session.barrier();
+  };
+  EXPECT_EQ(run({test::shared_folder(), {}, options}, train).first, 65);
+  EXPECT_EQ(attempts, 1);
+}
+
 TEST(Train, SparesGetTheSameResult) {
   auto options = with_line("spares");
   options.scaling_config.num_workers = 1;

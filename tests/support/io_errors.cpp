@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -91,6 +92,10 @@ ssize_t pread(int descriptor, void* into, size_t bytes, off_t offset) {
 ssize_t pread64(int descriptor, void* into, size_t bytes, off64_t offset) {
   static auto* const real = original<ssize_t(int, void*, size_t, off64_t)>("pread64");
   return fails("pread", descriptor) ? -1 : real(descriptor, into, bytes, offset);
+}
+ssize_t preadv(int descriptor, const iovec* into, int count, off_t offset) {
+  static auto* const real = original<ssize_t(int, const iovec*, int, off_t)>("preadv");
+  return fails("preadv", descriptor) ? -1 : real(descriptor, into, count, offset);
 }
 int fstat(int descriptor, struct stat* into) noexcept {
   static auto* const real = original<int(int, struct stat*)>("fstat");

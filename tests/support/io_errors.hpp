@@ -6,8 +6,8 @@
 
 namespace muster::test {
 
-/// While it lives, `call` (open, fstat, lstat, pread, madvise, opendir, rmdir, renameat2) fails with `error` on every
-/// path that ends with `name`. One at a time.
+/// While it lives, `call` (open, fstat, lstat, pread, preadv, madvise, opendir, rmdir, renameat2) fails with `error` on
+/// every path that ends with `name`. One at a time.
 class IoError {
  public:
   IoError(std::string call, std::string name, int error);

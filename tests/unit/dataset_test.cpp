@@ -3,6 +3,7 @@
 #include "hdf5/types.hpp"
 #include "muster/error.hpp"
 #include "support/hdf5_fixture.hpp"
+#include "support/io_errors.hpp"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -12,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -356,6 +358,23 @@ TEST(BadFiles, NothingLeadsOutside) {
   expect_refused(folder.file("dangling.h5"), {"dangling.h5:/y", "leads nowhere"});
   expect_refused(folder.file("external.h5"), {"external.h5:/y", "external storage"});
   expect_refused(folder.file("virtual.h5"), {"virtual.h5:/y", "virtual"});
+}
+
+TEST(BadFiles, AnErrorOfTheDiskIsNotOfTheData) {
+  const Folder folder;
+  H5File(folder.file("plain.h5")).columns(100);
+  H5File(folder.file("packed.h5")).columns(100, 0, {.chunk = 7, .deflate = 1});
+  for (const int error : {EIO, ESTALE, ETIMEDOUT}) {
+    const auto word = std::strerror(error);
+    for (const auto& [file, call] : {std::pair("plain.h5", "preadv"), std::pair("packed.h5", "pread")}) {
+      const Dataset dataset(folder.file(file));
+      EXPECT_EQ(dataset.count(), 100);
+      const test::IoError sick(call, file, error);
+      expect_parts(error_of([&] { dataset.read(Samples{0, 99}); }, ExitCode::retry), {file, word, "try again"});
+    }
+    const test::IoError sick("pread", "plain.h5", error);
+    expect_parts(error_of([&] { Dataset(folder.file("plain.h5")).count(); }, ExitCode::retry), {word, "try again"});
+  }
 }
 
 TEST(BadFiles, AreTriedAgain) {

@@ -23,8 +23,7 @@ void read_pieces(const File& file, std::vector<iovec>& pieces, std::int64_t offs
     const auto got = ::preadv(file.descriptor(), pieces.data() + next,
                               static_cast<int>(std::min(most_pieces, pieces.size() - next)), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      throw Error(ExitCode::data, "reading " + shown, std::strerror(errno), "Check the disk and the network to it");
+    if (got < 0) throw Error(code_of_reading(errno), "reading " + shown, std::strerror(errno), hdf5::retry_reading);
     if (got == 0)
       throw Error(ExitCode::data, "reading " + shown, "the file became shorter while it was in use",
                   "Leave a dataset alone while it is read");

@@ -35,7 +35,8 @@ struct StreamPlan {
   ColumnTypes dtypes = {};  ///< that columns are converted to afterwards
 };
 
-/// Columns that can be read by the sample. Thread-safe; errors are muster::Error with ExitCode::data.
+/// Columns that can be read by the sample. Thread-safe; errors are muster::Error with ExitCode::data, or
+/// ExitCode::retry where the disk could not be read.
 class Source {
  public:
   virtual ~Source() = default;
