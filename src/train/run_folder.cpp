@@ -9,13 +9,16 @@
 #include "train/failures.hpp"
 #include "train/params.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <map>
 #include <random>
 #include <set>
 #include <thread>
@@ -48,20 +51,40 @@ std::string numbered_name(const std::string& name, int number) {
   return number == 1 ? name : name + "_" + std::to_string(number);
 }
 
-/// A name that is free; or, where Slurm or `muster run` has started the program again, the one that it had before: of
-/// several runs of a program, the first has the first name.
+/// Whether this process has the folder now: it is new, or an earlier start of the same `muster run` has had it, or one
+/// from before Slurm queued the job again.
+bool take(const std::filesystem::path& folder) {
+  const auto supervisor = launch::supervisor();
+  if (supervisor && read_failures(folder, supervisor->id)) return true;
+  const bool is_new = claim(folder);
+  const char* const restarts = std::getenv("SLURM_RESTART_COUNT");
+  if (std::getenv("SLURM_JOB_ID") == nullptr || restarts == nullptr || std::atoi(restarts) == 0) return is_new;
+  // Of several starts in a job that was queued again each takes another folder: the one that makes this file has it.
+  const auto mark = folder / (std::string(".slurm_restart.") + restarts);
+  const int descriptor = ::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor >= 0) ::close(descriptor);
+  return descriptor >= 0 || errno != EEXIST;
+}
+
+/// PROGRAM_JOB in a job of Slurm, PROGRAM_JOB.2, … for later starts of the program in it; else PROGRAM_TIME. Later runs
+/// of the same process have a number behind it.
 std::string default_name(const std::string& program, const std::filesystem::path& storage) {
-  static std::set<std::filesystem::path> taken;  // by this process
+  static std::map<std::filesystem::path, std::string> of_this_start;  // [storage] in a job of Slurm
+  static std::set<std::filesystem::path> taken;                       // by this process
   const char* const job = std::getenv("SLURM_JOB_ID");
   const auto supervisor = launch::supervisor();
-  const auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
-  const auto take = [&](const std::string& name) {
-    const auto folder = storage / name;
-    if (taken.contains(folder)) return false;
-    return job != nullptr || claim(folder) || (supervisor && read_failures(folder, supervisor->id).has_value());
-  };
+  auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
+  if (job != nullptr) {
+    auto& own = of_this_start[storage];
+    for (int start = 1; own.empty(); ++start) {
+      const auto name = start == 1 ? first : first + "." + std::to_string(start);
+      if (take(storage / name)) own = name;
+    }
+    first = own;
+  }
   auto name = first;
-  for (int i = 2; !take(name); ++i) name = numbered_name(first, i);
+  const auto is_free = [&] { return !taken.contains(storage / name) && (job != nullptr || take(storage / name)); };
+  for (int i = 2; !is_free(); ++i) name = numbered_name(first, i);
   taken.insert(storage / name);
   return name;
 }

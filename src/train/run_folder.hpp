@@ -23,10 +23,11 @@ std::filesystem::path whole_path(const std::filesystem::path& path);
 /// STORAGE/NAME, locked by this job while this lives. The same on every rank; rank 0 writes.
 class RunFolder {
  public:
-  /// Chooses the name (flag, then RunConfig, then program and Slurm job or time), makes the folder, locks it (an
-  /// Error if another job has it), makes sure that every node sees the same storage, and removes what an interrupted
-  /// job has left of files that it was writing. `trainer`: its number in the launch (Launch::number_trainer), which is
-  /// added to the flag's name from the second on. Collective over the world.
+  /// Chooses the name (flag, then RunConfig, then program and Slurm job or time; a start in a Slurm job has a name of
+  /// its own, unless Slurm has queued the job again or `muster run` has started it again), makes the folder, locks it
+  /// (an Error if another job has it), makes sure that every node sees the same storage, and removes what an
+  /// interrupted job has left of files that it was writing. `trainer`: its number in the launch
+  /// (Launch::number_trainer), which is added to the flag's name from the second on. Collective over the world.
   RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer = 1);
 
   /// Gives up the lock: others may have the folder, and this is read alone. On every rank.
