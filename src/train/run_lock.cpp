@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
+#include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
 
@@ -20,7 +21,7 @@
 namespace muster::detail::train {
 namespace {
 
-constexpr auto patience = std::chrono::seconds(10);  // for the ranks of a job that is ending
+constexpr auto patience_with_others = std::chrono::seconds(10);
 constexpr off_t byte_of_root = 0, byte_of_ranks = 1;
 constexpr std::string_view lease_prefix = ".lease.";
 constexpr std::uint64_t longest_record = 64 << 20;
@@ -78,6 +79,7 @@ std::string this_job() {
 Json record_of_this_job(const std::vector<std::string>& processes) {
   return {{"holder", this_job()},
           {"processes", processes},
+          {"supervisor", environment(launch::variable::id)},  // of a sweep's trials, too
           {"slurm_job", environment("SLURM_JOB_ID")},
           {"slurm_restarts", std::atoi(environment("SLURM_RESTART_COUNT").c_str())}};
 }
@@ -85,6 +87,8 @@ Json record_of_this_job(const std::vector<std::string>& processes) {
 struct Record {
   std::string holder = "a job that has not said its name yet";
   enum class State { ended, running, unknown } state = State::unknown;
+  /// It is this job, before `muster run` or Slurm has started it again: what is left of it is ending.
+  bool earlier_start = false;
 };
 
 Record read_record(const std::filesystem::path& path) {
@@ -94,12 +98,15 @@ Record read_record(const std::filesystem::path& path) {
   try {
     const auto processes = json.at("processes").get<std::vector<std::string>>();
     if (!processes.empty()) record.holder = json.at("holder").get<std::string>();
-    const auto job = json.value("slurm_job", "");
+    const auto job = json.value("slurm_job", ""), supervisor = json.value("supervisor", "");
     if (!job.empty() && job == environment("SLURM_JOB_ID") &&
         json.value("slurm_restarts", 0) < std::atoi(environment("SLURM_RESTART_COUNT").c_str())) {
       record.state = Record::State::ended;
+      record.earlier_start = true;
       return record;
     }
+    record.earlier_start = !supervisor.empty() && supervisor == environment(launch::variable::id) &&
+                           std::ranges::find(processes, RunLock::this_process()) == processes.end();
     const auto space = this_space();
     bool known = true, running = false;
     for (const auto& process : processes) {
@@ -111,6 +118,8 @@ Record read_record(const std::filesystem::path& path) {
       else if (!start.empty() && start_of(number) == start)
         running = true;
     }
+    // A supervisor has ended its ranks, on all nodes, before it starts them again.
+    known = known || record.earlier_start;
     record.state = running ? Record::State::running : known ? Record::State::ended : Record::State::unknown;
   } catch (const Json::exception&) {
     if (!text.empty()) record.holder = text;
@@ -151,7 +160,8 @@ std::string RunLock::this_process() {
   return this_space() + " " + number + " " + start_of(number);
 }
 
-RunLock::RunLock(const std::filesystem::path& folder, bool is_root) : folder_(folder), is_root_(is_root) {
+RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience)
+    : folder_(folder), patience_(patience), is_root_(is_root) {
   const auto path = folder_ / ".lock";
   const auto exists = [&] {  // a link counts, whether there is something behind it or not
     return std::filesystem::exists(std::filesystem::symlink_status(path));
@@ -167,21 +177,31 @@ RunLock::RunLock(const std::filesystem::path& folder, bool is_root) : folder_(fo
   is_root_ ? own() : share();
 }
 
+void RunLock::wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const {
+  const auto ranks = "ranks of the job that had it (" + holder + ")";
+  const auto begin = std::chrono::steady_clock::now();
+  const std::chrono::milliseconds most = for_earlier_start ? patience_ : patience_with_others;
+  for (bool said = false; !done(); said = true) {
+    if (std::chrono::steady_clock::now() - begin > most)
+      throw Error(for_earlier_start ? ExitCode::retry : ExitCode::usage, "opening the run " + folder_.string(),
+                  ranks + " are still there",
+                  for_earlier_start
+                      ? "They may wait for a device or a file system; look after them, then start it again"
+                      : "End them, or choose another --name");
+    if (!said) log::info("waiting for the " + ranks + " to end");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 void RunLock::own() {
+  const auto path = folder_ / ".lock";
   const auto taken = lock(*file_, F_OFD_SETLK, F_WRLCK, byte_of_root);
   holds_ = taken.has_value();
   if (!holds_) return static_cast<void>(require_free());
-  const auto path = folder_ / ".lock";
-  if (*taken != F_UNLCK) refuse(folder_, read_record(path));
-  const auto deadline = std::chrono::steady_clock::now() + patience;
-  for (bool said = false; !try_lock(*file_, F_WRLCK, byte_of_ranks); said = true) {
-    const auto left = "ranks of the job that had it (" + read_record(path).holder + ")";
-    if (std::chrono::steady_clock::now() > deadline)
-      throw Error(ExitCode::usage, "opening the run " + folder_.string(), left + " are still there",
-                  "End them, or choose another --name");
-    if (!said) log::info("waiting for the " + left + " to end");
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  const auto before = read_record(path);
+  if (*taken != F_UNLCK && !before.earlier_start) refuse(folder_, before);
+  wait(before.earlier_start, before.holder,
+       [&] { return try_lock(*file_, F_WRLCK, byte_of_root) && try_lock(*file_, F_WRLCK, byte_of_ranks); });
   share();
   const auto text = record_of_this_job({this_process()}).dump() + "\n";
   File said(path, File::Mode::write);  // closed: so NFS shows it to others
@@ -194,11 +214,22 @@ void RunLock::share() {
   if (!try_lock(*file_, F_RDLCK, byte_of_ranks))
     throw Error(ExitCode::usage, "opening the run " + folder_.string(), "another job has taken it from this one",
                 "Look after rank 0, which must have ended");
-  if (!is_root_) holds_ = lock(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
+  if (is_root_) return;
+  holds_ = lock(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
+  // Rank 0, on another node, has not seen whether processes of this one have ended.
+  if (const auto leases = leases_in(folder_); !holds_ && !leases.empty())
+    wait_for_earlier_start(lease_of(folder_, leases.back()));
+}
+
+void RunLock::wait_for_earlier_start(const std::filesystem::path& record) const {
+  const auto before = read_record(record);
+  const auto ended = [&] { return read_record(record).state != Record::State::running; };
+  if (before.earlier_start) wait(/*for_earlier_start=*/true, before.holder, ended);
 }
 
 std::vector<int> RunLock::require_free() const {
   const auto check = [&](const std::filesystem::path& path) {
+    wait_for_earlier_start(path);
     const auto record = read_record(path);
     if (record.state == Record::State::running) refuse(folder_, record);
     if (record.state == Record::State::unknown)

@@ -6,14 +6,17 @@
 // nodes. The file says who has the folder.
 //
 // Where the file system keeps no locks, or only within a node, a lease stands in: .lease.N names every process of the
-// job. The next job makes .lease.N+1, once all of those are seen to have ended. They are seen on their own host; of
-// others Slurm tells, where it has started the same job again, or a person, who removes the file. Nobody replaces a
+// job. The next job makes .lease.N+1, once all of those are seen to have ended. They are seen on their own host; those
+// of others have ended where Slurm or the same `muster run` has started the job again, or a person says so, who removes
+// the file. Nobody replaces a
 // lease, so of two jobs that want the next one gets it.
 #pragma once
 
 #include "base/file.hpp"
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,7 +27,11 @@ class RunLock {
  public:
   /// Rank 0 first, before anything is written: an Error (ExitCode::usage) that names the holder if another job has the
   /// folder. What is left of a job without its rank 0 is waited for, some seconds. Then every other rank.
-  RunLock(const std::filesystem::path& folder, bool is_root);
+  /// Ranks of an earlier start of this same job, by `muster run` or by Slurm, are waited for as long as `patience`: a
+  /// file server may keep the lock of a node that is lost, a process may wait for a device. After that it is an Error
+  /// (ExitCode::retry).
+  RunLock(const std::filesystem::path& folder, bool is_root,
+          std::chrono::milliseconds patience = std::chrono::minutes(5));
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
@@ -39,10 +46,15 @@ class RunLock {
  private:
   void own();
   void share();
+  /// Returns when `done` is true, which it asks again and again, or throws the Errors of the constructor.
+  void wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const;
+  /// Until the processes of this node have ended that a record names, if it is of an earlier start of this job.
+  void wait_for_earlier_start(const std::filesystem::path& record) const;
   /// The numbers of the leases that there are; an Error if the last one's job may be running.
   std::vector<int> require_free() const;
 
   std::filesystem::path folder_, lease_ = {};
+  std::chrono::milliseconds patience_;
   bool is_root_, holds_ = false;
   std::optional<File> file_ = {};
 };

@@ -12,7 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdarg>
 #include <cstdlib>
 #include <filesystem>
@@ -20,11 +22,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
 /// Of this process: the file system keeps no locks, or this rank does not see that of rank 0.
 enum class Locks { kept, none, not_seen } locks = Locks::kept;
+/// A lock that this process has not got it has asked for so often.
+std::atomic<int> refusals{0};
 }  // namespace
 
 // Stands in for the C library's own.
@@ -36,6 +41,7 @@ extern "C" int fcntl(int descriptor, int command, ...) {
   if (locks == Locks::none && (command == F_OFD_SETLK || command == F_OFD_GETLK)) return errno = ENOSYS, -1;
   static auto* const real = reinterpret_cast<int (*)(int, int, ...)>(::dlsym(RTLD_NEXT, "fcntl"));
   const int status = real(descriptor, command, argument);
+  refusals += command == F_OFD_SETLK && status != 0;
   if (locks == Locks::not_seen && command == F_OFD_GETLK) static_cast<struct flock*>(argument)->l_type = F_UNLCK;
   return status;
 }
@@ -83,11 +89,11 @@ class Process {
   pid_t id_ = 0;
 };
 
-std::string error_of(const std::function<void()>& call) {
+std::string error_of(const std::function<void()>& call, ExitCode code = ExitCode::usage) {
   try {
     call();
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    EXPECT_EQ(error.code(), code) << error.what();
     return error.what();
   }
   return "no error";
@@ -138,6 +144,46 @@ TEST(RunLock, RanksThatStayAreSaid) {
   Process rank([&] { hold(folder, false); });
   root.kill();
   EXPECT_SAYS(error_of([&] { RunLock(folder, true); }), "are still there");
+}
+
+/// While it lives, this process is one that `muster run` has started.
+struct Supervised {
+  explicit Supervised(const char* id = "7.1") { ::setenv("MUSTER_SUPERVISOR", id, 1); }
+  Supervised(const Supervised&) = delete;
+  Supervised& operator=(const Supervised&) = delete;
+  ~Supervised() { ::unsetenv("MUSTER_SUPERVISOR"); }
+};
+
+TEST(RunLock, AnEarlierStartOfTheSameJobIsWaitedFor) {
+  const Folder folder;
+  const Supervised supervised;
+  Process root([&] { hold(folder, true); });
+  {
+    const Supervised other("7.2");
+    EXPECT_SAYS(error_of([&] { RunLock(folder, true); }), "another job is using it");
+  }
+  const Supervised again;
+  refusals = 0;
+  std::atomic<bool> over{false};
+  std::thread ender([&] {
+    while (refusals < 3 && !over) std::this_thread::yield();
+    root.kill();
+  });
+  EXPECT_EQ(error_of([&] { RunLock(folder, true); }), "no error");
+  over = true;
+  ender.join();
+}
+
+TEST(RunLock, AnEarlierStartThatDoesNotEndMayEndLater) {
+  const Folder folder;
+  const Supervised supervised;
+  Process root([&] { hold(folder, true); });
+  const auto text = error_of([&] { RunLock(folder, true, std::chrono::milliseconds(1)); }, ExitCode::retry);
+  EXPECT_SAYS(text, "process " + std::to_string(root.id()));
+  EXPECT_SAYS(text, "are still there");
+  root.kill();
+  const RunLock own(folder, true);
+  EXPECT_SAYS(error_of([&] { RunLock(folder, true); }), "another job is using it");
 }
 
 TEST(RunLease, StandsInWhereNoLocksAreKept) {
@@ -197,6 +243,34 @@ TEST(RunLease, OfAnotherHostIsLeftToAPerson) {
   std::filesystem::remove(folder / ".lease.1");
   write_file(folder / ".lock", R"({"holder": "far away", "processes": ["other-boot pid:[1] 1 2"]})");
   EXPECT_SAYS(error_of(take), "far away");
+  locks = Locks::kept;
+}
+
+TEST(RunLease, OfAnEarlierStartOfTheSameJobHasEndedOnOtherHosts) {
+  locks = Locks::none;
+  const Folder folder;
+  const auto take = [&](std::chrono::milliseconds patience = std::chrono::minutes(5)) {
+    RunLock(folder, true, patience).take_lease({RunLock::this_process()});
+  };
+  const auto leave = [&](const std::string& processes) {
+    write_file(folder / ".lease.7",
+               "{\"holder\": \"far away\", \"supervisor\": \"7.1\", \"processes\": [\"other-boot pid:[1] 1 2\"" +
+                   processes + "]}");
+  };
+  leave("");
+  EXPECT_SAYS(error_of([&] { take(); }), "far away");
+  const Supervised supervised;
+  EXPECT_EQ(error_of([&] { take(); }), "no error") << "its supervisor has ended it";
+  // Here it is seen; by each rank for its own node.
+  Process rank([&] { write_file(folder / "rank", RunLock::this_process()); });
+  std::filesystem::remove(folder / ".lease.8");
+  leave(", \"" + read_file(folder / "rank") + "\"");
+  const std::chrono::milliseconds at_once(1);
+  EXPECT_SAYS(error_of([&] { take(at_once); }, ExitCode::retry), "far away");
+  EXPECT_SAYS(error_of([&] { RunLock(folder, false, at_once); }, ExitCode::retry), "far away");
+  rank.kill();
+  EXPECT_EQ(error_of([&] { RunLock(folder, false, at_once); }), "no error");
+  EXPECT_EQ(error_of([&] { take(at_once); }), "no error");
   locks = Locks::kept;
 }
 
