@@ -12,13 +12,20 @@
 // but for a weight listed twice, which is stepped once; a checkpoint of one serves the other at any number of ranks.
 //
 // Several optimizers may step the same parameters. Of those that could be fused with the averaging of a model's
-// gradients, the last one that was prepared is. All prepared optimizers step with averages, in whatever order. LBFGS is
-// given the mean of the ranks' losses too, weighted as gradients are, so that its line search is the same on all ranks.
+// gradients, the last one that was prepared is. All prepared optimizers step with averages of what backward() has made,
+// in whatever order, also after passes in no_sync() alone. What the program itself puts into .grad, as from
+// autograd::grad(), only a fused optimizer averages: make it the same on all ranks (session.mean).
+//
+// A closure is called once by torch's SGD, Adam, AdamW, RMSprop and Adagrad. Every other type gets one that it may call
+// as often as it likes: each call averages the gradients and gives the mean of the ranks' losses, weighted as gradients
+// are, so that a line search (LBFGS) is the same on all ranks.
 //
 // While an optimizer is fused, .grad holds this rank's own gradients from backward() until average_gradients(), also
 // after step(). To read averages, to clip them by hand or to step an optimizer that is not prepared, call
 // average_gradients() first; GradScaler::unscale_() does so by itself. max_grad_norm needs none of this and costs less.
-// If gradients were changed without it, the next step() is an Error (ExitCode::user_error) that names the parameter.
+// If gradients were changed without it, the next step() is an Error (ExitCode::user_error) that names the parameter. Of
+// what is written past torch's count of writes, as clip_grad_value_() does, a sample is looked at (one cache line of
+// every 4 KB): a change of a few elements may not be seen.
 //
 // Parameters, the optimizer's state, options and groups may be read and changed at any time outside of step() and
 // backward() (in place, through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. If a
