@@ -616,6 +616,21 @@ TEST(Position, OfWhatComesAfterTheRestore) {
   EXPECT_FALSE(later.cursors[0]->positions().contains("never")) << "of another epoch";
 }
 
+TEST(Position, OfAnOldCheckpointIsTakenUpInsideTheLoopAndWithoutOne) {
+  World world(10, 1);
+  Json position;
+  run(world, {.batch_size = 2}, 2, &position);
+  for (const char* key : {"in_loop", "shuffle", "window_seed"}) position.erase(key);
+  for (const bool loops : {false, true})
+    for (const bool late : {false, true}) {
+      World later(10, 1);
+      if (loops && late) later.cursors[0]->enter_loop();
+      later.states[0]->restore(position);
+      if (loops && !late) later.cursors[0]->enter_loop();
+      EXPECT_EQ(later.shard().iter_batches({.batch_size = 2}).num_batches(), 3) << loops << late;
+    }
+}
+
 TEST(Position, ValidationCompletesNoEpoch) {
   World world(10, 1);
   const auto other = world.add("other", 10);
