@@ -608,7 +608,7 @@ TEST(Position, OfWhatComesAfterTheRestore) {
   World later(10, 1);
   later.cursors[0]->restore("late", position, false);
   EXPECT_EQ(later.cursors[0]->positions().at("late"), position) << "kept until it comes";
-  EXPECT_FALSE(later.cursors[0]->epoch_complete());
+  EXPECT_EQ(later.cursors[0]->epoch_complete(), false);
   const auto late = later.add("late", 10);
   EXPECT_EQ(DatasetShard(late).iter_batches({.batch_size = 2}).num_batches(), 3);
   later.cursors[0]->restore("never", position, false);
