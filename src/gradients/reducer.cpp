@@ -564,11 +564,11 @@ void Reducer::end_step(double scale) {
 
 void Reducer::end_exchange(bool fetch) {
   state_ = State::idle;
-  begun_since_step_ = false;
   count_pass(dense_->flags());
   for (const auto& p : parameters_)
     if (p.dense()) users(p);  // a rank that has abandoned the pass does not come to what follows
   if ((dense_->flags() & gradients_changed) != 0) throw_changed();
+  begun_since_step_ = false;
   for (auto& p : parameters_)
     if (p.dense()) store(p, fetch);
 }

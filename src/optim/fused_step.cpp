@@ -281,8 +281,7 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
         state = at::empty_strided(like.sizes(), like.strides(), like.options()).copy_(state);
       target.from[1 + s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
-    target.written = std::exchange(target.noted, 0);
-    target.seen = 0;
+    target.written = target.noted;
     for (std::size_t t = 0; t <= target.rule.state.size(); ++t)
       if (t == 0 ? pages_of(i)[0].changed : target.from[t] != target.shared[current_][t])
         if (const auto hash = hash_of_written(i, t, target.from[t]); hash != 0)
@@ -290,6 +289,10 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
     of_all = of_all * 31 + hash_of(target.rule) + target.written;
   }
   return static_cast<std::uint32_t>(of_all ^ of_all >> 32);
+}
+
+void FusedStep::forget_noted() noexcept {
+  for (auto& target : targets_) target.noted = target.seen = 0;
 }
 
 FusedStep::Difference FusedStep::difference() const {

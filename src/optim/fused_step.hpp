@@ -56,6 +56,9 @@ class FusedStep {
   /// Before a backward() after which the step will average more than one: what stands in the parameters now, if it was
   /// written since the last step, is a part of the word.
   void note_written();
+  /// The step has been taken. After one that has not, what was noted stays: a rank that an exception had kept from it
+  /// still has its notes.
+  void forget_noted() noexcept;
   /// Whether the averages are looked at for NaN and infinite numbers.
   enum class Look {
     no,

@@ -290,6 +290,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     grad_norm_ = stepped.norm;
     reducer.end_step(stepped.scale);
     if (stepped.differs) throw_difference(reducer);
+    fused_->forget_noted();
     numbers_.end_fused(look, stepped, fused_->parameters());
   }
 
