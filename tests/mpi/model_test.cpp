@@ -44,7 +44,8 @@ std::shared_ptr<nn::SequentialImpl> net() {
 
 TEST(Prepare, GivesAllRanksTheConjugatesAndNegativesOfRankZero) {
   const auto conjugate = [](int rank, double seed) {
-    return at::complex(values({4}, rank + seed), values({4}, rank + seed + 1)).conj();
+    const auto numbers = at::arange(4, at::kFloat) + 10 * rank + seed;
+    return at::complex(numbers, numbers + 0.5).conj();
   };
   auto module = std::make_shared<nn::Module>();
   auto weight = module->register_parameter("weight", conjugate(world().rank(), 1));

@@ -1272,11 +1272,11 @@ TEST(PreparedOptimizer, OfTheUsersOwnTypeEvaluatesItsClosure) {
     SCOPED_TRACE(beside_a_fused_one);
     Model m(Fuse::always);
     const auto adam = beside_a_fused_one ? m.optimizer(torch::optim::Adam(m.net->parameters(), 1e-3)) : nullptr;
-    const auto own = m.optimizer(Extragradient(m.net->parameters(), 0.3));
+    const auto own = m.optimizer(Extragradient(m.net->parameters(), 0.01));
     EXPECT_FALSE(own->fused());
     Net alone;
     alone->to(at::kDouble);
-    Extragradient plain(alone->parameters(), 0.3);
+    Extragradient plain(alone->parameters(), 0.01);
     const auto of_rank = [](Net& net, int rank, int step) {
       const auto x = at::sin(at::arange(15, at::kDouble).view({5, 3}) * 1.7 + step + rank * 0.9);
       return net->forward(x, true).sub(at::cos(x.narrow(1, 0, 2)) * 3).square().mean();
@@ -1311,7 +1311,7 @@ TEST(PreparedOptimizer, OfTheUsersOwnTypeEvaluatesItsClosure) {
 
 TEST(PreparedOptimizer, ScalesNoGradientsBetweenEvaluations) {
   Model m(Fuse::never);
-  const auto own = m.optimizer(Extragradient(m.net->parameters(), 0.3), {.max_grad_norm = 1});
+  const auto own = m.optimizer(Extragradient(m.net->parameters(), 0.01), {.max_grad_norm = 1});
   m.backward(1);
   EXPECT_NO_THROW(own->step());
   try {
