@@ -71,7 +71,10 @@ class EarlyStopping final : public Callback {
   bool should_stop() const override { return waited_ > 0 && waited_ >= options_.patience; }
 
   std::string name() const override { return options_.metric + (options_.mode == ScoreOrder::max ? " max" : " min"); }
-  Json state() const override { return {{"best", best_ ? Json(*best_) : Json()}, {"waited", waited_}}; }
+  Json state() const override {
+    const bool kept = best_ && std::isfinite(*best_);  // JSON has no infinity; any number is better than that one
+    return {{"best", kept ? Json(*best_) : Json()}, {"waited", waited_}};
+  }
   void load_state(const Json& state) override {
     if (state.is_null()) return;
     const auto& best = state.at("best");

@@ -396,6 +396,18 @@ TEST(Callbacks, AStateThatJsonDoesNotKeepIsRefusedWhenItIsSaved) {
       << result->error->what();
 }
 
+TEST(Callbacks, EarlyStoppingIsSavedWithAnInfiniteMetric) {
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("infinite", {early_stopping({.metric = "loss", .patience = 5})})},
+          [](Session& session, const Config&) {
+            std::int64_t next = 0;
+            auto state = session.state({{"next", next}});
+            for (const auto epoch : session.epochs(3))
+              session.report({{"loss", epoch == 0 ? std::numeric_limits<double>::infinity() : 1.0}}, state);
+          });
+  EXPECT_EQ(code, 0) << (result && result->error ? result->error->what() : "");
+}
+
 TEST(Callbacks, AStateThatCannotBeTakenIsSaid) {
   const auto storage = test::shared_folder();
   std::vector<std::int64_t> seen;
