@@ -25,9 +25,9 @@ class Fingerprint {
 };
 
 /// What a gradient on the CPU was at a time: where it lies, how often torch has written to it, and the values of some
-/// of its cache lines: all up to 4 KB, at least 64 above, and one of every 4 KB of a large one. So what is written
-/// behind torch's back (.data(), pointers) is seen if it is there: a change of 8 KB in a row always, of single elements
-/// seldom.
+/// of its cache lines: all of them up to 4 KB, at least 64 above that, and one of every 4 KB of a large gradient. torch
+/// does not count writes through .data() or a pointer, which only these lines show: writing 8 KB in a row is always
+/// seen, writing single elements seldom.
 class GradientMark {
  public:
   explicit GradientMark(const at::Tensor& gradient);

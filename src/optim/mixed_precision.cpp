@@ -41,7 +41,7 @@ void check(const GradScalerOptions& options) {
   require(options.growth_interval > 0, "growth_interval is not above 0");
 }
 
-/// Without AVX-512, torch computes convolutions and matrix products of 16 bits in loops of its own instead of oneDNN's.
+/// Without AVX-512, torch computes 16-bit convolutions and matrix products in slow loops of its own, not by oneDNN.
 bool has_fast_16_bits() {
 #ifdef __x86_64__
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

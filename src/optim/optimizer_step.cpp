@@ -328,7 +328,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
       throw Error(ExitCode::usage, stepping, "inside join() not all ranks come to each of its evaluations",
                   "Give all ranks the same number of batches");
     const auto parameters = parameters_of(optimizer);
-    gradients::fetch_averages(parameters);  // it may read gradients before it evaluates
+    gradients::fetch_averages(parameters);  // its step may read gradients before the first evaluation
     return plain([&] {
       const auto loss = [&] {
         const at::AutoGradMode grad(true);

@@ -107,8 +107,8 @@ void SessionState::warn_of_whole_data(const std::vector<Json>& metrics) {
               whole + ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split");
 }
 
-/// An epoch over data that muster does not know is over with the first report in it, as in a program that reports at
-/// the end of each, until a program has trained between two reports of one epoch.
+/// Over data that muster does not know, the first report in an epoch counts as its end, since most programs report at
+/// the end of each epoch. Once a program has trained between two reports of one epoch, that is no longer assumed.
 void SessionState::note_report_of_epoch(bool has_state) {
   auto& own = counters.own_data;
   own.amid_epoch = false;

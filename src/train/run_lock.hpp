@@ -7,9 +7,8 @@
 //
 // Where the file system keeps no locks, or only within a node, a lease stands in: .lease.N names every process of the
 // job. The next job makes .lease.N+1, once all of those are seen to have ended. They are seen on their own host; those
-// of others have ended where Slurm or the same `muster run` has started the job again, or a person says so, who removes
-// the file. Nobody replaces a
-// lease, so of two jobs that want the next one gets it.
+// of others have ended where Slurm or the same `muster run` has started the job again, or where a person has removed
+// the file. Nobody replaces a lease, so of two jobs that want the next one gets it.
 #pragma once
 
 #include "base/file.hpp"

@@ -126,8 +126,8 @@ class Cursor {
   };
   /// The passes inside the loop over the epochs, or those outside of it.
   struct Passes {
-    Epoch epoch;
-    LastPass last;
+    Epoch epoch = {};
+    LastPass last = {};
     bool restored = false;  ///< and none has begun since
     bool awaited = false;   ///< the middle of a pass has been restored, and has not been taken up
     bool skipped = false;   ///< since then one has come back empty
@@ -183,14 +183,14 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   /// Positions by name, of this epoch, as JSON; and back, before or after a name is added.
   Json positions() const;
   void restore(const std::string& name, const Json& position, bool complete);
-  /// Whether every training pass that was begun in this epoch is over, and there was one; none where there is no data
-  /// whose passes make an epoch.
+  /// Whether there was a training pass in this epoch and all of them are over; nullopt where no dataset is split, so
+  /// that nobody can tell.
   std::optional<bool> epoch_complete() const;
-  /// What was in the middle of a pass of that kind when the run was saved, has given passes that came back empty since,
-  /// and has not come to that one; empty if nothing.
+  /// The name of a dataset that was saved in the middle of a pass of that kind and has not reached that pass again,
+  /// though it has given the empty passes before it; empty if there is none.
   std::string not_taken_up(bool in_loop) const;
-  /// The data that this epoch had passes over when the run was saved, and that nobody has taken since; empty if
-  /// nothing.
+  /// The name of a dataset that had passes in this epoch when the run was saved and that the program has not asked for
+  /// since; empty if there is none.
   std::string not_taken() const;
 
  private:
