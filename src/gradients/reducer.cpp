@@ -2,6 +2,7 @@
 
 #include "gradients/data_parallel.hpp"
 #include "gradients/hooks.hpp"
+#include "gradients/reducer_parameter.hpp"
 #include "gradients/sparse_exchange.hpp"
 #include "muster/error.hpp"
 
@@ -20,8 +21,6 @@
 namespace muster::detail::gradients {
 namespace {
 
-constexpr const char* averaging = "averaging gradients";
-
 constexpr std::int64_t few = 4096;  ///< elements that are looked at in no time: biases and the like
 
 [[noreturn]] void refuse(const std::string& fact) {
@@ -32,59 +31,6 @@ std::atomic<int> made{0};
 
 }  // namespace
 
-struct Reducer::Parameter {
-  std::string name;
-  at::Tensor tensor;
-  // As it was when it was prepared.
-  std::vector<std::int64_t> sizes;
-  at::ScalarType type;
-  c10::Device device;
-
-  static constexpr std::size_t none = ~std::size_t{0};
-  std::size_t index = none;  ///< in its exchange; none until a pass trains it
-  bool sparse = false;       ///< so is its gradient
-  bool exchanged() const noexcept { return index != none; }
-  bool dense() const noexcept { return exchanged() && !sparse; }
-
-  bool reached = false;  ///< in the pass under way
-  bool added = false;    ///< to the exchange, in the last pass that it has begun
-  Use use = Use::unused;
-  bool fresh = false;          ///< .grad is made by this pass
-  const void* hook = nullptr;  ///< that calls after_accumulation()
-  bool pending = false;        ///< .grad holds what was added up and not yet averaged
-  bool padding = false;        ///< .grad was made by passes of weight 0 alone
-  at::Tensor earlier = {};     ///< in .grad before a step of several passes, to which its average is to be added
-  /// Inside join(): what earlier passes had averaged into .grad.
-  at::Tensor averaged_before = {};
-  // For a fused optimizer.
-  std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it
-  bool altered = false;                   ///< .grad was changed by hand since then
-  double scale = 1.0;                     ///< that .grad is still to be multiplied by, as the fused optimizer did
-
-  void check_gradient() const {
-    const auto& gradient = tensor.grad();
-    if (sparse && gradient.layout() != at::kSparse)
-      throw Error(ExitCode::data, averaging,
-                  "the gradient of parameter " + name + " is dense, but its embedding sparse",
-                  "Use the parameter in that embedding alone, or make it with sparse(false)");
-    if (!sparse && gradient.layout() != at::kStrided)
-      throw Error(ExitCode::data, averaging, "the gradient of parameter " + name + " is sparse",
-                  "Make it dense, or leave it to a torch::nn::Embedding or EmbeddingBag with sparse(true)");
-    if (gradient.scalar_type() != type)
-      throw Error(ExitCode::data, averaging,
-                  c10::str("the gradient of parameter ", name, " is ", gradient.scalar_type(), ", not ", type),
-                  "Keep gradients in the type of their parameter");
-    if (gradient.sizes() != at::IntArrayRef(sizes))
-      throw Error(
-          ExitCode::data, averaging,
-          c10::str("the gradient of parameter ", name, " is ", gradient.sizes(), ", not ", at::IntArrayRef(sizes)),
-          "Keep gradients in the shape of their parameter");
-  }
-  bool changed() const {
-    return tensor.sizes() != at::IntArrayRef(sizes) || tensor.scalar_type() != type || tensor.device() != device;
-  }
-};
-
 struct Reducer::Pass {
   std::weak_ptr<Reducer> reducer;
   bool averages = true;     ///< else gradients are only added up
@@ -94,6 +40,26 @@ struct Reducer::Pass {
     if (const auto alive = reducer.lock()) alive->take_own_memory();
   }
 };
+
+void Reducer::Parameter::check_gradient() const {
+  const auto& gradient = tensor.grad();
+  if (sparse && gradient.layout() != at::kSparse)
+    throw Error(ExitCode::data, averaging,
+                "the gradient of parameter " + name + " is dense, but its embedding sparse",
+                "Use the parameter in that embedding alone, or make it with sparse(false)");
+  if (!sparse && gradient.layout() != at::kStrided)
+    throw Error(ExitCode::data, averaging, "the gradient of parameter " + name + " is sparse",
+                "Make it dense, or leave it to a torch::nn::Embedding or EmbeddingBag with sparse(true)");
+  if (gradient.scalar_type() != type)
+    throw Error(ExitCode::data, averaging,
+                c10::str("the gradient of parameter ", name, " is ", gradient.scalar_type(), ", not ", type),
+                "Keep gradients in the type of their parameter");
+  if (gradient.sizes() != at::IntArrayRef(sizes))
+    throw Error(
+        ExitCode::data, averaging,
+        c10::str("the gradient of parameter ", name, " is ", gradient.sizes(), ", not ", at::IntArrayRef(sizes)),
+        "Keep gradients in the shape of their parameter");
+}
 
 Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, const ParallelContext& context, MakeExchange make_dense,
                  MakeExchange make_sparse)
@@ -458,137 +424,11 @@ void Reducer::put_aside(Parameter& parameter) {
   parameter.pending = parameter.padding = false;
 }
 
-void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
-  const auto before = std::exchange(fused_, optimizer);
-  if (before != nullptr && before != optimizer) before->end_fusing();
-}
-
-/// The optimizer has gone that was to average what is in .grad: the pass that begins does.
-void Reducer::average_own() {
-  own_ = false;
-  state_ = State::idle;
-  for (auto& p : parameters_) {
-    note_change(p);
-    p.pending |= p.dense() && p.tensor.grad().defined() && !p.padding;
-    p.mark.reset();
-    p.altered = false;
-  }
-}
-
-/// Backward() has left this rank's own gradients.
-void Reducer::mark_gradients() {
-  own_ = true;
-  for (auto& p : parameters_)
-    if (p.dense() && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
-}
-
-/// Before the parameter's .grad grows or is averaged. What was thrown away, by whatever zero_grad(), was not changed.
-void Reducer::note_change(Parameter& parameter) {
-  auto gradient = parameter.tensor.grad();
-  const double scale = std::exchange(parameter.scale, 1.0);
-  if (!gradient.defined()) {
-    parameter.altered = false;
-    return;
-  }
-  if (!parameter.mark) return;
-  if (!(GradientMark(gradient) == *parameter.mark)) {
-    parameter.altered = own_ && any_nonzero(gradient);
-  } else if (scale != 1.0) {
-    const at::NoGradGuard no_grad;
-    gradient.mul_(scale);
-    parameter.mark = GradientMark(gradient);
-  }
-}
-
-void Reducer::allow_change() {
-  for (auto& p : parameters_) {
-    note_change(p);
-    p.mark.reset();
-  }
-}
-
-/// Collective.
-void Reducer::throw_changed() {
-  const auto& communicator = dense_->fusable()->communicator();
-  const auto altered = std::ranges::find(parameters_, true, &Parameter::altered);
-  const auto of_ranks = communicator.all_gather(altered == parameters_.end() ? std::string() : altered->name);
-  for (auto& p : parameters_) p.altered = false;
-  const auto first = std::ranges::find_if(of_ranks, [](const auto& name) { return !name.empty(); });
-  throw Error(ExitCode::user_error, averaging,
-              "the gradient of parameter " + *first + " on rank " + std::to_string(first - of_ranks.begin()) +
-                  " was changed after backward(), when it was that rank's own, since an optimizer is fused with the "
-                  "averaging",
-              "Clip by OptimizerOptions::max_grad_norm; or call the optimizer's average_gradients() before the change; "
-              "or prepare it with Fuse::never");
-}
-
-void Reducer::begin_step(std::uint32_t word) {
-  if (state_ != State::awaiting_step) {
-    // No pass has been since the last step: .grad is what somebody has put there.
-    recover();
-    check_parameters();
-    for (auto& p : parameters_) {
-      note_change(p);
-      p.mark.reset();
-      p.altered = false;
-    }
-  }
-  give_gradients(word);
-}
-
-void Reducer::give_gradients(std::uint32_t word) {
-  bool altered = false;
-  for (auto& p : parameters_) {
-    if (p.dense() && p.tensor.grad().defined()) p.check_gradient();
-    note_change(p);
-    altered |= p.altered;
-  }
-  dense_->begin(Arrival::at_once, flags() | (altered ? gradients_changed : 0));
-  if (auto* const fusable = dense_->fusable()) fusable->set_word(word);
-  // As torch's optimizers do, it steps with the gradients that are there.
-  for (const auto& p : parameters_)
-    if (p.dense())
-      dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.padding ? Use::used : Use::unused);
-}
-
-void Reducer::end_step(double scale) {
-  end_exchange(/*fetch=*/false);
-  if (scale == 1.0) return;
-  for (auto& p : parameters_)
-    if (p.dense() && p.tensor.grad().defined()) {
-      p.scale = scale;
-      p.mark = GradientMark(p.tensor.grad());
-      if (!own_) note_change(p);  // anybody may read averages now
-    }
-}
-
-void Reducer::end_exchange(bool fetch) {
-  state_ = State::idle;
-  count_pass(dense_->flags());
-  for (const auto& p : parameters_)
-    if (p.dense()) users(p);  // a rank that has abandoned the pass does not come to what follows
-  if ((dense_->flags() & gradients_changed) != 0) throw_changed();
-  begun_since_step_ = false;
-  for (auto& p : parameters_)
-    if (p.dense()) store(p, fetch);
-}
-
 void Reducer::end_adding_up() {
   if (!added_up_) return;
   prepare_pass(true);
   state_ = State::postponed;  // it has no backward(), and gives everything at once
   finish_pass();
-}
-
-void Reducer::fetch_averages() {
-  end_adding_up();
-  if (!own_) return;
-  if (state_ != State::awaiting_step) recover();
-  give_gradients(0);
-  dense_->finish();
-  own_ = false;
-  for (auto& p : parameters_) p.mark.reset();
-  end_exchange(/*fetch=*/true);
 }
 
 void Reducer::pass_without_gradients() {
