@@ -37,6 +37,8 @@ namespace {
 
 /// Rounding, in double precision; a line search makes more of it.
 constexpr double tolerance = 1e-10, tolerance_of_lbfgs = 1e-6;
+/// A line search has narrowed its interval down to rounding, which then decides the step, when two losses are so close.
+constexpr double rounding_of_losses = 1e-10;
 enum class Kind { sgd, adam, amsgrad, adamw, rmsprop, adagrad, lbfgs };
 constexpr const char* names_of_kinds[] = {"SGD", "Adam", "AMSGrad", "AdamW", "RMSprop", "Adagrad", "LBFGS"};
 
@@ -199,6 +201,7 @@ Plan draw(std::uint64_t seed, int ranks) {
                                                          Change::Kind::data, Change::Kind::other_memory}),
                                     .parameter = dice.below(100)}});
   };
+  const bool all_prepared = std::ranges::all_of(plan.optimizers, &Choice::prepared);
   const int steps = dice.between(3, 7);
   const bool risky = dice.chance(0.5);  // it may do what only an optimizer that is not fused bears
   for (int step = 0; step < steps; ++step) {
@@ -206,10 +209,13 @@ Plan draw(std::uint64_t seed, int ranks) {
     if (dice.chance(0.1)) plan.acts.push_back({.kind = A::rate, .optimizer = which(), .number = dice.real(0.5, 1.5)});
     const bool adds_up = !plan.scales && !virtual_workers && dice.chance(0.15);
     if (!adds_up) plan.acts.push_back({.kind = A::zero, .flag = virtual_workers || dice.chance(0.7)});
-    if (!virtual_workers && dice.chance(0.2))
-      plan.acts.push_back({.kind = A::pass, .pass = draw_pass(dice, plan, false)});
-    plan.acts.push_back({.kind = A::pass, .pass = draw_pass(dice, plan, true)});
+    bool adds_up_only = false;  // the step averages what passes in no_sync() have added up
     if (!virtual_workers && dice.chance(0.2)) {
+      plan.acts.push_back({.kind = A::pass, .pass = draw_pass(dice, plan, false)});
+      adds_up_only = all_prepared && !plan.scales && dice.chance(0.3);
+    }
+    if (!adds_up_only) plan.acts.push_back({.kind = A::pass, .pass = draw_pass(dice, plan, true)});
+    if (!virtual_workers && !adds_up_only && dice.chance(0.2)) {
       if (risky && !plan.scales && dice.chance(0.3))
         plan.acts.push_back({.kind = A::clip, .optimizer = which(), .number = dice.real(0.01, 1)});
       plan.acts.push_back({.kind = A::pass, .pass = draw_pass(dice, plan, dice.chance(0.5))});
@@ -220,7 +226,8 @@ Plan draw(std::uint64_t seed, int ranks) {
       averages = true;
       plan.acts.push_back({.kind = A::average, .optimizer = *it});
     }
-    if (!virtual_workers && !plan.scales && (averages || risky) && dice.chance(0.12)) {
+    const bool reads = averages || (risky && !adds_up_only);  // the gradients
+    if (!virtual_workers && !plan.scales && reads && dice.chance(0.12)) {
       plan.acts.push_back({.kind = A::perturb, .number = dice.real(0.01, 0.2)});
       plan.acts.push_back({.kind = A::zero, .flag = dice.chance(0.7)});
       plan.acts.push_back({.kind = A::pass, .pass = draw_pass(dice, plan, true)});
@@ -234,7 +241,8 @@ Plan draw(std::uint64_t seed, int ranks) {
     if (plan.scales)
       for (const int i : order)
         if (dice.chance(0.4)) plan.acts.push_back({.kind = A::unscale, .optimizer = i});
-    if ((plan.scales ? plan.acts.back().kind == A::unscale : averages || risky) && dice.chance(0.3))
+    const bool may_clip = averages || (risky && !adds_up_only);
+    if ((plan.scales ? plan.acts.back().kind == A::unscale : may_clip) && dice.chance(0.3))
       plan.acts.push_back({.kind = A::clip, .optimizer = plan.acts.back().optimizer, .number = dice.real(0.01, 1)});
     if (dice.chance(0.15)) write(A::write);
     for (const int i : order) {
@@ -324,6 +332,7 @@ class Player {
   virtual ~Player() = default;
 
   Net& net() noexcept { return net_; }
+  bool search_ends_in_rounding() const noexcept { return search_ends_in_rounding_; }
   const std::vector<at::Tensor>& averages() const noexcept { return ema_; }
 
   void play(const Act& act) {
@@ -346,6 +355,7 @@ class Player {
         return;
       case K::step: {
         const at::AutoGradMode grad(true);
+        loss_before_.reset();
         return step(act);
       }
       case K::write: {
@@ -416,7 +426,10 @@ class Player {
   }
   at::Tensor closure(const Act& act) {
     net_->zero_grad();
-    return at::full({}, pass(act.pass), at::kDouble);
+    const double loss = pass(act.pass);
+    if (const auto before = std::exchange(loss_before_, loss))
+      search_ends_in_rounding_ = search_ends_in_rounding_ || std::abs(loss - *before) < rounding_of_losses;
+    return at::full({}, loss, at::kDouble);
   }
 
   const Plan& plan_;
@@ -426,6 +439,8 @@ class Player {
  private:
   at::Tensor alias_;
   std::vector<at::Tensor> before_, ema_;
+  std::optional<double> loss_before_;  ///< of the closure, in the step under way
+  bool search_ends_in_rounding_ = false;
 };
 
 class Alone final : public Player {
@@ -661,7 +676,7 @@ std::string play(const Plan& plan, const Communicator& world, bool aloud) {
     }
     if (have.unknown()) return {};
     // A search that runs off has no result to be compared: rounding decides how far it gets.
-    if (searches && runs_off(want.net())) return {};
+    if (searches && (runs_off(want.net()) || want.search_ends_in_rounding())) return {};
     if (act.kind == Act::Kind::step && !have.in_doubt()) {
       if (have.wrote_somewhere()) return "a write on one rank was not seen";
       const at::NoGradGuard no_grad;
