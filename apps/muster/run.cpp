@@ -31,8 +31,8 @@ void add_run(CLI::App& app) {
       ->required()
       ->option_text("-- PROGRAM ARGS...");
   command->footer(
-      "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 let it save its state and stop (exit code\n"
-      "85); the second Ctrl-C ends it at once (130).\n\n"
+      "Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 let it save its state and stop\n"
+      "(exit code 85); the second Ctrl-C ends it at once (130).\n\n"
       "Example:\n  muster run -n 2 --max-failures 3 -- ./fit --name demo --storage runs");
   command->callback([options, grace] {
     options->grace = std::chrono::seconds(*grace);

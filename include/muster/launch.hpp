@@ -75,11 +75,11 @@ class Launch {
   Launch(int argc, char** argv, const std::string& version = {});
   /// On the ranks of a communicator of the caller's, such as from_mpi() makes (muster/mpi.hpp): MPI is left as it is,
   /// and so are malloc and the end of the process. An error that the ranks agree on is run()'s exit code and no more; a
-  /// rank of the launch that does not answer ends the job. SIGUSR1 and SIGUSR2 are the launch's while it lives, where
-  /// the program has no handler of its own for them. Other ranks may do what they like meanwhile, of which
-  /// threads_per_rank() does not know. Launches may follow one another; torch's seeds and number of threads stay as
-  /// training has set them. Where MPI was initialised below MPI_THREAD_MULTIPLE, sweeps, gloo and NCCL are refused, and
-  /// nothing is saved behind training. Collective over `ranks`.
+  /// rank of the launch that does not answer ends the job. SIGUSR1, SIGUSR2 and SIGHUP are the launch's while it lives,
+  /// where the program has no handler of its own for them and does not ignore SIGHUP. Other ranks may do what they like
+  /// meanwhile, of which threads_per_rank() does not know. Launches may follow one another; torch's seeds and number of
+  /// threads stay as training has set them. Where MPI was initialised below MPI_THREAD_MULTIPLE, sweeps, gloo and NCCL
+  /// are refused, and nothing is saved behind training. Collective over `ranks`.
   Launch(int argc, char** argv, const Communicator& ranks, const std::string& version = {});
   /// What a trial of a sweep trains on.
   Launch(const Launch& whole, detail::launch::Part part);
@@ -129,7 +129,8 @@ class Launch {
   int number_trainer() noexcept;
   /// Told of every run of this launch beside the run's own: what a sweep decides by.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
-  /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by
+  /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP
+  /// unless it is ignored (nohup), by
   /// SIGTERM where srun has started it, or since its time is over. A session's workers hear of it from each other, stop
   /// at the same place, and the run ends with ExitCode::stopped or, where nothing could be saved, ExitCode::retry; see
   /// Session. Under mpirun SIGTERM, to it or to a rank, ends all within two seconds, whatever a program does.

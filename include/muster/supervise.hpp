@@ -27,8 +27,10 @@ struct SuperviseOptions {
 /// newest checkpoint where it fails in a way that trying again may help. Returns the exit code for main: the program's
 /// own, or one of ExitCode. Ranks and whatever they have started end with the launcher, and that with this process.
 ///
-/// SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask the ranks to save and stop; the second SIGINT ends all at once with
-/// ExitCode::interrupted. What goes wrong is printed once. One call at a time, in a process that has no other children.
+/// SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP unless it is ignored (nohup), and a reader of standard output that has
+/// gone ask the ranks to save and stop; the second SIGINT ends all at once with ExitCode::interrupted. A host of
+/// `hosts` that cannot be reached is left out as one that was lost. What goes wrong is printed once. One call at a
+/// time, in a process that has no other children.
 int supervise(const SuperviseOptions& options);
 
 }  // namespace muster

@@ -10,7 +10,7 @@
 namespace muster::detail::launch::stop_signal {
 namespace {
 
-constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2};
+constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2, SIGHUP};
 
 volatile std::sig_atomic_t requested = 0;
 volatile std::sig_atomic_t launched = 0;
@@ -36,6 +36,11 @@ void install(int signal) noexcept {
   ::sigaction(signal, &action, nullptr);
 }
 
+bool ignored(int signal) noexcept {
+  struct sigaction now {};
+  return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 [[gnu::constructor]] void stand_by() noexcept {
   loaded = seconds();
   for (const int signal : of_a_stop) {
@@ -50,7 +55,8 @@ bool came() noexcept { return requested != 0; }
 
 void take_over(bool terminate) noexcept {
   launched = 1;
-  for (const int signal : of_a_stop) install(signal);
+  for (const int signal : of_a_stop)
+    if (signal != SIGHUP || !ignored(signal)) install(signal);
   if (terminate) install(SIGTERM);
 }
 

@@ -33,6 +33,14 @@ void end_with_any(std::vector<pollfd> processes) noexcept {
   end();
 }
 
+bool is_supervised(pid_t process) {
+  std::ifstream environment("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(environment)), {});
+  return text.find(std::string(variable::supervised) + "=") != std::string::npos;
+}
+
+}  // namespace
+
 pid_t parent_of(pid_t process) {
   std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
   std::string text;
@@ -42,14 +50,6 @@ pid_t parent_of(pid_t process) {
     std::sscanf(text.c_str() + name, ") %*c %d", &parent);
   return parent;
 }
-
-bool is_supervised(pid_t process) {
-  std::ifstream environment("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(environment)), {});
-  return text.find(std::string(variable::supervised) + "=") != std::string::npos;
-}
-
-}  // namespace
 
 std::optional<Supervisor> supervisor() {
   if (unsupervised != nullptr || value_of(variable::supervised).empty()) return {};

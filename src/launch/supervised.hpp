@@ -4,6 +4,8 @@
 // and it keeps errors ("muster: error: …") for its own report of the cause.
 #pragma once
 
+#include <sys/types.h>
+
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +35,7 @@ inline constexpr const char* full_workers = "MUSTER_FULL_WORKERS";
 inline constexpr std::string_view telling = "\x1emuster ";
 inline constexpr std::string_view telling_run = "run";          ///< the folder of the run that begins
 inline constexpr std::string_view telling_least = "least";      ///< the workers that are enough
+inline constexpr std::string_view telling_needed = "needed";    ///< the ranks that the saved state takes, no fewer and no more
 inline constexpr std::string_view telling_stopped = "stopped";  ///< on request, and there was no state to save
 inline constexpr std::string_view telling_ended = "ended";      ///< the exit code: every rank is through its work
 
@@ -54,6 +57,9 @@ class Unsupervised {
   friend void tell_supervisor(std::string_view what, std::string_view text) noexcept;
   bool stopped_without_state_ = false;
 };
+
+/// The parent of a process, 0 if /proc does not show it.
+pid_t parent_of(pid_t process);
 
 /// From now on this process is killed when its launcher ends, in whatever way; that ends with `muster run`.
 void end_with_launcher() noexcept;

@@ -1,6 +1,7 @@
 #include "supervise/job.hpp"
 
 #include "base/log.hpp"
+#include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -14,7 +15,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <sstream>
 #include <thread>
@@ -68,12 +68,15 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   ::_exit(127);
 }
 
-std::vector<pid_t> children_of(pid_t process) {
+/// Looks at all processes: not every kernel has /proc/PID/task/TID/children. None if there is no /proc.
+std::optional<std::vector<pid_t>> children_of(pid_t process) {
+  std::error_code no_proc;
+  const fs::directory_iterator all("/proc", no_proc);
+  if (no_proc) return {};
   std::vector<pid_t> children;
-  std::error_code gone;
-  for (const auto& thread : fs::directory_iterator("/proc/" + std::to_string(process) + "/task", gone)) {
-    std::ifstream list(thread.path() / "children");
-    for (pid_t child = 0; list >> child;) children.push_back(child);
+  for (const auto& entry : all) {
+    const auto child = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
+    if (child > 0 && launch::parent_of(child) == process) children.push_back(child);
   }
   return children;
 }
@@ -81,7 +84,7 @@ std::vector<pid_t> children_of(pid_t process) {
 /// Kills all children of this process, and those that they leave to it.
 void end_children() {
   for (const auto begin = std::chrono::steady_clock::now();;) {
-    for (const auto child : children_of(::getpid())) ::kill(child, SIGKILL);
+    for (const auto child : children_of(::getpid()).value_or(std::vector<pid_t>())) ::kill(child, SIGKILL);
     pid_t ended = 0;
     while ((ended = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
     }
@@ -137,7 +140,8 @@ int Job::code() const noexcept { return status_ && WIFEXITED(*status_) ? WEXITST
 int Job::signal() const noexcept { return status_ && WIFSIGNALED(*status_) ? WTERMSIG(*status_) : 0; }
 
 bool Job::ask_to_stop() {
-  if (kind_ == Launcher::Kind::mpirun && children_of(launcher_).empty()) return false;
+  const auto ranks = children_of(launcher_);
+  if (kind_ == Launcher::Kind::mpirun && ranks && ranks->empty()) return false;
   ::kill(launcher_, SIGUSR1);
   return true;
 }

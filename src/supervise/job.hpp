@@ -34,7 +34,7 @@ class Job {
   /// Its exit code, or 0 and the signal that has ended it.
   int code() const noexcept;
   int signal() const noexcept;
-  /// Asks the ranks to save and stop; false where there are none yet.
+  /// Asks the ranks to save and stop; false where there are none yet. Where /proc does not show them, it asks anyway.
   bool ask_to_stop();
   /// Kills everything, at once, and waits until it is gone.
   void end();

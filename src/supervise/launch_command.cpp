@@ -4,6 +4,9 @@
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
+#include <arpa/inet.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
 
@@ -20,6 +23,12 @@ struct Host {
   int slots = 1;
 };
 
+/// Launchers name a host by its first label: "n1" for n1.cluster. Addresses stay whole.
+std::string short_name(const std::string& host) {
+  in_addr address{};
+  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 ? host : host.substr(0, host.find('.'));
+}
+
 /// "n1,n2:4" without those that were lost.
 std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
   std::vector<Host> hosts;
@@ -27,7 +36,8 @@ std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
   for (std::string entry; std::getline(list, entry, ',');) {
     const auto colon = entry.find(':');
     const auto name = entry.substr(0, colon);
-    if (lost.contains(name)) continue;
+    const auto is_this = [&](const std::string& other) { return short_name(other) == short_name(name); };
+    if (name.empty() || std::ranges::any_of(lost, is_this)) continue;
     hosts.push_back({name, entry, colon == std::string::npos ? 1 : std::atoi(entry.c_str() + colon + 1)});
   }
   return hosts;
@@ -63,7 +73,16 @@ int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks,
   const bool slurm = launcher_kind(options, environment) == Launcher::Kind::srun;
   const int all = slurm ? number_in(environment, "SLURM_JOB_NUM_NODES") : slots_of(hosts_in(options.hosts));
   const int left = slurm ? all - static_cast<int>(lost.size()) : slots_of(hosts_in(options.hosts, lost));
+  if (!slurm && ranks <= all) return std::min(ranks, left);
   return all > 0 ? static_cast<int>(std::int64_t{ranks} * left / all) : ranks;
+}
+
+bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment) {
+  // In a Slurm job mpirun asks Slurm; the user may have chosen another program than ssh.
+  if (environment("SLURM_JOB_ID") != nullptr || environment("OMPI_MCA_plm_rsh_agent") != nullptr) return false;
+  return std::ranges::any_of(hosts_in(options.hosts), [&](const Host& host) {
+    return host.name != "localhost" && !host.name.starts_with("127.") && short_name(host.name) != short_name(here);
+  });
 }
 
 void check(const SuperviseOptions& options, int ranks, const Environment& environment) {
@@ -73,6 +92,8 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
   if (options.command.empty()) refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
   if (number_in(environment, "OMPI_COMM_WORLD_SIZE") > 1 || number_in(environment, "PMI_SIZE") > 1)
     refuse("a launcher has started this program", "Start it plainly; it starts the ranks itself");
+  if (!options.hosts.empty() && hosts_in(options.hosts).empty())
+    refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
   if (ranks < 1) refuse(std::to_string(ranks) + " is not a number of ranks", "Ask for 1 or more");
   const int least = options.min_workers.value_or(1);
   if (least < 1 || least > ranks)

@@ -33,6 +33,8 @@ Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment&
 int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cpus);
 /// How many of `ranks` there is room for without the hosts that were lost; all of them where no host is known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment);
+/// Whether mpirun has to log in to another host; `here` is this one's name.
+bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment);
 /// An Error (ExitCode::usage) for what cannot be asked for.
 void check(const SuperviseOptions& options, int ranks, const Environment& environment);
 

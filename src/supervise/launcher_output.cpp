@@ -27,6 +27,8 @@ constexpr std::array<std::string_view, 6> of_trouble{
 /// Lines of their own.
 constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
 constexpr std::array<std::string_view, 2> of_preemption{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
+/// ssh could not reach the host that is named next.
+constexpr std::array<std::string_view, 2> of_ssh{"ssh: connect to host ", "ssh: Could not resolve hostname "};
 constexpr std::array<std::string_view, 6> in_passing{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
     "orte_base_help_aggregate", " total processes failed to start", " total processes killed"};
@@ -59,7 +61,8 @@ bool may_be_ours(std::string_view begun) {
   if (begun.starts_with(erase_line)) begun.remove_prefix(erase_line.size());
   const auto may_begin = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
   return may_begin(launch::telling) || may_begin(error_prefix) ||
-         std::any_of(of_slurm.begin(), of_slurm.end(), may_begin) || may_begin("mpirun: ") || may_begin("mpiexec: ") ||
+         std::any_of(of_slurm.begin(), of_slurm.end(), may_begin) ||
+         std::any_of(of_ssh.begin(), of_ssh.end(), may_begin) || may_begin("mpirun: ") || may_begin("mpiexec: ") ||
          may_be_dashes(begun) || begun.front() == '[' || (begun.front() >= '0' && begun.front() <= '9');
 }
 
@@ -67,6 +70,17 @@ int signal_named(std::string_view name) {
   for (int signal = 1; signal < 32; ++signal)
     if (name.starts_with(::strsignal(signal))) return signal;
   return 0;
+}
+
+/// The first paragraph without its last sentence where that only opens a list ("This usually is caused by:").
+std::string first_sentences(const std::string& block) {
+  auto text = block.substr(0, block.find("\n\n"));
+  if (const auto item = text.find("\n* "); item != std::string::npos) text.erase(item);
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  text.erase(text.find_last_not_of(' ') + 1);
+  if (const auto stop = text.rfind(". "); text.ends_with(':') && stop != std::string::npos) text.erase(stop);
+  text.erase(text.find_last_not_of(" .:") + 1);
+  return text;
 }
 
 }  // namespace
@@ -82,6 +96,7 @@ std::string LauncherOutput::take(std::string_view bytes) {
     } else if (c == '\n') {
       shown += take_line(std::exchange(line_, {}));
     } else if (c == '\r') {
+      keep_unreachable(line_);  // ssh ends its lines with \r\n
       shown += std::exchange(line_, {}) + c;
     } else {
       showing_ = false;
@@ -143,6 +158,7 @@ bool LauncherOutput::keep(std::string_view line) {
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
     if (what == launch::telling_run) words_.run = text;
     if (what == launch::telling_least) words_.least = std::atoi(text.c_str());
+    if (what == launch::telling_needed) words_.needed = std::atoi(text.c_str());
     if (what == launch::telling_stopped) words_.stopped = true;
     if (what == launch::telling_ended) words_.ended = std::atoi(text.c_str());
     return true;
@@ -152,6 +168,7 @@ bool LauncherOutput::keep(std::string_view line) {
     return true;
   }
   if (has_any(line, in_passing)) return true;
+  keep_unreachable(line);
   if (!begins_with_any(line, of_slurm)) return false;
   if (has_any(line, of_preemption)) words_.preempted = true;
   std::array<char, 256> host{};
@@ -175,6 +192,15 @@ bool LauncherOutput::keep(std::string_view line) {
   return true;
 }
 
+/// The line is shown too: a program may use ssh for a purpose of its own.
+void LauncherOutput::keep_unreachable(std::string_view line) {
+  for (const auto begin : of_ssh) {
+    if (!line.starts_with(begin)) continue;
+    const auto host = line.substr(begin.size(), line.find_first_of(" :", begin.size()) - begin.size());
+    unreachable_ = {std::string(host), std::string(line.substr(0, line.find_last_not_of(" .\r") + 1))};
+  }
+}
+
 void LauncherOutput::keep_block() {
   std::array<char, 256> host{};
   int rank = 0, pid = 0, signal = 0;
@@ -193,10 +219,12 @@ void LauncherOutput::keep_block() {
     if (const auto node = block_.find(" on node ", remote); node != std::string::npos)
       words_.host = block_.substr(node + 9, block_.find('\n', node) - node - 9);
   if (!words_.launcher.empty()) return;
-  auto text = block_.substr(0, block_.find("\n\n"));
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  text.erase(text.find_last_not_of(" .:") + 1);
-  words_.launcher = text + (words_.host ? ", on " + *words_.host : "");
+  if (unreachable_ && !words_.host) {
+    words_.host = unreachable_->host;
+    words_.launcher = unreachable_->said;
+    return;
+  }
+  words_.launcher = first_sentences(block_) + (words_.host ? ", on " + *words_.host : "");
 }
 
 }  // namespace muster::detail::supervise

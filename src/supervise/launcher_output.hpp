@@ -19,6 +19,7 @@ struct LostRank {
 struct Words {
   std::string run = {};                  ///< the folder of the run
   std::optional<int> least = {};         ///< the workers that are enough
+  std::optional<int> needed = {};        ///< the ranks that the saved state takes, which were others
   bool preempted = false;                ///< Slurm says that it has taken the place for others, or lost it
   std::string error = {};                ///< the first error that a rank has printed
   std::optional<int> ended = {};         ///< every rank was through its work, and the job was to end with that code
@@ -26,7 +27,7 @@ struct Words {
   std::optional<LostRank> lost = {};     ///< the first one
   std::optional<int> failed_rank = {};   ///< the first one that ended with a code other than 0
   std::string launcher = {};             ///< why the launcher could not start the ranks, or lost them
-  std::optional<std::string> host = {};  ///< that it has lost
+  std::optional<std::string> host = {};  ///< that it has lost or could not reach
 };
 
 class LauncherOutput {
@@ -43,9 +44,16 @@ class LauncherOutput {
   std::string take_block_line(const std::string& line);
   std::string shown_of(const std::string& line);
   bool keep(std::string_view line);
+  void keep_unreachable(std::string_view line);
   void keep_block();
 
+  /// A host that ssh could not reach. It counts once mpirun says that it could not start.
+  struct Unreachable {
+    std::string host, said;
+  };
+
   Words words_;
+  std::optional<Unreachable> unreachable_;
   std::string line_;        ///< begun, and not shown yet
   bool showing_ = false;    ///< the line that has begun is not ours
   std::size_t dashes_ = 0;  ///< with which it ends so far

@@ -29,7 +29,10 @@ Signals::Signals() {
   struct sigaction action {};
   action.sa_handler = note;
   action.sa_flags = SA_RESTART;
-  for (std::size_t i = 0; i < handled.size(); ++i) ::sigaction(handled[i], &action, &before_[i]);
+  for (std::size_t i = 0; i < handled.size(); ++i) {
+    ::sigaction(handled[i], &action, &before_[i]);
+    if (handled[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) ::sigaction(SIGHUP, &before_[i], nullptr);
+  }
   sigset_t all;
   ::sigemptyset(&all);
   for (const int signal : handled) ::sigaddset(&all, signal);

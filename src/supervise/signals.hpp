@@ -7,8 +7,8 @@
 
 namespace muster::detail::supervise {
 
-/// While it lives, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may have
-/// blocked them. One at a time.
+/// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may have
+/// blocked them. A SIGHUP that was ignored before (nohup) stays so. One at a time.
 class Signals {
  public:
   Signals();
@@ -21,11 +21,13 @@ class Signals {
   void take();
 
   bool stop_wished() const noexcept { return stop_wished_; }
+  /// As if a signal had come.
+  void wish_to_stop() noexcept { stop_wished_ = true; }
   /// A second SIGINT has come.
   bool at_once() const noexcept { return interrupts_ > 1; }
 
  private:
-  static constexpr std::array<int, 5> handled{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD};
+  static constexpr std::array<int, 6> handled{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD};
 
   std::array<struct sigaction, handled.size()> before_{};
   sigset_t blocked_before_{};

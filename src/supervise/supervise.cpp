@@ -17,6 +17,8 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,6 +57,20 @@ Launcher find_launcher(Launcher::Kind kind) {
               "Install Open MPI's programs (Debian: openmpi-bin) or load its module");
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+/// Whether something waits to be read in a file or a pipe.
+bool has_input() {
+  struct stat input {};
+  if (::fstat(STDIN_FILENO, &input) != 0) return false;
+  if (S_ISREG(input.st_mode)) return ::lseek(STDIN_FILENO, 0, SEEK_CUR) < input.st_size;
+  int bytes = 0;
+  return S_ISFIFO(input.st_mode) && ::ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
 Introduction introduce(const SuperviseOptions& options, int ranks) {
   std::random_device random;
   const std::time_t now = std::time(nullptr);
@@ -86,9 +102,16 @@ End watch(Job& job, Signals& signals, std::chrono::seconds grace) {
       break;
     }
     const int timeout = !deadline ? -1 : !told ? 10 : 100;  // ms
-    std::array<pollfd, 2> sources{{{signals.descriptor(), POLLIN, 0}, {job.output(), POLLIN, 0}}};
+    // Of stdout, which the ranks write to, only that its reader has gone.
+    const int standard_output = signals.stop_wished() ? -1 : STDOUT_FILENO;
+    std::array<pollfd, 3> sources{
+        {{signals.descriptor(), POLLIN, 0}, {job.output(), POLLIN, 0}, {standard_output, 0, 0}}};
     ::poll(sources.data(), sources.size(), timeout);
     signals.take();
+    if ((sources[2].revents & POLLERR) != 0) {
+      log::warn("nobody reads standard output any more, to which the ranks write");
+      signals.wish_to_stop();
+    }
     show(output.take(job.read()));
   }
   end.code = job.code();
@@ -157,6 +180,11 @@ class Supervision {
     check(options, demand_.ranks, environment);
     demand_.min_workers = options.min_workers.value_or(demand_.ranks);
     introduction_ = introduce(options, demand_.ranks);
+    if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() && find_program("rsh").empty())
+      throw Error(ExitCode::missing_package, "starting the ranks on " + options.hosts, "there is no ssh in PATH",
+                  "Install it (Debian: openssh-client), or name another program in OMPI_MCA_plm_rsh_agent");
+    if (has_input())
+      log::warn("standard input is not passed on to the ranks, which may be started again; give the program a file");
     if (launcher_.kind == Launcher::Kind::mpirun && options.hosts.empty() && find_program(options.command[0]).empty()) {
       const auto& program = options.command[0];
       const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
@@ -168,20 +196,22 @@ class Supervision {
 
   int run() {
     for (int ranks = demand_.ranks;;) {
-      const auto end = start(ranks);
+      auto end = start(ranks);
       if (signals_.at_once()) return interrupted();
       if (!end.words.run.empty()) run_ = end.words.run;
       if (end.words.least) go_on_with(*end.words.least);
+      leave_out_lost_host(end);
       const int code = code_of(end);
       if (code == 0) return say_if_broken_off(end);
       const auto cause = cause_of(end, error_in_file(run_, started_));
       if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count(code);
       auto next = what_next(end, counted(end), demand_, ranks, signals_.stop_wished());
-      leave_out_lost_host(end, next);
+      if (end.words.host) next.ranks = ranks_without(lost_hosts_, options_, demand_.ranks, environment);
       // A rank that was killed cannot leave a cause itself.
       if (end.words.lost || end.launcher_signal != 0 || end.grace_over) cause_to_keep_ = cause;
       if (!next.again) return give_up(end, cause, next.code);
       say_what_follows(end, cause, next);
+      if (end.words.needed) wait_for_ranks(next.ranks);
       if (!wait(signals_, next.wait)) return stopped_between();
       ranks = next.ranks;
     }
@@ -206,6 +236,12 @@ class Supervision {
     if (options_.min_workers) return;
     demand_.min_workers = std::clamp(least, 1, demand_.ranks);
     introduction_.full_workers = demand_.ranks;
+  }
+
+  /// The saved state takes so many from now on.
+  void wait_for_ranks(int ranks) {
+    waits_for_ranks_ = true;
+    demand_.ranks = demand_.min_workers = ranks;
   }
 
   /// The failures of the same kind as that end.
@@ -245,14 +281,13 @@ class Supervision {
 
   /// Where the launcher has named one, and there is room for enough ranks without it. After a start that had no trouble
   /// with hosts, all of them are tried again.
-  void leave_out_lost_host(const End& end, Next& next) {
+  void leave_out_lost_host(End& end) {
     if (end.words.launcher.empty()) lost_hosts_.clear();
     if (!end.words.host) return;
     lost_hosts_.insert(*end.words.host);
-    next.ranks = ranks_without(lost_hosts_, options_, demand_.ranks, environment);
-    if (next.ranks >= demand_.min_workers) return;
-    lost_hosts_.clear();
-    next.ranks = demand_.ranks;
+    const bool enough = ranks_without(lost_hosts_, options_, demand_.ranks, environment) >= demand_.min_workers;
+    end.host_is_excused = enough || waits_for_ranks_;
+    if (!enough) lost_hosts_.clear();
   }
 
   int give_up(const End& end, const std::string& cause, int code) {
@@ -276,8 +311,9 @@ class Supervision {
     auto text = cause;
     if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
     text += ". Starting again";
-    if (next.ranks != demand_.ranks) text += " with " + detail::counted(next.ranks, "rank");
+    if (next.ranks != demand_.ranks || end.words.needed) text += " with " + detail::counted(next.ranks, "rank");
     if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
+    if (end.words.needed) return log::warn(text + ", which its state takes, as soon as there are so many");
     const auto& failures = counted(end);
     const int most = is_preemption(end) ? demand_.max_preemptions : demand_.max_failures;
     text += failures.newest < 0 ? "" : " from the newest checkpoint";
@@ -318,6 +354,7 @@ class Supervision {
   train::Failures failures_;     ///< of this muster run
   train::Failures preemptions_;  ///< counted apart
   Hosts lost_hosts_;             ///< the next start does without them
+  bool waits_for_ranks_ = false; ///< the saved state takes all that are wanted
   std::string cause_to_keep_;    ///< in the run's error.txt
   fs::file_time_type started_;   ///< an error.txt that is older is not of this start
   fs::path run_;                 ///< the folder of the run, once a rank has told it

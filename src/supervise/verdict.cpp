@@ -38,11 +38,14 @@ bool is_failure(const End& end, bool stop_wished) {
 bool is_preemption(const End& end) {
   const auto& words = end.words;
   const bool by_sigterm = (words.lost && words.lost->signal == SIGTERM) || end.launcher_signal == SIGTERM;
+  if (words.host && end.host_is_excused) return true;
   return !words.run.empty() && (words.host.has_value() || words.preempted || by_sigterm);
 }
 
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished) {
   Next next{.code = code_of(end), .ranks = demand.ranks};
+  const int needed = end.words.needed.value_or(ranks);
+  if (needed != ranks && needed <= demand.ranks && !stop_wished) return {.again = true, .ranks = needed};
   if (!is_failure(end, stop_wished) ||
       !failures.may_retry(is_preemption(end) ? demand.max_preemptions : demand.max_failures))
     return next;

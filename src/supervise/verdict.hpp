@@ -16,6 +16,8 @@ struct End {
   int launcher_signal = 0;  ///< or what has ended it
   Words words = {};
   bool grace_over = false;  ///< it did not heed the wish to stop, and was ended
+  /// The job goes on without the host that was lost, or waits for it: then that is no failure of the program.
+  bool host_is_excused = false;
 };
 
 /// What is asked of all starts.
@@ -38,11 +40,12 @@ struct Next {
 int code_of(const End& end);
 
 /// `failures` counts this end, if it is one: the preemptions or the others. `ranks` of this start: where the launcher
-/// could not start so many, half of them are tried next, and all of them again after a start that ran.
+/// could not start so many, half of them are tried next, and all of them again after a start that ran. Where the saved
+/// state takes another number of ranks, and the job may have so many, that number is started at once.
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished);
 
-/// Whether that failure is none of the program's: ranks that had begun their run have lost their node, or were ended by
-/// SIGTERM or by the scheduler's word.
+/// Whether that failure is none of the program's: a host could not be reached and there are enough others, or ranks that
+/// had begun their run have lost their node, or were ended by SIGTERM or by the scheduler's word.
 bool is_preemption(const End& end);
 
 /// Whether that is a failure, which is counted: no stop, however it was asked for, and nothing that trying again does

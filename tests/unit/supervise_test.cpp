@@ -148,6 +148,28 @@ TEST(LauncherOutput, KeepsWhyThereAreNoRanks) {
   EXPECT_EQ(output.words().launcher, "ORTE has lost communication with a remote daemon, on n2");
 }
 
+TEST(LauncherOutput, NamesTheHostThatCannotBeReached) {
+  const std::string unable = dashes +
+                             "\nORTE was unable to reliably start one or more daemons.\nThis usually is caused by:\n\n* not "
+                             "finding the required libraries and/or binaries on\n  one or more nodes.\n" +
+                             dashes + "\n";
+  for (const std::string said : {"ssh: connect to host n2.cluster port 22: No route to host",
+                                 "ssh: Could not resolve hostname n2.cluster: Name or service not known"}) {
+    LauncherOutput output;
+    EXPECT_EQ(output.take(said + "\r\n" + unable), said + "\r\n") << "a program may use ssh as well";
+    EXPECT_EQ(output.words().host, "n2.cluster");
+    EXPECT_EQ(output.words().launcher, said);
+  }
+  LauncherOutput of_the_program;
+  of_the_program.take("ssh: connect to host n2 port 22: No route to host\n");
+  EXPECT_FALSE(of_the_program.words().host);
+
+  LauncherOutput unknown;
+  unknown.take(unable);
+  EXPECT_EQ(unknown.words().launcher, "ORTE was unable to reliably start one or more daemons") << "no half sentence";
+  EXPECT_FALSE(unknown.words().host);
+}
+
 TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   LauncherOutput output;
   EXPECT_EQ(
@@ -234,6 +256,9 @@ TEST(Verdict, PreemptionsAreCountedApart) {
   never_ran.words.run.clear();
   EXPECT_FALSE(is_preemption(never_ran)) << "a node that is never there would be tried for ever";
 
+  never_ran.host_is_excused = true;
+  EXPECT_TRUE(is_preemption(never_ran)) << "the job goes on without it";
+
   const Demand demand{.ranks = 2, .min_workers = 2, .max_failures = 0, .max_preemptions = 2};
   for (const auto& end : {sigterm, node}) {
     EXPECT_TRUE(what_next(end, {.count = 2}, demand, 2, false).again) << "though no failure is";
@@ -281,6 +306,19 @@ TEST(Verdict, FewerRanksWhereThereAreNoMore) {
   EXPECT_EQ(what_next(none, {.count = 1}, demand, 8, false).ranks, 4);
   EXPECT_EQ(what_next(none, {.count = 2}, demand, 4, false).ranks, 3);
   EXPECT_EQ(what_next(lost_rank(), {.count = 1}, demand, 3, false).ranks, 8);
+}
+
+TEST(Verdict, AsManyRanksAsTheStateTakes) {
+  const Demand demand{.ranks = 4, .min_workers = 2, .max_failures = 0};
+  const End end{.code = 65, .words = {.needed = 3}};
+  for (const int ranks : {2, 4}) {
+    const auto next = what_next(end, {}, demand, ranks, false);
+    EXPECT_TRUE(next.again);
+    EXPECT_EQ(next.ranks, 3);
+    EXPECT_FALSE(what_next(end, {}, demand, ranks, /*stop_wished=*/true).again);
+  }
+  EXPECT_FALSE(what_next(end, {}, demand, 3, false).again);
+  EXPECT_FALSE(what_next(end, {}, {.ranks = 2, .min_workers = 2}, 2, false).again) << "there can never be so many";
 }
 
 TEST(Verdict, OneRootCause) {
@@ -345,6 +383,18 @@ TEST_F(LaunchCommandTest, OnHosts) {
   EXPECT_EQ(command(Launcher::Kind::mpirun, 4, {"n1"}).words[4], "n2:4");
 }
 
+TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
+  options.hosts = "n1.cluster:2,n2.cluster:2";
+  EXPECT_EQ(ranks_without({"n1"}, options, 4, environment), 2);
+  EXPECT_EQ(command(Launcher::Kind::mpirun, 2, {"n1"}).words[4], "n2.cluster:2");
+  options.hosts = "n1:2,n2:2";
+  EXPECT_EQ(ranks_without({"n2.cluster"}, options, 4, environment), 2);
+  EXPECT_EQ(ranks_without({"n1"}, options, 2, environment), 2) << "the other host has the slots";
+  options.hosts = "10.0.0.1:2,10.0.0.2:2";
+  EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment), 2);
+  EXPECT_EQ(ranks_without({"10"}, options, 4, environment), 4);
+}
+
 TEST_F(LaunchCommandTest, InSlurm) {
   EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
   EXPECT_EQ(wanted_ranks(options, environment, 6), 6);
@@ -369,6 +419,8 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
   EXPECT_THROW(check(options, 0, environment), Error);
   options.min_workers = 3;
   EXPECT_THROW(check(options, 2, environment), Error);
+  options = {.command = {"./fit"}, .hosts = ",,"};
+  EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), environment), Error);
   options = {};
   EXPECT_THROW(check(options, 2, environment), Error);
 }
