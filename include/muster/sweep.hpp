@@ -94,9 +94,9 @@ enum class TrialStatus {
 };
 
 struct Trial {
-  std::string name = {};  ///< trial_00003
-  Config config = {};     ///< what the space has given it
-  TrialStatus status = TrialStatus::waiting;
+  std::string name = {};                      ///< trial_00003
+  Config config = {};                         ///< what the space has given it
+  TrialStatus status = TrialStatus::waiting;  ///< failed also where a rank of it was lost again and again
   /// Those of its last report; null if there was none.
   Json metrics = {};
   /// The last one committed.

@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "observe/csv.hpp"
+#include "train/failures.hpp"
 
 #include <algorithm>
 #include <array>
@@ -72,10 +73,30 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
   throw Error(ExitCode::data, doing, error.what(), "Remove it: the trial goes on from its newest checkpoint");
 }
 
-void write_row(const Trial& trial) {
+int newest_of(const std::filesystem::path& trial) {
+  return std::filesystem::exists(status_of(trial)) ? train::newest_index(trial) : -1;
+}
+
+void write_row(const Trial& trial, const Losses& losses) {
   make_directories(trial.path);
   require_own_directory(trial.path);
-  write_file(file_of(trial.path), dumped(to_json(trial)));
+  auto row = to_json(trial);
+  row["losses"] = {{"count", losses.count}, {"newest_checkpoint", losses.newest}, {"alone", losses.alone}};
+  write_file(file_of(trial.path), dumped(row));
+}
+
+Losses read_losses(const std::filesystem::path& trial) {
+  const auto file = file_of(trial);
+  if (!std::filesystem::exists(status_of(file))) return {};
+  const auto row = read_json(file);
+  if (!row.is_object() || !row.contains("losses")) return {};  // an older version has written it
+  try {
+    const auto& losses = row.at("losses");
+    return {losses.at("count"), losses.at("newest_checkpoint"), losses.at("alone")};
+  } catch (const Json::exception& error) {
+    throw Error(ExitCode::data, "reading " + file.string(), error.what(),
+                "Remove it: the trial goes on from its newest checkpoint");
+  }
 }
 
 std::optional<Trial> read_row(const std::filesystem::path& trial) {

@@ -29,8 +29,24 @@ Settings settings_of(const Config& config);
 Json to_json(const Trial& trial);
 Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::string& doing);
 
+/// What became of a trial in starts that a lost rank has ended. Kept in trial.json.
+struct Losses {
+  int count = 0;     ///< starts in a row that were lost while it ran, and left no newer checkpoint of it
+  int newest = -1;   ///< index of its newest checkpoint when it began to run; -1: none
+  bool alone = false;  ///< no other trial ran at the same time, so the lost rank was its own
+
+  /// That often, and the last time alone, it has failed for good.
+  static constexpr int most = 2;
+  bool are_final() const noexcept { return count >= most && alone; }
+};
+
+/// Index of the trial's newest checkpoint; -1 if it has none.
+int newest_of(const std::filesystem::path& trial);
+
 /// Replaces trial.json in the trial's folder, which is made if need be. By one rank.
-void write_row(const Trial& trial);
+void write_row(const Trial& trial, const Losses& losses = {});
+/// What trial.json says of them; none where it says nothing.
+Losses read_losses(const std::filesystem::path& trial);
 /// None where there is no trial.json. An Error (ExitCode::data) where it cannot be one.
 std::optional<Trial> read_row(const std::filesystem::path& trial);
 

@@ -8,6 +8,7 @@
 #include "launch/part.hpp"
 #include "launch/supervised.hpp"
 #include "muster/callback.hpp"
+#include "observe/metrics.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
 #include "sweep/table.hpp"
@@ -22,13 +23,15 @@ namespace {
 /// Compares a trial with the others at its reports. On every worker, of which the first decides for all.
 class Comparison final : public Callback {
  public:
-  Comparison(const Task& task, Board& board, int trial, bool decides)
-      : task_(task), board_(board), trial_(trial), decides_(decides) {
+  /// `looks_for_metric` ends with the first report that it has looked at.
+  Comparison(const Task& task, Board& board, int trial, bool decides, bool& looks_for_metric)
+      : task_(task), board_(board), trial_(trial), decides_(decides), looks_for_metric_(looks_for_metric) {
     for (const auto& scores : task.scores) compared_.push_back(scores.contains(trial));
   }
 
   void on_report(const Json& row) override {
     const auto& scheduler = task_.options.scheduler;
+    if (decides_ && std::exchange(looks_for_metric_, false)) look_for_metric(row);
     if (!decides_ || !scheduler) return;
     const auto iteration = row.at("training_iteration").get<std::int64_t>();
     over_ = over_ || iteration >= scheduler->max_t;
@@ -64,10 +67,24 @@ class Comparison final : public Callback {
   bool cut_off() const noexcept { return cut_off_; }
 
  private:
+  /// A later report may bring it, so this is a warning.
+  void look_for_metric(const Json& row) const {
+    const auto& metric = task_.options.metric;
+    if (metric.empty() || row.contains(metric)) return;
+    std::string names;
+    for (const auto& [name, value] : row.items())
+      if (value.is_number() && !observe::is_reserved(name)) names += (names.empty() ? "" : ", ") + name;
+    const log::Scope log;
+    log::start(0, log::level());  // a trial speaks in its log alone
+    log::warn("comparing the trials: the first report of " + name_of(trial_) + " has no \"" + metric + "\"" +
+              (names.empty() ? "" : ", but " + names) + ". SweepOptions::metric names a metric of session.report()");
+  }
+
   const Task& task_;
   Board& board_;
   const int trial_;
   const bool decides_;
+  bool& looks_for_metric_;
   std::vector<bool> compared_;  ///< [rung]: in this start or an earlier one
   bool stopped_ = false, over_ = false, cut_off_ = false;
 };
@@ -123,10 +140,15 @@ class Group {
     auto trial = task_.trials[static_cast<std::size_t>(number)];
     trial.status = TrialStatus::running;
     trial.error.reset();
-    comm::on_root(ranks_, [&] { keep(trial); });
+    auto losses = task_.losses[static_cast<std::size_t>(number)];
+    comm::on_root(ranks_, [&] {
+      losses.newest = newest_of(trial.path);
+      losses.alone = task_.alone;
+      keep(trial, losses);
+    });
     log::keep(trial.name + " begins: " + trial.config.dump());
 
-    const auto comparison = std::make_shared<Comparison>(task_, board_, number, leads());
+    const auto comparison = std::make_shared<Comparison>(task_, board_, number, leads(), looks_for_metric_);
     std::optional<Result> result;
     std::optional<Error> error;
     bool stopped = false, ended = false;
@@ -170,8 +192,8 @@ class Group {
     return ends.empty();
   }
 
-  void keep(const Trial& trial) const {
-    write_row(trial);
+  void keep(const Trial& trial, const Losses& losses = {}) const {
+    write_row(trial, losses);
     if (task_.launch.rank() == 0) task_.refresh();
   }
 
@@ -184,6 +206,7 @@ class Group {
   Board& board_;
   Communicator ranks_;
   train::StopFile stop_, stopping_;
+  bool looks_for_metric_ = true;  ///< in the first report of all
 };
 
 }  // namespace

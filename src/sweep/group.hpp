@@ -3,6 +3,7 @@
 
 #include "muster/sweep.hpp"
 #include "sweep/board.hpp"
+#include "sweep/folder.hpp"
 #include "sweep/space.hpp"
 
 #include <cstdint>
@@ -21,7 +22,9 @@ struct Task {
   std::vector<Point> points = {};         ///< [trial]
   Json settings = {};                     ///< that all trials have alike; on rank 0 of the launch
   std::vector<Trial> trials = {};         ///< [trial]: as they were when the sweep was started
+  std::vector<Losses> losses = {};        ///< [trial]
   std::vector<int> to_do = {};            ///< of them, in this order
+  bool alone = false;                     ///< one at a time
   std::vector<std::int64_t> rungs = {};   ///< of the scheduler
   std::vector<Scores> scores = {};        ///< [rung]: when the sweep was started
   std::function<void()> refresh = [] {};  ///< brings the tables up to date; on rank 0 of the launch

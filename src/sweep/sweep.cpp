@@ -219,13 +219,42 @@ Json about(const Task& task) {
           {"mode", options.mode == ScoreOrder::max ? "max" : "min"}};
 }
 
-/// What has begun comes first.
-std::vector<int> left_to_do(const std::vector<Trial>& trials) {
-  const auto has_begun = [](const Trial& trial) { return trial.status != TrialStatus::waiting || trial.checkpoint; };
+/// What runs in the folders of a sweep that has begun was lost: whoever holds the run's lock has it alone. Each such
+/// trial waits again, or has failed for good. Gives what is known of each trial's losses.
+std::vector<Losses> settle_losses(std::vector<Trial>& trials) {
+  std::vector<Losses> all;
+  for (auto& trial : trials) {
+    auto& losses = all.emplace_back(read_losses(trial.path));
+    if (trial.status != TrialStatus::running) continue;
+    losses.count = newest_of(trial.path) > losses.newest ? 0 : losses.count + 1;
+    trial.status = losses.are_final() ? TrialStatus::failed : TrialStatus::waiting;
+    if (losses.are_final())
+      trial.error = Error(ExitCode::user_error, "running " + trial.name,
+                          "a rank was lost in " + counted(losses.count, "start") + " without a new checkpoint",
+                          "Look into its logs; remove " + (trial.path / "trial.json").string() + " to try it again");
+    write_row(trial, losses);
+    if (losses.count > 0)
+      log::warn(trial.error ? std::string(trial.error->what())
+                            : trial.name + " ran when a rank was lost, and had saved nothing new; it goes last");
+  }
+  return all;
+}
+
+/// In which order trials are taken: what has begun, then what has not, then what was lost.
+enum Turn { begun, fresh, lost, lost_again };
+
+std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<Losses>& losses) {
+  const auto turn_of = [&](std::size_t i) {
+    if (losses[i].count > 0) return losses[i].count < Losses::most ? lost : lost_again;
+    return trials[i].status != TrialStatus::waiting || trials[i].checkpoint ? begun : fresh;
+  };
   std::vector<int> numbers;
-  for (const bool begun : {true, false})
-    for (std::size_t i = 0; i < trials.size(); ++i)
-      if (!has_ended_well(trials[i].status) && has_begun(trials[i]) == begun) numbers.push_back(static_cast<int>(i));
+  for (const auto turn : {begun, fresh, lost, lost_again})
+    for (std::size_t i = 0; i < trials.size(); ++i) {
+      const bool ended = has_ended_well(trials[i].status) || (trials[i].status == TrialStatus::failed &&
+                                                              losses[i].are_final());
+      if (!ended && turn_of(i) == turn) numbers.push_back(static_cast<int>(i));
+    }
   return numbers;
 }
 
@@ -247,14 +276,17 @@ void prepare(Task& task, const Communicator& world, bool may_go_on) {
     }
     std::filesystem::remove(task.folder / stopping_file);
     task.trials = read_trials(task.folder, task.points);
+    const auto losses = settle_losses(task.trials);
     write_tables(task.folder, task.trials, about(task));
     Json scores = Json::array();
     for (const auto& rung : read_scores(task)) {
       auto& entries = scores.emplace_back(Json::array());
       for (const auto& [trial, score] : rung) entries.push_back({trial, Json::to_cbor(score)});
     }
-    return Json{rows_of(task.trials), scores, left_to_do(task.trials)}.dump(-1, ' ', false,
-                                                                            Json::error_handler_t::replace);
+    Json counts = Json::array();
+    for (const auto& of_trial : losses) counts.push_back(of_trial.count);
+    return Json{rows_of(task.trials), scores, left_to_do(task.trials, losses), counts}.dump(
+        -1, ' ', false, Json::error_handler_t::replace);
   }));
   task.trials = trials_in(found[0], task.folder);
   for (const auto& entries : found[1]) {
@@ -263,12 +295,12 @@ void prepare(Task& task, const Communicator& world, bool may_go_on) {
       rung[entry[0]] = Json::from_cbor(entry[1].get<std::vector<std::uint8_t>>()).get<double>();
   }
   task.to_do = found[2].get<std::vector<int>>();
+  for (const auto& count : found[3]) task.losses.push_back({.count = count.get<int>()});
 }
 
-/// All trials, on all groups. Collective over the launch.
-void run_all(const Task& task, const Communicator& world) {
-  const int of_a_trial = task.options.ranks_per_trial;
-  const int groups = world.size() / of_a_trial, group = world.rank() / of_a_trial;
+/// The trials that are to be done, on so many groups. Collective over the launch.
+void run_on_groups(const Task& task, const Communicator& world, int groups) {
+  const int group = world.rank() / task.options.ranks_per_trial;
   const auto limit = comm::time_limit(world);
   Board board(world, task.scores, limit);
   const auto ranks = comm::make_world_apart(world.split(std::min(group, groups)));
@@ -285,6 +317,23 @@ void run_all(const Task& task, const Communicator& world) {
     }
   });
   if (error) throw *error;
+}
+
+/// All trials, on all groups. Those that were lost again run one at a time, to find out whose ranks they are.
+/// Collective over the launch.
+void run_all(Task& task, const Communicator& world) {
+  const auto again = std::ranges::find_if(task.to_do, [&](int trial) {
+    return task.losses[static_cast<std::size_t>(trial)].count >= Losses::most;
+  });
+  const std::vector<int> suspects(again, task.to_do.end());
+  task.to_do.erase(again, task.to_do.end());
+  const int groups = world.size() / task.options.ranks_per_trial;
+  task.alone = groups == 1;
+  if (!task.to_do.empty()) run_on_groups(task, world, groups);
+  if (suspects.empty()) return;
+  task.to_do = suspects;
+  task.alone = true;
+  run_on_groups(task, world, 1);
 }
 
 std::ptrdiff_t waiting_in(const SweepResult& sweep) {

@@ -51,19 +51,26 @@ int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   int retries = 0;
   std::int64_t kill = 0;
-  bool then_fails = false;
+  bool then_fails = false, kill_always = false;
   launch.app().add_option("--retries", retries, "FailureConfig::max_failures of the trials");
   launch.app().add_option("--kill", kill,
                           "Trial 1 kills its ranks in its second epoch, where it has saved fewer than this");
+  std::string metric = "number";
+  launch.app().add_option("--metric", metric, "By which trials are compared");
+  launch.app().add_flag("--kill-always", kill_always, "Trial 1 kills its ranks before it has saved anything");
   launch.app().add_flag("--then-fails", then_fails, "A run follows, which fails");
   return launch.run([&] {
     const auto sweep = *launch.flags().storage / *launch.flags().name;
     muster::TorchTrainer trainer(
-        launch, [&](muster::Session& session, const muster::Config& config) { train(session, config, sweep, kill); },
+        launch,
+        [&](muster::Session& session, const muster::Config& config) {
+          if (kill_always && config.at("number") == 1) ::raise(SIGKILL);
+          train(session, config, sweep, kill);
+        },
         {.train_loop_config = {{"number", 0}, {"epochs", 3}},
          .run_config = {.failure_config = {.max_failures = retries}}});
     auto result = muster::Sweep(launch, trainer.as_trainable(),
-                                {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = "number"})
+                                {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = metric})
                       .fit();
     if (then_fails)
       result.error = muster::TorchTrainer(launch, [](muster::Session&) { throw std::runtime_error("the tea is cold"); })
