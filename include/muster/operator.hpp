@@ -367,7 +367,9 @@ struct ValidateOptions {
 
 /// Runs an operator on the workers, call by call. Every member function is collective over all ranks of the launch
 /// unless it says otherwise, and gives the same on all of them. What is thrown on any worker leaves the call on every
-/// rank as one Error; the trainer is over then.
+/// rank as one Error; the trainer is over then. It goes on after a call that was refused before it changed anything:
+/// a number of steps below 1, no loader, no scheduler for a metric, a checkpoint to load that is not there, is damaged
+/// or does not fit, and a save() that fails.
 ///
 /// Results. train(): num_samples, epoch (passes begun so far), batch_count, and of each metric m of train_batch(), by
 /// default train_loss, its mean m and its last value last_m. validate(): the same without epoch, by default of val_loss
@@ -383,8 +385,9 @@ struct ValidateOptions {
 /// is started again, with the ranks that there are, main runs from its beginning, calls that the saved state knows of
 /// give at once what they gave, and training goes on at the train() that was cut off, or the one before where the state
 /// was still being written. What main does besides is done again, and so is apply_all_workers(). A state_dict() of
-/// before is gone; save() and load() keep one. A run that is stopped on request saves in the middle of a call, which
-/// then goes on with the batches that are left, and gives the means over those.
+/// before is gone; save() and load() keep one. An apply_all_operators() that has registered data is made again. A run
+/// that is stopped on request saves in the middle of a call, which then goes on with the batches that are left, and
+/// gives the means over those.
 ///
 /// shutdown() marks the run as finished. Started again under its name, its calls up to the last train() give what they
 /// gave, also where the configuration is another one now, of which a warning tells; those after it are made anew, and a

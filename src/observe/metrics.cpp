@@ -76,15 +76,19 @@ Json mean_of(const std::vector<Json>& values) {
 
 bool is_reserved(std::string_view name) { return std::ranges::find(reserved, name) != reserved.end(); }
 
+void require_value(const std::string& name, const Metric& metric) {
+  if (!metric.fault().empty())
+    throw Error(ExitCode::user_error, "reporting the metric \"" + name + "\"", metric.fault(),
+                "Give one real number, as values.mean(), or a list as Json");
+}
+
 Json to_json(const Metrics& metrics) {
   Json all = Json::object();
   for (const auto& [key, metric] : metrics) {
     if (is_reserved(key))
       throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a name that every report has already",
                   "Choose another name");
-    if (!metric.fault().empty())
-      throw Error(ExitCode::user_error, "reporting the metric \"" + key + "\"", metric.fault(),
-                  "Give one real number, as values.mean(), or a list as Json");
+    require_value(key, metric);
     auto& values = all[key] = Json::array({metric.value(), metric.weight()});
     if (!metric.tally().is_null()) values.push_back(metric.tally());
   }

@@ -14,6 +14,8 @@ bool is_reserved(std::string_view name);
 
 /// A rank's metrics with their weights, and what they are made of. A reserved name is an Error (ExitCode::user_error).
 Json to_json(const Metrics& metrics);
+/// An Error that names the metric unless it has a value, as a tensor of several numbers has none.
+void require_value(const std::string& name, const Metric& metric);
 
 /// One value per key, over the ranks that gave the key: integers that are equal stay; numbers become the mean weighted
 /// by samples (1 where a rank gave none); what is made of tallies is made of all of them; anything else is that of the

@@ -282,6 +282,7 @@ Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
 void TrainingOperator::register_data(OperatorLoader train_loader, std::optional<OperatorLoader> validation_loader) {
   auto& its = parts();
   const bool split = its.options.add_dist_sampler;
+  ++its.registrations;
   its.train.set_passes(train_loader.passes()(its, {.training = true, .split = split}));
   if (validation_loader)
     its.validation.set_passes(validation_loader->passes()(its, {.training = false, .split = split}));

@@ -100,9 +100,12 @@ void TrainFeed::set_passes(std::unique_ptr<Passes> passes) {
   passes_ = std::move(passes);
 }
 
-void TrainFeed::begin_call(std::optional<std::int64_t> limit, bool has_model) {
+void TrainFeed::check_call(std::optional<std::int64_t> limit, bool has_model) const {
   check_steps("training", limit);
   require_loader("training", passes_, "train_loader", has_model);
+}
+
+void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
   session_.data.cursors->enter_loop();
   limit_ = limit;
   in_call_ = true;
@@ -162,9 +165,12 @@ void ValidationFeed::set_passes(std::unique_ptr<Passes> passes) {
   passes_ = std::move(passes);
 }
 
-void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch, bool has_model) {
+void ValidationFeed::check_call(std::optional<std::int64_t> limit, bool has_model) const {
   check_steps("validating", limit);
   require_loader("validating", passes_, "validation_loader", has_model);
+}
+
+void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch) {
   limit_ = limit;
   epoch_ = epoch;
   in_call_ = true;

@@ -26,9 +26,11 @@ class TrainFeed final : public Feed {
   /// In place of those before, of which a pass under way is over. An Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one. `has_model`:
-  /// whether the operator has one, for the error where there is no data.
-  void begin_call(std::optional<std::int64_t> limit, bool has_model);
+  /// An Error where a call for so many batches cannot begin. `has_model`: whether the operator has one, for the error
+  /// where there is no data.
+  void check_call(std::optional<std::int64_t> limit, bool has_model) const;
+  /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one.
+  void begin_call(std::optional<std::int64_t> limit);
   void end_call();
   Batch* next() override;
 
@@ -67,7 +69,9 @@ class ValidationFeed final : public Feed {
   /// In place of those before. An Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch, bool has_model);
+  /// See TrainFeed.
+  void check_call(std::optional<std::int64_t> limit, bool has_model) const;
+  void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
   void end_call();
   Batch* first() override;
   Batch* next() override;

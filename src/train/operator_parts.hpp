@@ -22,6 +22,7 @@ struct OperatorParts {
   const bool fp16;
   const std::unique_ptr<GradScaler> scaler;
 
+  int registrations = 0;  ///< of data, so far
   std::vector<std::shared_ptr<torch::nn::Module>> models;
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers;
   std::vector<std::shared_ptr<torch::optim::LRScheduler>> schedulers;

@@ -25,6 +25,7 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
   samples_ += samples;
   for (const auto& [name, metric] : metrics) {
     if (name == num_samples) continue;
+    detail::observe::require_value(name, metric);
     auto& meter = meters_[name];
     const auto& value = metric.value();
     if (value.is_number()) meter.mean.add(value.get<double>(), samples);
@@ -66,6 +67,7 @@ Json with_weights(const Metrics& metrics) {
   const auto samples = samples_in(metrics).value_or(1);
   Json all = Json::object();
   for (const auto& [name, metric] : metrics) {
+    observe::require_value(name, metric);
     const auto weight = name == batch_count ? 1 : metric.weight() < 0 ? samples : metric.weight();
     auto& values = all[name] = Json::array({metric.value(), weight});
     if (!metric.tally().is_null()) values.push_back(metric.tally());

@@ -48,8 +48,12 @@ class OperatorRun {
   /// The text that `work` gives, on all ranks; it is done by workers. What it throws is the end of the trainer.
   /// Collective.
   std::string meet(const std::function<std::string()>& work);
-  /// The next call of that name: `work`, or what it gave before the run was taken up again.
-  Json call(const char* name, const std::function<Json()>& work);
+  /// Throws what `check` throws on any worker, the same on all ranks, and the trainer goes on. Collective.
+  void require_on_all(const std::function<void()>& check);
+  /// The next call of that name: `check` and then `work`, or what they gave before the run was taken up again. `check`
+  /// refuses a call before anything is changed, which is noted too.
+  Json call(const char* name, const std::function<void()>& check, const std::function<Json()>& work);
+  comm::WaitLimits limits() const;
   /// The metrics of a row, which has names of its own. Its `epoch` is that of train().
   Metrics for_row(const Json& result) const;
   /// What the workers give, as one; noted as what the call of that name has given. Collective over the workers.
@@ -59,6 +63,10 @@ class OperatorRun {
   /// One report of what `step` gives, whose calls report nothing.
   void report_step(const std::function<Json()>& step);
   Json each_one(const Json& own) const;
+  /// Makes a call again that has registered data before the run was taken up again. Collective.
+  void register_again(const std::function<Json(TrainingOperator&)>& function);
+  /// An Error unless a saved state fits the operator. Its own load functions may still refuse it.
+  void require_fit(const StateDict& saved) const;
   /// What a saved state has, loaded by every worker. Collective over the workers.
   void restore(const StateDict& saved);
   /// In the run's folder, as rank 0: for `muster run` how many lost ranks are allowed for, and that a finished run goes
@@ -81,7 +89,8 @@ class OperatorRun {
   OperatorParts* parts_ = nullptr;
   StateEntries entries_;                       ///< what state_dict() has
   std::shared_ptr<const StateEntries> saved_;  ///< and what a run needs to go on
-  Json done_ = Json::array();                  ///< [name, result] of each call
+  Json done_ = Json::array();                  ///< [name, result] of each call, [name, result, text] of one that has
+                                               ///< registered data, [name, null, code, text] of one that was refused
   std::size_t calls_ = 0;                      ///< made by main so far
   bool changed_ = false;                       ///< by another call than train(), since the state was saved
   bool of_trial_ = false;                      ///< steps are reported, and not each call

@@ -185,14 +185,31 @@ void OperatorRun::require_open() const {
               "Make another one");
 }
 
+comm::WaitLimits OperatorRun::limits() const {
+  return {.done = plan_.works() ? plan_.wait_limit : until_the_others_come, .failed = comm::final_grace(plan_.world())};
+}
+
+void OperatorRun::require_on_all(const std::function<void()>& check) {
+  require_open();
+  const auto& world = plan_.world();
+  try {
+    const auto error = comm::attempt_on_all(world, limits(), [&] {
+      if (plan_.works()) check();
+    });
+    if (error) throw *error;
+  } catch (const comm::Lost& lost) {
+    open_ = false;
+    run_.write_error(world, lost);
+    throw;
+  }
+}
+
 std::string OperatorRun::meet(const std::function<std::string()>& work) {
   require_open();
   const auto& world = plan_.world();
-  const comm::WaitLimits limits{.done = plan_.works() ? plan_.wait_limit : until_the_others_come,
-                                .failed = comm::final_grace(world)};
   std::string result;
   try {
-    const auto error = comm::attempt_on_all(world, limits, [&] {
+    const auto error = comm::attempt_on_all(world, limits(), [&] {
       if (plan_.works()) try {
           result = work();
         } catch (...) {
@@ -216,17 +233,28 @@ std::string OperatorRun::meet(const std::function<std::string()>& work) {
   }
 }
 
-Json OperatorRun::call(const char* name, const std::function<Json()>& work) {
+Json OperatorRun::call(const char* name, const std::function<void()>& check, const std::function<Json()>& work) {
   require_open();
   if (calls_ < done_.size()) {
     const auto& before = done_[calls_++];
     // What main draws before the next call it has drawn after this one.
     if (calls_ == done_.size() && !training_) take_up_random_state();
+    if (before[0] == name && before.size() > 3)
+      throw Error(static_cast<ExitCode>(before[2].get<int>()), before[3].get<std::string>());
     if (before[0] == name) return before[1];
     throw Error(ExitCode::usage, "going on with the run " + run_.path().string(),
                 "call " + std::to_string(calls_) + " of the trainer is " + name + "() and was " +
                     before[0].get<std::string>() + "() when the run began",
                 "Make the same calls, or choose another --name");
+  }
+  try {
+    require_on_all(check);
+  } catch (const Error& refused) {
+    if (open_) {
+      done_.push_back({name, nullptr, static_cast<int>(refused.code()), refused.what()});
+      ++calls_;
+    }
+    throw;
   }
   // A worker notes what it gives before its state is saved; the others afterwards.
   const auto text = meet([&]() -> std::string {
@@ -276,23 +304,26 @@ Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bo
 }
 
 Json OperatorRun::train(const TrainOptions& options) {
-  if (options.max_retries < 0)
-    throw Error(ExitCode::usage, "training", "max_retries is " + std::to_string(options.max_retries), "Give 0 or more");
-  require_open();
-  if (calls_ >= done_.size()) note(options.max_retries, /*trains=*/true);
-  return call("train", [&] {
+  const auto check = [&] {
+    if (options.max_retries < 0)
+      throw Error(ExitCode::usage, "training", "max_retries is " + std::to_string(options.max_retries),
+                  "Give 0 or more");
+    parts_->train.check_call(options.num_steps, !parts_->models.empty());
+  };
+  return call("train", check, [&] {
     const watch::During training("train");
     auto& state = session_->state();
     auto& feed = parts_->train;
     auto& timers = operator_->timers;
     if (state.stop.ended) throw TrainingEnded();
+    note(options.max_retries, /*trains=*/true);
     if (std::exchange(training_, true)) take_up_random_state();
     if (std::exchange(changed_, false) && keeps_) {
       for (const auto& prepared : state.models) prepared->synchronise_buffers();
       state.outputs.settle();
       state.save(saved_.get(), {}, /*any_files=*/false, Json::object());
     }
-    feed.begin_call(options.num_steps, !parts_->models.empty());
+    feed.begin_call(options.num_steps);
     timers.enable(options.profile);
     Metrics own;
     {
@@ -310,12 +341,13 @@ Json OperatorRun::train(const TrainOptions& options) {
 }
 
 Json OperatorRun::validate(const ValidateOptions& options) {
-  return call("validate", [&] {
+  const auto check = [&] { parts_->validation.check_call(options.num_steps, !parts_->models.empty()); };
+  return call("validate", check, [&] {
     const watch::During validating("validate");
     auto& feed = parts_->validation;
     auto& timers = operator_->timers;
     const auto epoch = std::max<std::int64_t>(0, parts_->train.epochs() - 1);
-    feed.begin_call(options.num_steps, epoch, !parts_->models.empty());
+    feed.begin_call(options.num_steps, epoch);
     timers.enable(options.profile);
     Metrics own;
     {
@@ -342,11 +374,13 @@ void OperatorRun::report_step(const std::function<Json()>& step) {
   if (!result.is_object())
     throw Error(ExitCode::user_error, "reporting a step of a trial", "what it gives is no JSON object",
                 "Give names and values, as {{\"val_loss\", 0.1}}");
-  call(step_call, [&] {
-    done_.push_back({step_call, nullptr});
-    session_->state().report(for_row(result), saved_, {}, {});
-    return Json();
-  });
+  call(
+      step_call, [] {},
+      [&] {
+        done_.push_back({step_call, nullptr});
+        session_->state().report(for_row(result), saved_, {}, {});
+        return Json();
+      });
 }
 
 Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step) {
@@ -377,14 +411,35 @@ Json OperatorRun::apply(const std::function<Json()>& function) {
 }
 
 Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) {
-  return call("apply_all_operators", [&] { return each_one(function(*operator_)); });
+  // What it gives stands in the journal, but data do not: a call that registers some is made again.
+  if (calls_ < done_.size() && done_[calls_].size() == 3) register_again(function);
+  return call(
+      "apply_all_operators", [] {},
+      [&] {
+        const auto before = parts_->registrations;
+        auto given = each_one(function(*operator_));
+        if (parts_->registrations != before) done_.push_back({"apply_all_operators", given, "registers data"});
+        return given;
+      });
+}
+
+void OperatorRun::register_again(const std::function<Json(TrainingOperator&)>& function) {
+  meet([&] {
+    // What else it changes was saved, and comes back.
+    auto state = checkpoint::collect(entries_);
+    for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();
+    function(*operator_);
+    return restore(state), std::string();
+  });
 }
 
 void OperatorRun::update_scheduler(double metric) {
-  call("update_scheduler", [&] {
+  const auto check = [&] {
     if (parts_->plateaus.empty())
       throw Error(ExitCode::user_error, "updating the scheduler with a metric", "no registered scheduler waits for one",
                   "Register a torch::optim::ReduceLROnPlateauScheduler");
+  };
+  call("update_scheduler", check, [&] {
     const auto bytes = session_->state().workers.control.broadcast(to_bytes(metric));
     for (const auto& scheduler : parts_->plateaus) scheduler->step(Json::from_cbor(bytes).get<float>());
     return Json();
@@ -405,6 +460,11 @@ StateDict OperatorRun::state_dict() {
   return state;
 }
 
+void OperatorRun::require_fit(const StateDict& saved) const {
+  const auto& workers = session_->state().workers;
+  checkpoint::require_fit(entries_, saved, {workers.rank(), workers.size()});
+}
+
 void OperatorRun::restore(const StateDict& saved) {
   const auto& workers = session_->state().workers;
   comm::on_all(workers.control, [&] {
@@ -414,17 +474,19 @@ void OperatorRun::restore(const StateDict& saved) {
 }
 
 void OperatorRun::load_state_dict(const StateDict& state) {
-  call("load_state_dict", [&] {
+  const auto check = [&] {
     if (state.values.value("progress", Json::object()).contains(gone))
       throw Error(ExitCode::usage, "loading a state",
                   "it is of a call before the one at which the run was taken up again, and went with that process",
                   "Keep states by save(path), and load(path) brings them back");
-    return restore(state), Json();
-  });
+    require_fit(state);
+  };
+  call("load_state_dict", check, [&] { return restore(state), Json(); });
 }
 
 void OperatorRun::save(const fs::path& path) {
-  call("save", [&] {
+  // It changes nothing in the trainer, which goes on whatever the disk does.
+  const auto save = [&] {
     for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
     comm::on_root(session_->state().workers.control, [&] {
       const auto whole = whole_path(path);
@@ -442,21 +504,23 @@ void OperatorRun::save(const fs::path& path) {
       }
       replace_directory(unfinished, whole);
     });
-    return Json();
-  });
+  };
+  call("save", save, [] { return Json(); });
 }
 
 void OperatorRun::load(const fs::path& path) {
-  call("load", [&] {
+  StateDict saved;
+  const auto check = [&] {
     const auto& control = session_->state().workers.control;
-    StateDict saved;
     comm::on_root(control, [&] {
       const auto whole = whole_path(path);
       take_back_directory(whole);
       saved = Checkpoint::from_directory(whole).to_dict();
     });
-    return restore(checkpoint::broadcast(control, saved)), Json();
-  });
+    saved = checkpoint::broadcast(control, saved);
+    require_fit(saved);
+  };
+  call("load", check, [&] { return restore(saved), Json(); });
 }
 
 void OperatorRun::note(int max_retries, bool trains) {

@@ -7,6 +7,7 @@
 #include "checkpoint/state/stateful.hpp"
 #include "checkpoint/tier.hpp"
 #include "comm/on_ranks.hpp"
+#include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "train/session_state.hpp"
 #include "train/validation.hpp"
@@ -180,7 +181,12 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store->read(*start.from);
   const auto& progress = saved.trainer;
   if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
-  checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});
+  try {
+    checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});
+  } catch (const checkpoint::WrongNumberOfRanks& error) {
+    launch::tell_supervisor(launch::telling_needed, std::to_string(error.needed()));
+    throw;
+  }
   counters.steps->global_step = progress.global_step;
   counters.steps->samples_since_report = progress.samples_since_report;
   counters.own_data.several[1] = progress.several_reports;

@@ -114,6 +114,85 @@ TEST(Operators, TakeOtherDataInThePlaceOfAPassUnderWay) {
       inside);
 }
 
+TEST(Operators, ARegistrationBetweenCallsIsMadeAgain) {
+  const auto learn = [](Launch& launch, std::int64_t fails_at) {
+    OperatorTrainer<Noisy> trainer(launch, all_ranks(launch));
+    for (int round = 0; round < 3; ++round) {
+      trainer.train();
+      trainer.apply_all_operators([&](Noisy& its) {
+        const auto x = at::linspace(2, 3, 8).view({8, 1}) + round;
+        const auto data = Dataset::from_tensors({{"x", x}, {"y", (x - 1).flatten()}});
+        its.register_data({data, {.batch_size = 2, .shuffle = true}});
+        return Json(round);
+      });
+      trainer.apply_all_operators([&](Noisy& its) { return its.fails_at = fails_at, Json(); });
+      trainer.train({.num_steps = 3});
+    }
+    return weight_of(trainer);
+  };
+  double undisturbed = 0, again = 0;
+  EXPECT_EQ(program({"--name", "registers"}, [&](Launch& launch) { undisturbed = learn(launch, -1); }), 0);
+  for (const std::int64_t fails_at : {5, 12}) {
+    const auto name = "registers_" + std::to_string(fails_at);
+    EXPECT_NE(program({"--name", name}, [&](Launch& launch) { learn(launch, fails_at); }), 0);
+    EXPECT_EQ(program({"--name", name}, [&](Launch& launch) { again = learn(launch, -1); }), 0);
+    EXPECT_EQ(again, undisturbed) << "failed at step " << fails_at;
+  }
+}
+
+// --- Calls that are refused ---
+
+TEST(Operators, ACallThatIsRefusedChangesNothing) {
+  const auto folder = storage() / "refused_states";
+  const auto learn = [&](Launch& launch, bool refused, std::int64_t fails_at) {
+    OperatorTrainer<Noisy> trainer(launch, all_ranks(launch));
+    trainer.apply_all_operators([&](Noisy& its) { return its.fails_at = fails_at, Json(); });
+    const auto try_them = [&] {
+      if (!refused) return;
+      const auto state = trainer.state_dict();
+      EXPECT_TRUE(has(error_of([&] { trainer.load(folder / "none"); }), "there is no"));
+      EXPECT_TRUE(has(error_of([&] { trainer.train({.num_steps = 0}); }), "num_steps is 0"));
+      EXPECT_TRUE(has(error_of([&] { trainer.train({.max_retries = -1}); }), "max_retries is -1"));
+      EXPECT_TRUE(
+          has(error_of([&] { trainer.validate({.num_steps = world().rank() == 0 ? -1 : 1}); }), "num_steps is -1"));
+      EXPECT_TRUE(has(error_of([&] { trainer.update_scheduler(1); }), "no registered scheduler"));
+      auto other = state;
+      other.tensors["model/weight"] = at::zeros({3, 3});
+      EXPECT_TRUE(has(error_of([&] { trainer.load_state_dict(other); }), "it does not fit"));
+      EXPECT_TRUE(has(error_of([&] { trainer.save(storage()); }), "something else stands there"));
+    };
+    try_them();
+    trainer.train();
+    try_them();
+    trainer.train({.num_steps = 2});
+    return weight_of(trainer);
+  };
+  double plain = 0, refused = 0;
+  on_all([&](Launch& launch) { plain = learn(launch, false, -1); });
+  EXPECT_EQ(program({"--name", "refused"}, [&](Launch& launch) { refused = learn(launch, true, -1); }), 0);
+  EXPECT_EQ(plain, refused);
+  // In a run that is taken up again they are refused again, by what was noted.
+  EXPECT_NE(program({"--name", "refused_again"}, [&](Launch& launch) { learn(launch, true, 3); }), 0);
+  EXPECT_EQ(program({"--name", "refused_again"}, [&](Launch& launch) { refused = learn(launch, true, -1); }), 0);
+  EXPECT_EQ(plain, refused);
+}
+
+TEST(Operators, AMetricWithoutAValueIsAnErrorThatNamesIt) {
+  struct Vectors : Noisy {
+    Metrics train_batch(Batch& batch, const BatchInfo& info) override {
+      auto metrics = Noisy::train_batch(batch, info);
+      metrics.emplace("errors", at::ones({3}));
+      return metrics;
+    }
+  };
+  EXPECT_EQ(program({},
+                    [](Launch& launch) {
+                      OperatorTrainer<Vectors> trainer(launch, all_ranks(launch));
+                      EXPECT_TRUE(has(error_of([&] { trainer.train(); }), "the metric \"errors\""));
+                    }),
+            0);
+}
+
 // --- Ended by a callback ---
 
 struct EndAfter : Callback {

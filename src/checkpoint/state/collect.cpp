@@ -61,7 +61,9 @@ std::size_t ranks_in(const StateDict& all) {
 }
 
 /// This rank's part of an entry of which each rank had its own; nothing, with a word, where there is none.
-std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, Rank here, Differences& differences) {
+/// `needed`: how many ranks it takes, where that is another number.
+std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, Rank here, Differences& differences,
+                                  std::size_t& needed) {
   const auto ranks = ranks_in(all), size = static_cast<std::size_t>(here.size);
   const auto refuse = [&](const std::string& fact) -> std::optional<StateDict> {
     return differences.push_back({"", fact}), std::nullopt;
@@ -74,7 +76,9 @@ std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, 
                   "State::restore(), Session::get_checkpoint(), or the rows of to_dict()");
   if (ranks != size) {
     auto part = object.regroup(all, here);
-    return part ? part : refuse("each of " + count(ranks) + " had its own, and here it is " + count(size));
+    if (part) return part;
+    needed = ranks;
+    return refuse("each of " + count(ranks) + " had its own, and here it is " + count(size));
   }
   StateDict part{.values = all.values.at(static_cast<std::size_t>(here.rank))};
   for (const auto& [path, tensor] : all.tensors) part.tensors.emplace(path, tensor.select(0, here.rank));
@@ -103,6 +107,11 @@ void compare_tensor(const std::string& path, const at::Tensor& saved, at::IntArr
     differences.push_back({path, c10::str("type ", saved.scalar_type(), " in the checkpoint, ", type, " here")});
 }
 
+WrongNumberOfRanks::WrongNumberOfRanks(std::size_t needed, const std::string& fact)
+    : Error(ExitCode::data, "restoring the state", fact,
+            "Nothing was changed; start the program on " + counted(needed, "rank")),
+      needed_(needed) {}
+
 StateDict collect(const StateEntries& entries) {
   check_names(entries);
   const auto parameters = parameter_paths(entries);
@@ -121,15 +130,20 @@ StateDict collect(const StateEntries& entries) {
   return state;
 }
 
-void restore(const StateEntries& entries, const StateDict& saved, Rank here) {
+namespace {
+
+using Parts = std::vector<std::pair<Stateful*, StateDict>>;
+
+/// Each entry's object with its part of `saved`. An Error that lists all that does not fit.
+Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const ParameterPaths& parameters, Rank here) {
   check_names(entries);
-  const auto parameters = parameter_paths(entries);
   std::vector<std::string> lines;
   std::set<std::string> left_over;
+  std::size_t needed = 0;
   for (const auto& [path, tensor] : saved.tensors) left_over.insert(entry_of(path));
   for (const auto& [name, value] : saved.values.items()) left_over.insert(name);
 
-  std::vector<std::pair<Stateful*, StateDict>> parts;
+  Parts parts;
   for (const auto& [name, entry] : entries) {
     left_over.erase(name);
     auto part = part_of(saved, name);
@@ -138,17 +152,29 @@ void restore(const StateEntries& entries, const StateDict& saved, Rank here) {
       continue;
     }
     Differences differences;
-    if (replication_of(entry) == Replication::per_rank) part = own_part(*part, *entry.object(), here, differences);
+    if (replication_of(entry) == Replication::per_rank) part = own_part(*part, *entry.object(), here, differences, needed);
     if (in_scope_of_average(entry)) differences.push_back({"", "a scope of EMA::apply() is alive"});
     if (part) entry.object()->compare(*part, parameters, differences);
     for (const auto& [path, text] : differences) lines.push_back(join(name, path) + ": " + text);
     if (part) parts.emplace_back(entry.object().get(), std::move(*part));
   }
   for (const auto& name : left_over) lines.push_back(name + ": in the checkpoint, not here");
+  if (needed > 0) throw WrongNumberOfRanks(needed, text_of(lines));
   if (!lines.empty())
     throw Error(ExitCode::data, "restoring the state", text_of(lines),
                 "Nothing was changed; use the program and the options that wrote the checkpoint");
+  return parts;
+}
 
+}  // namespace
+
+void require_fit(const StateEntries& entries, const StateDict& saved, Rank here) {
+  fitting_parts(entries, saved, parameter_paths(entries), here);
+}
+
+void restore(const StateEntries& entries, const StateDict& saved, Rank here) {
+  const auto parameters = parameter_paths(entries);
+  auto parts = fitting_parts(entries, saved, parameters, here);
   std::ranges::stable_partition(parts, [](const auto& part) { return part.first->may_refuse(); });
   for (const auto& [object, part] : parts) object->load(part, parameters);
 }
