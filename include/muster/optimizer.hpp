@@ -28,7 +28,9 @@
 // every 4 KB): a change of a few elements may not be seen.
 //
 // Parameters, the optimizer's state, options and groups may be read and changed at any time outside of step() and
-// backward() (in place, through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. If a
+// backward() (in place, through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. It
+// takes values and puts parameters back into memory of muster's: what set_data() gave is a copy then, so parameters
+// that are to be views of one buffer need Fuse::never, and what .data() gave before a step is overwritten by it. If a
 // fused optimizer finds in its step that the ranks have written different values, or have different options, that is an
 // Error too, and nothing is written: an optimizer that is not prepared and steps with this rank's own gradients ends
 // so, and sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not look.
@@ -36,7 +38,9 @@
 // An option that cannot be fused (amsgrad of a state that is loaded), a group of other parameters, or an unfrozen
 // parameter that the optimizer does not have ends the fusing, without a change of results. A parameter whose memory
 // another tensor has when it is to be fused (another parameter, a view, detach()) stays where it is, and the optimizer
-// is not fused. A pointer to that memory cannot be seen: take it afterwards. Where training goes on while it is saved
+// is not fused. A pointer to that memory cannot be seen: take it afterwards. A child of fork() sees the steps of its
+// parent: one that reads the weights takes copies first (clone()). A step between two backward() of one retained graph
+// is torch's Error about a change in place, as from Python. Where training goes on while it is saved
 // (CheckpointConfig::async_save), a step of a fused optimizer may move parameters: take views and pointers anew.
 #pragma once
 

@@ -93,7 +93,9 @@ bool Fingerprint::operator==(const Fingerprint& other) const {
 }
 
 GradientMark::GradientMark(const at::Tensor& gradient)
-    : data_(gradient.const_data_ptr()), version_(static_cast<std::uint32_t>(gradient._version())) {
+    : data_(gradient.const_data_ptr()),
+      // Views of one memory share a version, which a write through any of them counts up.
+      version_(gradient.storage().use_count() > 1 ? 0 : static_cast<std::uint32_t>(gradient._version())) {
   if (!gradient.is_cpu() || !gradient.is_non_overlapping_and_dense()) return;
   const auto* const bytes = static_cast<const char*>(data_);
   const auto count = gradient.nbytes();

@@ -77,6 +77,8 @@ void Join::finish() {
   for (reducer->recover(); ranks_with_a_pass(false) > 0;) reducer->pass_without_gradients();
   reducer->before_each_pass({});
   const auto& channel = model_->channel();
+  // Ranks may have left in the middle of passes whose gradients are added up: all average what there is.
+  if (channel.all_reduce(std::int64_t{reducer->adds_up()}, ReduceOp::max) != 0) reducer->end_adding_up_on_all();
   const auto last = channel.all_reduce(passes_ * channel.size() + channel.rank(), ReduceOp::max);
   model_->copy_from(static_cast<int>(last % channel.size()));
 }

@@ -44,8 +44,7 @@ struct Reducer::Pass {
 void Reducer::Parameter::check_gradient() const {
   const auto& gradient = tensor.grad();
   if (sparse && gradient.layout() != at::kSparse)
-    throw Error(ExitCode::data, averaging,
-                "the gradient of parameter " + name + " is dense, but its embedding sparse",
+    throw Error(ExitCode::data, averaging, "the gradient of parameter " + name + " is dense, but its embedding sparse",
                 "Use the parameter in that embedding alone, or make it with sparse(false)");
   if (!sparse && gradient.layout() != at::kStrided)
     throw Error(ExitCode::data, averaging, "the gradient of parameter " + name + " is sparse",
@@ -258,7 +257,10 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   pass->averages = averages;
   pass_ = pass;
   if (!averages) {
-    at_end_of_backward([pass] {});  // it lives until then
+    at_end_of_backward([pass, weak = weak_from_this()] {  // it lives until then
+      const auto self = weak.lock();
+      if (self && self->fused_) self->mark_gradients();
+    });
     return pass;
   }
   if (dense_->adds_up()) take_earlier();
@@ -422,6 +424,11 @@ int Reducer::users(const Parameter& parameter) const {
 void Reducer::put_aside(Parameter& parameter) {
   parameter.tensor.mutable_grad().reset();
   parameter.pending = parameter.padding = false;
+}
+
+void Reducer::end_adding_up_on_all() {
+  added_up_ = true;
+  end_adding_up();
 }
 
 void Reducer::end_adding_up() {

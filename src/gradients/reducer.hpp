@@ -112,6 +112,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Where passes in no_sync() are the last ones, this is the one that averages what they have added up; with a fused
   /// optimizer the dense gradients await its step. Collective.
   void end_adding_up();
+  /// Whether the last pass was one in no_sync().
+  bool adds_up() const noexcept { return added_up_; }
+  /// end_adding_up() also where the last pass was another one, since other ranks have more to average. Collective.
+  void end_adding_up_on_all();
   /// Muster itself is about to change the .grad, on all ranks alike: what was changed by hand until now is noted.
   void allow_change();
 

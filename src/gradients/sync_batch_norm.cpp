@@ -69,22 +69,36 @@ struct Statistics {
   double count = 0;
 };
 
+void require_several(double count) {
+  if (count <= 1)
+    throw Error(ExitCode::user_error, normalising, "all ranks together have one value for each channel, or none",
+                "Give them larger batches, or the module eval()");
+}
+
 Statistics statistics_of_all(const at::Tensor& input, SharedStatistics& ranks, int layer) {
   const auto channels = input.size(1);
   const auto doubles = input.options().dtype(at::kDouble).requires_grad(false);
   const auto own = ranks.weight() > 0 ? static_cast<double>(input.numel() / channels) : 0.0;
-  auto sums = at::zeros({1 + 2 * channels}, doubles);
+  auto mean = at::zeros({channels}, doubles), variance = mean;
   if (own > 0) {
     const auto type = type_of_statistics(input);
-    const auto [variance, mean] = at::var_mean(input.to(type), all_but_channels(input), /*correction=*/at::Scalar(0));
-    const auto m = mean.to(at::kDouble);
-    sums = at::cat({at::full({1}, own, doubles), m * own, (variance.to(at::kDouble) + m * m) * own});
+    const auto [v, m] = at::var_mean(input.to(type), all_but_channels(input), /*correction=*/at::Scalar(0));
+    mean = m.to(at::kDouble);
+    variance = v.to(at::kDouble);
   }
-  sums = ranks.sum(sums, 2 * layer);
+  const auto count = at::full({1}, own, doubles);
+  // The squares of doubles need more digits than a double has, so that deviations are added up after the mean is known.
+  if (input.scalar_type() == at::kDouble) {
+    const auto sums = ranks.sum(at::cat({count, mean * own}), 2 * layer);
+    Statistics all{.count = sums[0].item<double>()};
+    require_several(all.count);
+    all.mean = sums.narrow(0, 1, channels) / all.count;
+    all.variance = ranks.sum((variance + (mean - all.mean).square()) * own, 2 * layer) / all.count;
+    return all;
+  }
+  const auto sums = ranks.sum(at::cat({count, mean * own, (variance + mean * mean) * own}), 2 * layer);
   Statistics all{.count = sums[0].item<double>()};
-  if (all.count <= 1)
-    throw Error(ExitCode::user_error, normalising, "all ranks together have one value for each channel, or none",
-                "Give them larger batches, or the module eval()");
+  require_several(all.count);
   all.mean = sums.narrow(0, 1, channels) / all.count;
   all.variance = (sums.narrow(0, 1 + channels, channels) / all.count - all.mean * all.mean).clamp_min(0);
   return all;

@@ -105,10 +105,19 @@ FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
 
 FusedStep::~FusedStep() = default;
 
+namespace {
+
+/// The values of a tensor in memory of its own, in the order of `view`.
+at::Tensor copy_like(const at::Tensor& view, const at::Tensor& values) {
+  return at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(values);
+}
+
+}  // namespace
+
 bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) {
     return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.is_non_overlapping_and_dense() &&
-           p.numel() > 0;
+           !p.is_neg() && p.numel() > 0;
   });
 }
 
@@ -189,6 +198,16 @@ void FusedStep::show() {
   }
 }
 
+/// Whether a step may take a tensor's values from where they are: in the order of its view, as they are, and not in the
+/// place of another one, which the same step overwrites.
+bool FusedStep::may_be_read(const at::Tensor& tensor, const at::Tensor& view) const {
+  if (tensor.strides() != view.strides() || tensor.is_neg()) return false;
+  const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return data == view.const_data_ptr() || std::ranges::none_of(copies_, [&](const auto& copy) {
+           return data >= copy->view.get() && data < copy->view.get() + bytes_;
+         });
+}
+
 /// Parameters may have been given other memory, and what is in the view may have been written to, by whatever way.
 void FusedStep::find_changes() {
   for (auto& kinds : pages_)
@@ -199,8 +218,7 @@ void FusedStep::find_changes() {
     const auto& view = target.views[current_][0];
     const auto& shared = target.shared[current_];
     // In the order of the shared copy, in which gradients are given to the exchange too.
-    if (parameter.strides() != view.strides())
-      parameter.set_data(at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(parameter));
+    if (!may_be_read(parameter, view)) parameter.set_data(copy_like(view, parameter));
     target.from.assign(shared.begin(), shared.end());
     target.from[0] = static_cast<const std::byte*>(parameter.const_data_ptr());
     if (target.from[0] != view.const_data_ptr()) pages_of(i)[0].changed = true;
@@ -255,8 +273,7 @@ void FusedStep::note_written() {
     const auto& view = targets_[i].views[current_][0];
     auto now = parameters_[i].detach();
     if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().ranges[i].bucket]) continue;
-    if (now.strides() != view.strides())
-      now = at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(now);
+    if (now.strides() != view.strides() || now.is_neg()) now = copy_like(view, now);
     // What has not changed since counts once: not every rank need come here as often.
     auto& target = targets_[i];
     const auto hash = hash_of_written(i, 0, now.const_data_ptr());
@@ -277,8 +294,8 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
       auto& state = target.rule.state[s];
       const auto& like = target.views[current_][1 + s];
       if (state.is_same(like) && !pages_of(i)[1 + s].changed) continue;
-      if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || state.strides() != like.strides())
-        state = at::empty_strided(like.sizes(), like.strides(), like.options()).copy_(state);
+      if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || !may_be_read(state, like))
+        state = copy_like(like, state);
       target.from[1 + s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
     target.written = target.noted;

@@ -104,6 +104,7 @@ class FusedStep {
   std::vector<Pages>& pages_of(std::size_t parameter);
   void drop_changed();
   void show();
+  bool may_be_read(const at::Tensor& tensor, const at::Tensor& view) const;
   void find_changes();
   std::uint64_t hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const;
   /// The copy that was written from the frozen one is that of now.

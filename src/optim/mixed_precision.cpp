@@ -67,6 +67,16 @@ using Kind = std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>;
 
 namespace autocast = at::autocast;
 
+namespace {
+
+/// torch's cache of casts does not know of which type they are.
+void set_dtype(at::DeviceType device, at::ScalarType dtype) {
+  if (dtype != autocast::get_autocast_dtype(device)) autocast::clear_cache();
+  autocast::set_autocast_dtype(device, dtype);
+}
+
+}  // namespace
+
 Autocast::Autocast(at::DeviceType device, const AutocastOptions& options)
     : device_(device),
       was_enabled_(autocast::is_autocast_enabled(device)),
@@ -76,7 +86,7 @@ Autocast::Autocast(at::DeviceType device, const AutocastOptions& options)
                 std::string(c10::toString(options.dtype)) + " is not a type for it", "Use at::kBFloat16 or at::kHalf");
   warn_where_slow(device_, options);
   autocast::set_autocast_enabled(device_, options.enabled);
-  autocast::set_autocast_dtype(device_, options.dtype);
+  set_dtype(device_, options.dtype);
   autocast::increment_nesting();
 }
 
@@ -85,7 +95,7 @@ Autocast::~Autocast() {
   // optimizer changes the parameters.
   if (autocast::decrement_nesting() == 0) autocast::clear_cache();
   autocast::set_autocast_enabled(device_, was_enabled_);
-  autocast::set_autocast_dtype(device_, was_dtype_);
+  set_dtype(device_, was_dtype_);
 }
 
 GradScaler::GradScaler(Communicator communicator, at::Device device, const GradScalerOptions& options)

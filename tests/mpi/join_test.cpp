@@ -243,6 +243,24 @@ TEST_F(Joining, GradientsMayBeAddedUpOverTwoBatches) {
   }
 }
 
+TEST_F(Joining, WhatRanksHaveAddedUpIsAveragedAtItsEnd) {
+  const int batches = 3 + world().rank() % 2;  // some leave after a pass in no_sync()
+  {
+    const Join join({prepared_}, {});
+    for (int step = 0; step < batches; ++step) {
+      std::optional<NoSync> scope;
+      if (step % 2 == 0) {
+        net_->zero_grad();
+        scope.emplace(prepare_.no_sync_depth);
+      }
+      loss_of(net_, world().rank(), step).backward();
+    }
+  }
+  for (const auto& p : net_->parameters()) expect_same_bits_everywhere(p.grad(), "a gradient");
+  loss_of(net_, world().rank(), 9).backward();
+  for (const auto& p : net_->parameters()) expect_same_bits_everywhere(p.grad(), "a gradient of the pass after it");
+}
+
 TEST_F(Joining, AnExceptionEndsTheScopeWithoutAWord) {
   EXPECT_THROW(
       {

@@ -41,6 +41,18 @@ ExitCode refused(const std::function<void()>& body) {
   return ExitCode::done;
 }
 
+TEST(Autocast, ScopesOfOtherTypesNest) {
+  const torch::nn::Linear net(4, 4);
+  const auto x = at::ones({2, 4});
+  const Autocast outer(at::kCPU, {.dtype = at::kBFloat16});
+  EXPECT_EQ(torch::nn::Linear(net)->forward(x).scalar_type(), at::kBFloat16);
+  {
+    const Autocast inner(at::kCPU, {.dtype = at::kHalf});
+    EXPECT_EQ(torch::nn::Linear(net)->forward(x).scalar_type(), at::kHalf);
+  }
+  EXPECT_EQ(torch::nn::Linear(net)->forward(x).scalar_type(), at::kBFloat16);
+}
+
 TEST(GradScaler, FollowsTorchsArithmetic) {
   GradScaler scaler(world().duplicate(), at::kCPU, {.init_scale = 1024, .growth_interval = 3});
   // What torch.amp.GradScaler says after each update(), with the same settings and the same gradients.

@@ -1171,6 +1171,90 @@ TEST(AFusedOptimizer, LeavesMemoryThatOthersHaveAsItIs) {
   });
 }
 
+TEST(AFusedOptimizer, TakesParametersAndStateThatHaveChangedPlaces) {
+  expect_alike_fused("two weights", [](Model& m) {
+    const auto whole = m.sgd(0.05);
+    for (int step = 0; step < 4; ++step) {
+      auto kept = m.net->middle->weight.data();
+      m.net->middle->weight.set_data(m.net->extra->weight.data());
+      m.net->extra->weight.set_data(kept);
+      whole->zero_grad();
+      m.backward(step);
+      whole->step();
+    }
+  });
+  expect_alike_fused("two moments", [](Model& m) {
+    const auto adam = m.optimizer(torch::optim::Adam(m.net->parameters(), 1e-3));
+    for (int step = 0; step < 4; ++step) {
+      adam->zero_grad();
+      m.backward(step);
+      adam->step();
+      auto& state = adam->state();
+      const auto of = [&](const at::Tensor& p) -> torch::optim::AdamParamState& {
+        return static_cast<torch::optim::AdamParamState&>(*state.at(p.unsafeGetTensorImpl()));
+      };
+      auto &one = of(m.net->middle->weight), &other = of(m.net->extra->weight);
+      const auto kept = one.exp_avg();
+      one.exp_avg(other.exp_avg());
+      other.exp_avg(kept);
+    }
+  });
+}
+
+TEST(AFusedOptimizer, TakesNegativeViews) {
+  const auto negate = [](Net& net) {
+    const at::NoGradGuard no_grad;
+    net->middle->weight.set_data(at::_neg_view(net->middle->weight.detach().clone()));
+  };
+  for (const bool before : {true, false})
+    expect_alike_fused(
+        before ? "from the start" : "later",
+        [&](Model& m) {
+          const auto whole = m.sgd(0.05);
+          for (int step = 0; step < 3; ++step) {
+            if (!before && step == 1) negate(m.net);
+            whole->zero_grad();
+            m.backward(step);
+            whole->step();
+          }
+        },
+        before ? negate : std::function<void(Net&)>([](Net&) {}));
+}
+
+TEST(AFusedOptimizer, RefusesGradientsThatWereChangedAfterNoSync) {
+  for (const bool after_a_pass : {true, false})
+    expect_error_fused("after passes in no_sync()", "max_grad_norm", [&](Model& m) {
+      const auto whole = m.sgd(0.05);
+      if (after_a_pass) m.backward(1);
+      {
+        const NoSync scope(m.prepare.no_sync_depth);
+        m.backward(2);
+      }
+      if (m.fuses() && world().rank() == 0) m.net->middle->weight.mutable_grad().mul_(10);
+      whole->step();
+    });
+}
+
+TEST(AFusedOptimizer, TakesGradientsThatAreViewsOfOneMemory) {
+  expect_alike_fused("one buffer", [](Model& m) {
+    const auto whole = m.sgd(0.05, {.max_grad_norm = 0.01});
+    std::int64_t count = 0;
+    for (const auto& p : m.net->parameters()) count += p.numel();
+    const auto flat = at::zeros({count}, m.net->in->weight.options().requires_grad(false));
+    std::int64_t first = 0;
+    for (auto& p : m.net->parameters()) {
+      p.mutable_grad() = flat.narrow(0, first, p.numel()).view(p.sizes());
+      first += p.numel();
+    }
+    for (int step = 0; step < 3; ++step) {
+      whole->zero_grad(/*set_to_none=*/false);
+      m.backward(step);
+      m.backward(step + 10);
+      whole->step();
+    }
+  });
+}
+
 TEST(AFusedOptimizer, NeedNotKnowWhichPagesWereWritten) {
   expect_alike_fused("without a page map", [](Model& m) {
     std::optional<test::IoError> unreadable(std::in_place, "open", "/proc/self/pagemap", EACCES);

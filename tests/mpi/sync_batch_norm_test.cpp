@@ -138,6 +138,23 @@ TEST(SyncBatchNorm, ASplitBatchIsOneBatch) {
     }
 }
 
+TEST(SyncBatchNorm, TakesValuesFarFromZero) {
+  const auto split = uneven();
+  Prepared prepare;
+  prepare.weigh(split);
+  for (const auto& [offset, deviation] : {std::pair(1e6, 0.01), std::pair(1e8, 1.0)}) {
+    const auto net = std::make_shared<SyncBatchNorm1dImpl>(4);
+    net->to(at::kDouble);
+    const auto prepared = prepare(net);
+    nn::BatchNorm1d whole(4);
+    whole->to(at::kDouble);
+    const auto all = values({sum_of(split), 4}, 3, at::kDouble) * deviation + offset;
+    const auto y = net->forward(own_part(all, split)), want = own_part(whole->forward(all), split);
+    EXPECT_TRUE(at::allclose(y, want, 1e-5, 1e-5)) << y << want;
+    EXPECT_TRUE(at::allclose(net->running_var, whole->running_var, 1e-5)) << net->running_var << whole->running_var;
+  }
+}
+
 TEST(SyncBatchNorm, WithItsOptions) {
   using Options = nn::BatchNormOptions;
   for (const auto& [options, what] : {std::pair(Options(6).affine(false), "without weights"),
