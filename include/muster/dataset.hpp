@@ -337,7 +337,7 @@ class DatasetShard {
 
   /// Fixes the epoch that seeds the order; session.epochs() does it, a loop of one's own calls this: without it all its
   /// passes are those of one epoch. The session is in that epoch then, and with it every shard whose epoch has never
-  /// been set.
+  /// been set. Inside session.epochs() an Error (ExitCode::usage) for another epoch than the loop's.
   void set_epoch(std::int64_t epoch) const;
 
   /// Samples of the whole dataset.

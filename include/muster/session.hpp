@@ -159,13 +159,13 @@ class StepScope {
 /// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
 /// all workers alike.
 ///
-/// Asked to stop (SIGUSR1 or SIGUSR2 to any worker, SIGTERM under srun, `touch STORAGE/NAME/stop`, the time: see
-/// below), all workers stop at the same boundary: the next batch of a training pass, the next epoch or report, where no
-/// gradients are added up for a later step, outside of join(). The State that was last restored or reported, if it
-/// still lives, is saved without a report, and an Error with ExitCode::stopped is thrown there; it passes through the
-/// training function like any other. Where there is no such State nothing is saved and the code is ExitCode::retry; if
-/// a report has saved files of the user's own, the next report is waited for. While batches of two training passes are
-/// in hand, the boundary is the next epoch or report.
+/// Asked to stop (SIGUSR1, SIGUSR2 or SIGHUP to any worker, SIGTERM under srun, `touch STORAGE/NAME/stop`, the time:
+/// see below), all workers stop at the same boundary: the next batch of a training pass, the next epoch or report,
+/// where no gradients are added up for a later step, outside of join(). The State that was last restored or reported,
+/// if it still lives, is saved without a report, and an Error with ExitCode::stopped is thrown there; it passes through
+/// the training function like any other. Where there is no such State nothing is saved and the code is ExitCode::retry;
+/// if a report has saved files of the user's own, the next report is waited for. While batches of two training passes
+/// are in hand, the boundary is the next epoch or report.
 ///
 /// Where a Callback ends training, an exception leads out of the training function too; that is no failure.
 ///
@@ -247,11 +247,13 @@ class Session {
   /// optimizer's step averages, are weighted by its samples (Batch::weight). `batch` may be kept from a pass that is
   /// over; of a data loader, session.step(*loader), it is the one in hand. On every rank alike.
   ///
-  ///   for (; a != as.end() && b != bs.end(); ++a, ++b) {           // two datasets, of which each has its own steps
+  ///   { auto as = …, bs = …;       // two datasets, of which each has its own steps; both ranges end before the report
+  ///   for (auto a = as.begin(), b = bs.begin(); a != as.end() && b != bs.end(); ++a, ++b) {
   ///     { auto scope = session.step(*a); loss_of(*a).backward(); }
   ///     { auto scope = session.step(*b); loss_of(*b).backward(); }
   ///     optimizer.step();
-  ///   }
+  ///   } }
+  ///   session.report(metrics, state);
   ///
   /// Without a scope it is the batch of the training pass in hand. Of two passes in hand, it need not be said while
   /// they weigh the same: same count, step and drop_last, and as far in their passes; else backward() throws an Error.

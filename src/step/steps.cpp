@@ -78,6 +78,7 @@ void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::i
 
 void Steps::end_batch() {
   if (passes_.size() > 1 || std::ranges::any_of(replaced_, &OpenPass::replaced) || !complete()) return;
+  if (std::ranges::any_of(passes_, &OpenPass::of_epoch_before)) return;
   if (const auto heard = moments.lock()) heard->between_batches();
 }
 
@@ -86,6 +87,12 @@ void Steps::end_pass(std::int64_t number) {
   std::erase_if(replaced_, is_it);
   std::erase_if(whole_, is_it);
   if (std::erase_if(passes_, is_it) > 0) choose_batch();
+}
+
+void Steps::outlive_epoch(std::int64_t number) noexcept {
+  for (auto* const passes : {&passes_, &replaced_})
+    for (auto& pass : *passes)
+      if (pass.number == number) pass.of_epoch_before = true;
 }
 
 bool Steps::is_in_hand(const BatchOfPass& batch) const {
@@ -105,7 +112,9 @@ const OpenPass* Steps::without_position() const {
 
 const OpenPass* Steps::left_out() const {
   for (const auto* const passes : {&passes_, &replaced_})
-    if (const auto found = std::ranges::find(*passes, true, &OpenPass::replaced); found != passes->end())
+    if (const auto found =
+            std::ranges::find_if(*passes, [](const auto& pass) { return pass.replaced || pass.of_epoch_before; });
+        found != passes->end())
       return &*found;
   return passes_.empty() && !whole_.empty() ? &whole_.back() : nullptr;
 }

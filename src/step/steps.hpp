@@ -29,13 +29,14 @@ struct OpenPass {
   const void* source = nullptr;  ///< the dataset or loader
   std::string name = {};         ///< of the source
   Plan plan = {};
-  bool resumable = true;      ///< its position can be saved
-  bool in_loop = false;       ///< begun inside the loop over the epochs
-  bool replaced = false;      ///< another pass of its kind over the same source has begun since
-  std::int64_t position = 0;  ///< where the step ends of which the batch in hand is, in samples
-  std::int64_t batches = 0;   ///< handed out
-  std::int64_t taken = 0;     ///< orders the batches in hand
-  BatchWeightPtr batch = {};  ///< in hand, if there is one
+  bool resumable = true;         ///< its position can be saved
+  bool in_loop = false;          ///< begun inside the loop over the epochs
+  bool replaced = false;         ///< another pass of its kind over the same source has begun since
+  bool of_epoch_before = false;  ///< another epoch has begun since
+  std::int64_t position = 0;     ///< where the step ends of which the batch in hand is, in samples
+  std::int64_t batches = 0;      ///< handed out
+  std::int64_t taken = 0;        ///< orders the batches in hand
+  BatchWeightPtr batch = {};     ///< in hand, if there is one
 };
 
 /// The batch that an open pass has in hand, by how many it has handed out.
@@ -95,13 +96,17 @@ class Steps {
   void end_batch();
   void end_pass(std::int64_t pass);
 
+  /// Another epoch begins while that pass is open, if it is.
+  void outlive_epoch(std::int64_t number) noexcept;
+
   bool is_in_hand(const BatchOfPass& batch) const;
   /// Whether another pass of that kind is open.
   bool others_open(std::int64_t pass, bool in_loop) const;
   /// An open pass whose position cannot be saved; null if there is none.
   const OpenPass* without_position() const;
-  /// An open pass that a saved position leaves out: one in whose place another over the same source has begun, or one
-  /// over data that are whole on each rank while no other is open; null if there is none.
+  /// An open pass that a saved position leaves out: one in whose place another over the same source has begun, one that
+  /// began in an earlier epoch, or one over data that are whole on each rank while no other is open; null if there is
+  /// none.
   const OpenPass* left_out() const;
   /// Whether no step is half done.
   bool complete() const noexcept;

@@ -75,6 +75,10 @@ void require_positions(const step::Steps& steps) {
                                           "after the pass, or give the loader no sampler");
   const auto* const pass = steps.left_out();
   if (pass == nullptr) return;
+  if (pass->of_epoch_before)
+    refuse_state("\"" + pass->name + "\" that began in an earlier epoch", "it",
+                 "when it is over, begin it anew in each epoch, or begin it with .training = false or under "
+                 "torch::NoGradGuard; session.step(batch) still weighs its batches");
   if (!pass->replaced)
     refuse_state((pass->plan.is_stream() ? "the stream \"" : "the dataset \"") + pass->name +
                      "\", which is whole on each worker,",
@@ -209,6 +213,10 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
     saved = save(entries.get(), files, has_files, row);
     row["checkpoint_dir_name"] = saved->path().filename().string();
     if (numbers) numbers->saved();
+    if (entries) {
+      counters.rest_left.of = data.cursors->with_rest();
+      counters.rest_left.step = steps.global_step;
+    }
   }
   if (const auto cost = outputs.store->cost()) stop.reserve.saved(*cost);
   outputs.sinks.tell(&observe::Sink::report, row, counters.epochs);

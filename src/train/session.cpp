@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 namespace muster {
@@ -74,6 +75,14 @@ Epochs::iterator& Epochs::iterator::operator++() {
                       ", in whose middle the run was saved, has ended and nobody has taken these data since the start. "
                       "If they have another name now, what the epoch had taken of them has come again: names stay the "
                       "same between starts");
+  auto& rest = session_->counters.rest_left;
+  if (!rest.of.empty() && rest.step == session_->counters.steps->global_step && !std::exchange(rest.warned, true) &&
+      session_->workers.is_first())
+    detail::log::warn(
+        "dataset \"" + rest.of + "\": the last State of epoch " + std::to_string(epoch_) +
+        " was reported in the middle of a pass that the epoch then left, so a run that goes on from there "
+        "makes the rest of the pass. Let the range and its iterators end before the report, by a scope "
+        "of their own");
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
   if (epoch_ + 1 >= session_->counters.epochs) {
@@ -128,13 +137,18 @@ c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
 }
 
 at::Tensor Session::mean(const at::Tensor& value) const {
+  if (!value.defined())
+    throw Error(ExitCode::user_error, "taking the mean over the workers", "the tensor is undefined",
+                "Give it a value on every worker");
   const auto type = value.scalar_type();
   const bool whole = at::isIntegralType(type, /*includeBool=*/true);
-  // The sum of 16-bit numbers may be beyond their range though the mean is not.
-  const auto wide = whole ? at::kDouble : at::toOpMathType(type);
-  std::vector<at::Tensor> tensors{value.detach().to(wide, /*non_blocking=*/false, /*copy=*/true)};
+  // The sum may be beyond the range of the type though the mean is not: doubles, scaled by a power of two, which is
+  // exact.
+  const auto wide = at::isComplexType(type) ? at::kComplexDouble : at::kDouble;
+  const double scale = std::exp2(-std::ceil(std::log2(world_size())));
+  std::vector<at::Tensor> tensors{value.detach().to(wide).mul(scale)};
   process_group()->allreduce(tensors)->wait();  // not AVG, which gloo does not know
-  return tensors.front().div_(world_size()).to(whole ? wide : type);
+  return tensors.front().div_(world_size() * scale).to(whole ? wide : type);
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {

@@ -41,6 +41,12 @@ struct Counters {
   std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();  ///< epoch, global step, samples
   std::int64_t epochs = 0;  ///< of session.epochs(); 0 where the training function counts by itself
   OwnDataReports own_data = {};
+  /// The last State was saved at that step, with a pass under way over `of` that had samples left.
+  struct {
+    std::string of = {};
+    std::int64_t step = 0;
+    bool warned = false;
+  } rest_left = {};
   bool epoch_over = false;              ///< between two epochs of that loop
   std::int64_t training_iteration = 0;  ///< reports
   double seconds_before = 0;            ///< of training, in earlier jobs

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -783,6 +784,117 @@ TEST(Passes, AnotherNumberOfWorkersIsSaidBetweenEpochsToo) {
   EXPECT_NE(log.find("a step now takes " + std::to_string(2 * (world().size() - 1)) + " samples"), std::string::npos)
       << "log: " << log;
   world().barrier();
+}
+
+TEST(Passes, TheLoopSetsTheEpoch) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {}, with("other", {{"train", numbers(12)}})}, [](Session& session, const Config&) {
+        for (auto epoch : session.epochs(2)) session.get_dataset_shard().set_epoch(epoch + 1);
+      });
+  EXPECT_EQ(code, 64);
+  EXPECT_NE(error_of(result).find("setting epoch 1: the loop over session.epochs() is in epoch 0"), std::string::npos)
+      << error_of(result);
+}
+
+TEST(Passes, OverTheEndOfAnEpochHaveNoPosition) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] =
+      run({storage, {}, with("over_the_end", {{"train", numbers(96)}})}, [](Session& session, const Config&) {
+        std::int64_t steps = 0;
+        auto state = session.state({{"steps", steps}});
+        auto range = session.get_dataset_shard().iter_torch_batches({.global_batch_size = 4});
+        BatchRange::iterator batch;
+        for (auto epoch : session.epochs(3)) {
+          if (epoch == 0) batch = range.begin();
+          for (int i = 0; i < 3; ++i) ++batch;
+          if (epoch == 0) continue;
+          session.report({{"without", epoch}});
+          session.report({}, state);
+        }
+      });
+  EXPECT_EQ(code, 64);
+  EXPECT_NE(error_of(result).find("that began in an earlier epoch"), std::string::npos) << error_of(result);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->metrics_history.size(), 1u);
+}
+
+TEST(Passes, ThatDoNotTrainComeInTheSameOrderAfterAStop) {
+  const auto storage = test::shared_folder();
+  using Orders = std::map<std::string, Samples>;
+  const auto orders_of = [&](const std::string& name, std::int64_t stops_at) {
+    Orders orders;
+    std::int64_t steps = 0;
+    const auto [code, result] =
+        run({storage, {}, with(name, {{"train", numbers(24)}})}, [&](Session& session, const Config&) {
+          auto state = session.state({{"steps", steps}});
+          state.restore();
+          auto shard = session.get_dataset_shard();
+          const auto look = [&](const std::string& when, bool trains) {
+            Samples samples;
+            for (auto& batch : shard.iter_torch_batches({.global_batch_size = 6, .shuffle = true, .training = trains}))
+              append(samples, batch["i"], batch.size());
+            orders[when] = samples;
+          };
+          for (auto epoch : session.epochs(2)) {
+            const auto of_epoch = " " + std::to_string(epoch);
+            look("before" + of_epoch, false);
+            look("before again" + of_epoch, false);
+            std::int64_t inside = 0;
+            for (auto& batch : shard.iter_torch_batches({.global_batch_size = 6, .shuffle = true})) {
+              steps += batch.size() >= 0;
+              look("inside " + std::to_string(steps) + of_epoch, false);
+              if (++inside != 2 || steps != stops_at) continue;
+              session.report({}, state);
+              throw Stop();
+            }
+            look("after" + of_epoch, false);
+            session.report({}, state);
+          }
+          look("at the end", true);
+        });
+    EXPECT_EQ(code, stops_at > 0 ? 1 : 0) << error_of(result);
+    return orders;
+  };
+  const auto undisturbed = orders_of("undisturbed", 0);
+  for (const std::int64_t stops_at : {2, 6}) {
+    const auto name = "stopped_at_" + std::to_string(stops_at);
+    auto orders = orders_of(name, stops_at);
+    for (const auto& [when, samples] : orders_of(name, 0)) {
+      // What comes again comes as it was.
+      const auto before = orders.find(when);
+      if (before != orders.end()) EXPECT_EQ(before->second, samples) << when;
+      orders[when] = samples;
+    }
+    for (const auto& [when, samples] : undisturbed) EXPECT_EQ(orders[when], samples) << when << ", " << name;
+  }
+  EXPECT_NE(undisturbed.at("before 0"), undisturbed.at("before again 0"));
+}
+
+TEST(Passes, LeftAfterTheLastStateOfAnEpochAreAWarning) {
+  const auto storage = test::shared_folder();
+  for (const bool in_scope : {true, false}) {
+    const auto name = in_scope ? "in_scope" : "open";
+    auto options = with(name, {{"train", numbers(24)}});
+    const auto [code, result] = run({storage, {"--log-level", "warn"}, options}, [&](Session& session, const Config&) {
+      std::int64_t steps = 0;
+      auto state = session.state({{"steps", steps}});
+      for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+        std::optional<BatchRange> batches = session.get_dataset_shard().iter_torch_batches({.global_batch_size = 6});
+        for (auto& batch : *batches) {
+          steps += batch.size() >= 0;
+          if (steps % 2 == 0) break;
+        }
+        if (in_scope) batches.reset();
+        session.report({}, state);
+      }
+    });
+    EXPECT_EQ(code, 0) << error_of(result);
+    const auto log = detail::read_file(storage / name / "logs" / "rank_00000.log");
+    EXPECT_EQ(log.find("was reported in the middle of a pass that the epoch then left") == std::string::npos, in_scope)
+        << log;
+    world().barrier();
+  }
 }
 
 /// The text of the error with which a run over that dataset ends before training; `code` if there is none.

@@ -512,6 +512,9 @@ TEST(Train, ReportsOfMetricsAlone) {
           EXPECT_TRUE(at::equal(session.mean(large), large)) << "the sum is beyond the range of half";
         }
         EXPECT_EQ(session.mean(torch::tensor(session.world_rank())).item<double>(), (session.world_size() - 1) / 2.0);
+        for (const auto& large : {torch::full({2}, 3e38), torch::full({2}, 1.5e308, torch::kDouble)})
+          EXPECT_TRUE(at::allclose(session.mean(large), large)) << "the sum is beyond the range of its type";
+        EXPECT_THROW(session.mean(at::Tensor()), Error);
       });
   EXPECT_EQ(code, 0);
   const int n = world().size();

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 
 namespace muster {
 namespace {
@@ -97,6 +98,26 @@ TEST(DataLoader, WeighsStepsByTheirSamples) {
   EXPECT_EQ(weights, (std::vector<std::pair<std::int64_t, std::int64_t>>{{2, 6}, {0, 1}}));
   EXPECT_EQ(sizes, (Samples{2, 1}));
   EXPECT_EQ(self.cursors->steps->batch().global, 0);
+}
+
+struct Broken : torch::data::Dataset<Broken> {
+  torch::data::Example<> get(std::size_t index) override {
+    if (index == 5) throw std::runtime_error("sample 5 is broken");
+    return {at::full({}, static_cast<std::int64_t>(index)), at::zeros({})};
+  }
+  torch::optional<std::size_t> size() const override { return 12; }
+};
+
+TEST(DataLoader, AfterAnExceptionItStandsStill) {
+  for (const std::size_t threads : {0, 2}) {
+    const auto self = worker(0, 1);
+    const auto loader = prepare_data_loader(self, Broken().map(torch::data::transforms::Stack<>()),
+                                            {.batch_size = 2, .workers = threads});
+    auto batch = loader->begin();
+    ++batch;
+    for (int i = 0; i < 3; ++i) EXPECT_THROW(++batch, std::exception) << i;
+    EXPECT_EQ(self.cursors->steps->global_step, 2);
+  }
 }
 
 TEST(DataLoader, APassMayBeLeftEarly) {

@@ -11,6 +11,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -137,6 +138,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
     iterator first;
     first.loader_ = this;
     batch_.reset();
+    failure_ = nullptr;
     // Not torch's begin(), which refuses if the pass before was left early: this drops what was read ahead for it.
     number_ = sampler_->begin_pass();
     first.pass_ = {sampler_.get(),
@@ -152,11 +154,18 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
   std::int64_t samples_ = 0;  ///< of the batch in hand that count
 
  private:
+  /// After an exception the pass stands still, and each ++ throws it again.
   void advance() {
+    if (failure_) std::rethrow_exception(failure_);
     if (batch_) sampler_->end_batch();
     batch_.reset();
     samples_ = 0;
-    batch_ = this->next();
+    try {
+      batch_ = this->next();
+    } catch (...) {
+      failure_ = std::current_exception();
+      throw;
+    }
     if (!batch_) return sampler_->end_pass(number_);
     samples_ = sampler_->begin_batch();
     move_to(*batch_, device_);
@@ -165,6 +174,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
   c10::Device device_;
   std::optional<BatchType> batch_;
   std::int64_t number_ = 0;  ///< of the pass
+  std::exception_ptr failure_ = {};
 };
 
 /// What no sampler can choose from is refused, most of it by the compiler.

@@ -39,16 +39,35 @@ void Cursor::Passes::begin_epoch(std::int64_t number) {
   if (number == epoch.number) return;
   epoch = {.number = number};
   awaited = false;
+  section_of_evaluations = evaluations = 0;
   last.consumed = 0;
   last.under_way = false;
 }
 
 void Cursor::begin_epoch(std::int64_t epoch) {
-  in_loop_.begin_epoch(epoch);
-  outside_.begin_epoch(epoch);
+  for (auto* const of : {&in_loop_, &outside_}) {
+    if (epoch != of->epoch.number && of->last.under_way && steps_) steps_->outlive_epoch(of->last.number);
+    of->begin_epoch(epoch);
+  }
+}
+
+/// Evaluations are numbered anew before, in and after each training pass: a run that goes on makes those before the
+/// pass under way again, and not those in it.
+std::int64_t Cursor::Passes::evaluation() const noexcept {
+  constexpr std::int64_t most_of_a_section = std::int64_t{1} << 32;
+  return section() * most_of_a_section + (section() == section_of_evaluations ? evaluations : 0);
+}
+
+void Cursor::Passes::count_evaluation() noexcept {
+  if (std::exchange(section_of_evaluations, section()) != section()) evaluations = 0;
+  ++evaluations;
 }
 
 void Cursor::set_epoch(std::int64_t epoch) {
+  if (steps_->in_loop && epoch != steps_->epoch)
+    throw Error(ExitCode::usage, named() + "setting epoch " + std::to_string(epoch),
+                "the loop over session.epochs() is in epoch " + std::to_string(steps_->epoch),
+                "Leave the call out: the loop sets the epoch, and the passes of one epoch differ in their order");
   begin_epoch(epoch);
   epoch_set_ = true;
   if (const auto all = owner_.lock()) all->set_epoch(epoch);
@@ -75,7 +94,7 @@ Json Cursor::Passes::position() const {
   return {{"epoch", epoch.number},
           {"passes", epoch.passes},
           {"finished", to_run_again()},
-          {"asides", epoch.evaluations},
+          {"asides", last.under_way && section() == section_of_evaluations ? evaluations : 0},
           {"consumed", last.consumed},
           {"window", last.window},
           {"shuffle", last.shuffle ? Json(*last.shuffle) : Json()},
@@ -103,8 +122,8 @@ void Cursor::Passes::restore(const Json& position) {
            .passes = passes,
            .finished = finished,
            .made = made,
-           .to_skip = finished - std::min(made, finished),
-           .evaluations = position.value("asides", std::int64_t{0})};
+           .to_skip = finished - std::min(made, finished)};
+  evaluations_in_middle = position.value("asides", std::int64_t{0});
   last.consumed = position.at("consumed");
   awaited = last.consumed > 0;
   skipped = false;
@@ -152,8 +171,11 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                               : (*options.global_batch_size - 1) / options_.share.total + 1;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size
                                                         : times(per_worker, split ? options_.batches_in_step() : 1);
-  const auto& epoch = passes(steps_->in_loop).epoch;
-  const auto& last = passes(steps_->in_loop).last;
+  const auto& of = passes(steps_->in_loop);
+  const auto& epoch = of.epoch;
+  const auto& last = of.last;
+  // As for a run that goes on after its last epoch, which is in the next one.
+  const bool after_loop = !steps_->in_loop && steps_->epoch == steps_->last_over && epoch.number == steps_->epoch;
   Pass pass{.order = Order(count, {}),
             .plan = {count, options_.weighs() ? batch : 0, options.drop_last},
             .share = share,
@@ -170,8 +192,8 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                      .seed = options_.seed,
                      .window_seed = options.local_shuffle_seed.value_or(options_.seed),
                      .random_seed = options_.seed ^ hash_of(options_.name),
-                     .epoch = epoch.number,
-                     .pass = split ? -1 - epoch.evaluations : epoch.evaluations};
+                     .epoch = epoch.number + (after_loop ? 1 : 0),
+                     .pass = split ? -1 - of.evaluation() : of.evaluation()};
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);
     if (!last.under_way && last.consumed > 0) {  // goes on
@@ -224,7 +246,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   auto& last = of.last;
   if (!pass.training) {
     pass.number = steps_->next_number();
-    ++of.epoch.evaluations;
+    of.count_evaluation();
     evaluated_ = true;
     pass.whole = !options_.split && options.training && pass.in_loop && at::GradMode::is_enabled();
     if (pass.whole)
@@ -288,6 +310,10 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
                                         .in_loop = pass.in_loop,
                                         .position = pass.position}),
           .outside = goes_on && last.outside};
+  if (goes_on) {
+    of.section_of_evaluations = of.section();
+    of.evaluations = std::exchange(of.evaluations_in_middle, 0);
+  }
   last.late = std::ranges::any_of(last.others, [](const auto& other) { return other.batch > 1; });
   return pass;
 }

@@ -2,6 +2,8 @@
 
 #include "muster/error.hpp"
 
+#include <utility>
+
 namespace muster::detail::data {
 
 void Cursors::add(const std::shared_ptr<Cursor>& cursor) {
@@ -20,7 +22,10 @@ void Cursors::add(const std::shared_ptr<Cursor>& cursor) {
   cursor->owner_ = weak_from_this();
   cursor->steps_ = steps;
   cursor->begin_epoch(steps->epoch);
-  cursors_[name] = cursor;
+  const auto before = std::exchange(cursors_[name], cursor);
+  // The run goes on in these data, which are registered anew, and not in those that came first.
+  if (const auto saved = taken_.find(name); before && before->waits() && saved != taken_.end())
+    cursor->restore(saved->second.position, saved->second.complete);
   if (const auto saved = early_.extract(name)) restore(name, saved.mapped().position, saved.mapped().complete);
 }
 
@@ -73,7 +78,7 @@ void Cursors::restore(const std::string& name, const Json& position, bool comple
   if (cursor == cursors_.end())
     early_[name] = {position, complete};
   else
-    cursor->second->restore(position, complete);
+    cursor->second->restore(position, complete), taken_[name] = {position, complete};
 }
 
 std::optional<bool> Cursors::epoch_complete() const {
@@ -93,6 +98,12 @@ std::optional<bool> Cursors::epoch_complete() const {
   }
   if (!data) return {};
   return !unfinished && passed;
+}
+
+std::string Cursors::with_rest() const {
+  for (const auto& [name, cursor] : cursors_)
+    if (cursor->options().split && cursor->passes(steps->looped).has_rest()) return name;
+  return {};
 }
 
 std::string Cursors::not_taken_up(bool in_loop) const {

@@ -101,12 +101,11 @@ class Cursor {
   /// The epoch, and its passes.
   struct Epoch {
     std::int64_t number = 0;
-    std::int64_t passes = 0;       ///< training passes that were
-    std::int64_t finished = 0;     ///< of those, the ones that a program which goes on begins again
-    std::int64_t made = 0;         ///< of those, the ones that this process has made itself
-    std::int64_t to_skip = 0;      ///< of those, the ones that have yet to come back empty
-    std::int64_t evaluations = 0;  ///< passes that do not train
-    bool straddled = false;        ///< the last pass counted in `finished` ended while another was open
+    std::int64_t passes = 0;    ///< training passes that were
+    std::int64_t finished = 0;  ///< of those, the ones that a program which goes on begins again
+    std::int64_t made = 0;      ///< of those, the ones that this process has made itself
+    std::int64_t to_skip = 0;   ///< of those, the ones that have yet to come back empty
+    bool straddled = false;     ///< the last pass counted in `finished` ended while another was open
   };
   /// The training pass begun last, here or before the restart.
   struct LastPass {
@@ -132,6 +131,18 @@ class Cursor {
     bool awaited = false;   ///< the middle of a pass has been restored, and has not been taken up
     bool skipped = false;   ///< since then one has come back empty
 
+    // Passes that do not train.
+    std::int64_t evaluations = 0;  ///< in the section of the last one
+    std::int64_t section_of_evaluations = 0;
+    std::int64_t evaluations_in_middle = 0;  ///< of the pass that has been restored in its middle
+
+    /// Even: before the next training pass of the epoch; odd: in it.
+    std::int64_t section() const noexcept { return 2 * (epoch.passes - epoch.to_skip) + (last.under_way ? 1 : 0); }
+    /// The number of the next evaluation in its epoch.
+    std::int64_t evaluation() const noexcept;
+    void count_evaluation() noexcept;
+    /// Whether samples are left of the pass under way.
+    bool has_rest() const noexcept { return last.under_way && last.consumed < last.samples; }
     bool unfinished() const noexcept { return last.under_way || last.consumed > 0; }
     bool none() const noexcept { return last.number == 0 && epoch.passes == 0 && last.consumed == 0; }
     std::int64_t to_run_again() const noexcept;
@@ -144,6 +155,8 @@ class Cursor {
   const Passes& passes(bool in_loop) const noexcept { return in_loop ? in_loop_ : outside_; }
   /// Whether all its passes were evaluations.
   bool only_evaluated() const noexcept { return evaluated_ && in_loop_.none() && outside_.none(); }
+  /// No pass has begun since a position was restored.
+  bool waits() const noexcept { return in_loop_.restored || outside_.restored; }
   bool under_way() const noexcept { return in_loop_.last.under_way || outside_.last.under_way; }
   void finish(Passes& of);
   std::string named() const;  ///< the beginning of a message about it
@@ -186,6 +199,8 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   /// Whether there was a training pass in this epoch and all of them are over; nullopt where no dataset is split, so
   /// that nobody can tell.
   std::optional<bool> epoch_complete() const;
+  /// The name of a dataset of which a training pass is under way that has samples left; empty if there is none.
+  std::string with_rest() const;
   /// The name of a dataset that was saved in the middle of a pass of that kind and has not reached that pass again,
   /// though it has given the empty passes before it; empty if there is none.
   std::string not_taken_up(bool in_loop) const;
@@ -202,6 +217,7 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
 
   std::map<std::string, std::shared_ptr<Cursor>> cursors_;
   std::map<std::string, Saved> early_;  ///< positions whose dataset or loader has not come yet
+  std::map<std::string, Saved> taken_;  ///< positions whose dataset or loader has come
 };
 
 }  // namespace muster::detail::data
