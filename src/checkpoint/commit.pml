@@ -6,6 +6,8 @@
  *   3. a checkpoint is pruned only where a newer one is whole on the disk
  *   4. all ranks end a save alike, and a save fails only by a fault of its own
  *   5. nobody waits for ever
+ *   6. a checkpoint in a fast tier that a start does not find is restored by a later one that finds it, unless the run's
+ *      folder has got a newer one meanwhile
  * -DMUTATION=NAME breaks the protocol at one place, and spin must find that.
  */
 #ifndef RANKS
@@ -29,7 +31,8 @@
 /* ASYNC: a save goes on after its report has returned, and the next report waits for it; with DROP that one saves
  * nothing instead.
  * FAST: a report returns when its checkpoint is in a fast tier, from which it is copied to the run's folder behind
- * training. That tier outlives its processes; a power loss may take all of it. */
+ * training. That tier outlives its processes; a power loss may take all of it. With AWAY so many starts do not find it,
+ * and begin another one. */
 #ifdef ASYNC
 #define BEHIND
 #endif
@@ -51,6 +54,8 @@
 #define remove_before_copied 9
 #define trust_what_was_copied 10
 #define forget_before_durable 11
+#define forget_what_is_away 12
+#define forget_before_copied 13
 #ifndef MUTATION
 #define MUTATION 0
 #endif
@@ -74,12 +79,17 @@
 #define bits (4 + RANKS)
 #define whole ((1 << bits) - 1)
 
+#ifdef AWAY
+#define folders 8
+byte tier[folders]; /* 0 is the run's folder, 1 the fast one, 2 that of an earlier job, which the note keeps */
+#else
 #ifdef FAST
 #define folders 6
 #else
 #define folders 5
 #endif
 bit tier[folders]; /* 0 is the run's folder, 1 the fast one */
+#endif
 byte place[folders] = nowhere;
 byte may_be[folders] = nowhere; /* its places since the tier's folder was synced */
 byte number[folders];
@@ -244,15 +254,45 @@ inline find_older(x) {
   }
 }
 
-/* With its node, or since nobody knows of it any more. */
+inline lose(x) { place[x] = nowhere; may_be[x] = nowhere; forget(x) }
+
+/* With its nodes, or since nobody knows of it any more; that of an earlier job too. */
 inline lose_fast_tier() {
   d_step {
     for (i : 0 .. folders - 1) {
-      if :: tier[i] == 1 -> place[i] = nowhere; may_be[i] = nowhere; forget(i) :: else fi
+      if :: tier[i] > 0 -> lose(i) :: else fi
     }
-    i = 0; source = 0; slot = not_there
+    i = 0; source = 0; slot = not_there; kept = 0
   }
 }
+
+#ifdef AWAY
+/* Of an earlier job: note_copied() and remove_unused(). */
+inline lose_earlier_tier() {
+  d_step {
+    for (i : 0 .. folders - 1) {
+      if :: tier[i] == 2 -> lose(i) :: else fi
+    }
+    i = 0; kept = 0
+  }
+}
+
+/* The note keeps what this start does not find. The warning says that it goes on from what is in the run's folder. */
+inline keep_fast_tier() {
+  d_step {
+    for (i : 0 .. folders - 1) {
+      if
+      :: tier[i] == 1 && place[i] == published && MUTATION != forget_what_is_away -> tier[i] = 2
+      :: tier[i] == 1 && (place[i] != published || MUTATION == forget_what_is_away) -> lose(i)
+      :: else
+      fi
+    }
+    i = 0; source = 0;
+    if :: committed > kept -> kept = committed :: else fi;
+    committed = in_run
+  }
+}
+#endif
 
 /* --- The ranks ---------------------------------------------------------------------------------------------------- */
 
@@ -316,6 +356,8 @@ byte next_index;       /* Store::next_index_ */
 byte found;            /* the report that was restored */
 byte committed;        /* the newest report of which a training function knows that it is saved, */
 byte in_run;           /* and that it is in the run's folder */
+byte kept;             /* the newest committed report in a tier that was not found, and is still noted */
+bit away;              /* this start does not find the fast tier */
 
 /* Of the last three saves, since rank 0 may be two ahead: the report and the first answer. And the faults before the last one. */
 byte answered[3];
@@ -360,6 +402,10 @@ inline prune() {
         :: prunable(4) -> f = 4
 #ifdef FAST
         :: prunable(5) -> f = 5
+#endif
+#ifdef AWAY
+        :: prunable(6) -> f = 6
+        :: prunable(7) -> f = 7
 #endif
         fi
       :: else -> f = 0; bad = false; break /* what has failed is a warning */
@@ -480,6 +526,9 @@ inline copy_to_run() {
     find_older(f);
     if :: f != not_there -> remove_fast(f) :: else fi;
     f = 0;
+#ifdef AWAY
+    if :: MUTATION == forget_before_copied -> lose_earlier_tier() :: else fi;
+#endif
     begin(0, number[source], report_of[source]);
     write(slot, state_name | state_size)
   :: else
@@ -498,6 +547,9 @@ inline copy_to_run() {
     publish();
     if
     :: !bad ->
+#ifdef AWAY
+      lose_earlier_tier();
+#endif
       if :: MUTATION != remove_before_copied -> remove_fast(source) :: else fi;
       prune()
     :: else
@@ -514,10 +566,11 @@ copied_or_not:
   atomic { bad = false; if :: me == 0 -> slot = not_there; source = 0 :: else fi; copying[me] = false }
 }
 
-/* finish_copying(), the steps of all ranks on one. A fast one goes where the run's folder has it whole, or a newer one. */
-inline finish_copying() {
+/* copy_newest() of that tier, the steps of all ranks on one. A fast one goes where the run's folder has it whole, or a
+ * newer one. */
+inline copy_newest(t) {
   atomic {
-    find(1, published, source);
+    find(t, published, source);
     find(0, published, f);
     if
     :: source == not_there || content[source] != whole -> f = not_there; source = 0
@@ -548,9 +601,17 @@ inline finish_copying() {
     write(slot, manifest_name | manifest_bytes);
     fsync(slot, manifest_bytes);
     publish();
-    if :: bad -> abandon(0, number[source]); goto lost :: else fi
+    if :: bad -> abandon(0, number[source]); goto lost :: else fi;
+    slot = not_there
   :: else
-  fi;
+  fi
+}
+
+inline finish_copying() {
+  copy_newest(1);
+#ifdef AWAY
+  copy_newest(2);
+#endif
   /* Without its note in the run's folder the tier is not found again. What is there is durable by then: a name too that
      a job which was killed has given. */
   if :: MUTATION != forget_before_durable -> sync_directory(0) :: else fi;
@@ -580,8 +641,15 @@ inline hear_of_copy() {
 
 /* Store::Store() and Store::newest(), on rank 0. What fails ends the job. */
 inline restore() {
+#ifdef AWAY
+  if
+  :: away -> keep_fast_tier()
+  :: else -> finish_copying()
+  fi;
+#else
 #ifdef FAST
   finish_copying();
+#endif
 #endif
   atomic { find_next_index() };
   do
@@ -612,7 +680,8 @@ inline restore() {
     sync_directory(0);
     if :: bad -> goto lost :: else fi
   od;
-  assert(found >= committed)
+  assert(found >= committed);
+  assert(away || found >= kept)
 }
 
 /* train/resume.cpp, then a training function that reports after each step. */
@@ -713,7 +782,13 @@ end_of_job:
 /* A name is that of one folder: those before i have theirs. */
 #define taken_by(x, name) (x < i && tier[x] == tier[i] && place[x] == name && number[x] == number[i])
 #define taken(name) \
-  (taken_by(0, name) || taken_by(1, name) || taken_by(2, name) || taken_by(3, name) || taken_by(4, name))
+  (taken_by(0, name) || taken_by(1, name) || taken_by(2, name) || taken_by(3, name) || taken_by(4, name) || \
+   taken_by_later(name))
+#ifdef AWAY
+#define taken_by_later(name) (taken_by(5, name) || taken_by(6, name))
+#else
+#define taken_by_later(name) false
+#endif
 #define may_have(name) ((may_be[i] & name) && !taken(name))
 
 inline lose_power() {
@@ -749,7 +824,7 @@ inline lose_power() {
 #define unlike_its_name(x) (place[x] == published && content[x] != whole && !doomed[x])
 
 init {
-  byte i, b, kills, power_losses;
+  byte i, b, kills, power_losses, aways;
   atomic {
     for (i : 0 .. RANKS - 1) { run trainer(i) }
 #ifdef BEHIND
@@ -784,6 +859,10 @@ init {
       i = 0; out = 0; slot = not_there; source = 0; next_index = 0; found = 0; faults_before = 0;
       for (i : 0 .. 2) { answered[i] = 0; first_answer[i] = 0 }
       i = 0;
+#ifdef AWAY
+      away = false;
+      if :: aways < AWAY -> aways++; away = true :: true fi;
+#endif
       job = !job
     }
   :: atomic { out == processes && !some_dead -> break }
@@ -791,6 +870,9 @@ init {
     assert(false)
 #ifdef FAST
   :: unlike_its_name(5) -> assert(false)
+#endif
+#ifdef AWAY
+  :: unlike_its_name(6) || unlike_its_name(7) -> assert(false)
 #endif
   od
 }

@@ -8,7 +8,9 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
+#include <pwd.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,11 +18,9 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <optional>
 #include <random>
 #include <ranges>
 #include <set>
-#include <tuple>
 
 namespace muster::detail::checkpoint {
 
@@ -32,10 +32,16 @@ namespace fs = std::filesystem;
 
 fs::path note_of(const Tier& run) { return run.folder() / "fast_tier.json"; }
 
-/// The host of this rank is in the name, since nodes may share the folder after all.
-fs::path folder_of_node(const Communicator& communicator, const fs::path& folder, const std::string& id) {
-  return folder / ("muster-" + id + "-" + communicator.topology().hosts[static_cast<std::size_t>(communicator.rank())]);
-}
+/// One tier in the note.
+struct NotedTier {
+  std::string folder, id;
+  std::vector<std::string> hosts = {};  ///< of each node
+  bool used = false;
+
+  /// What the names of its folders begin with.
+  std::string prefix() const { return "muster-" + id + "-"; }
+  std::string shown() const { return (fs::path(folder) / prefix()).string() + "*"; }
+};
 
 std::string new_id() {
   std::random_device random;
@@ -52,73 +58,213 @@ bool is_id(const std::string& id) {
   return id.size() == 32 && id.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-NodeShare read_share(const fs::path& checkpoint) {
-  const auto path = checkpoint / share_name;
+struct stat status_at(const fs::path& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0)
+    throw Error(ExitCode::retry, "looking at " + path.string(), std::strerror(errno), "Check the path");
+  return status;
+}
+
+std::string user_name(uid_t id) {
+  const passwd* const user = ::getpwuid(id);
+  return user != nullptr ? user->pw_name : "user " + std::to_string(id);
+}
+
+/// The owner of the note where that is another user; empty if there is none, or it is this user's: or of whom the file
+/// system makes of this user (root-squash).
+std::string other_owner(const Tier& run) {
+  const auto path = note_of(run);
+  if (!fs::exists(status_of(path))) return {};
+  const auto owner = status_at(path).st_uid;
+  if (owner == ::geteuid()) return {};
+  try {
+    const auto probe = run.folder() / ".owner";
+    write_file(probe, "");
+    const auto own = status_at(probe).st_uid;
+    fs::remove(probe);
+    if (own == owner) return {};
+  } catch (const std::exception&) {
+    // A folder that this user may not write to.
+  }
+  return user_name(owner);
+}
+
+std::vector<NotedTier> read_note(const Tier& run) {
+  const auto path = note_of(run);
+  if (!fs::exists(status_of(path)) || !other_owner(run).empty()) return {};
   const auto json = read_json(path);
   try {
-    return {json.at("pieces"), json.at("files")};
-  } catch (const Json::exception& error) {
-    throw Error(ExitCode::data, "reading " + path.string(), error.what());
+    std::vector<NotedTier> note;
+    for (const auto& tier : json) {
+      note.push_back({tier.at("folder"), tier.at("id"), tier.at("hosts"), tier.at("used")});
+      if (!is_id(note.back().id)) throw Error(ExitCode::data, note.back().id, "it is no id");
+    }
+    return note;
+  } catch (const std::exception&) {
+    throw Error(ExitCode::data, "reading " + path.string(), "it does not name fast tiers",
+                "Remove it: the run then goes on from its own folder");
   }
 }
 
-/// What fast_tier.json says.
-struct Note {
-  std::string folder, id;
-  bool used = false;
-
-  std::string text() const { return Json{{"folder", folder}, {"id", id}, {"used", used}}.dump() + "\n"; }
-};
-
-std::optional<Note> read_note(const Tier& run) {
-  const auto path = note_of(run);
-  if (!fs::exists(status_of(path))) return {};
-  const auto json = read_json(path);
-  const bool whole = json.is_object() && json.contains("folder") && json.contains("id") && json.contains("used") &&
-                     json["folder"].is_string() && json["id"].is_string() && is_id(json["id"]) &&
-                     json["used"].is_boolean();
-  if (!whole)
-    throw Error(ExitCode::data, "reading " + path.string(), "it does not name a fast tier",
-                "Remove it: the run then goes on from its own folder");
-  return Note{json["folder"], json["id"], json["used"]};
+void write_note(const Tier& run, const std::vector<NotedTier>& note) {
+  if (note.empty()) {
+    fs::remove(note_of(run));
+    return sync_directory(run.folder());
+  }
+  auto json = Json::array();
+  for (const auto& tier : note)
+    json.push_back({{"folder", tier.folder}, {"id", tier.id}, {"hosts", tier.hosts}, {"used", tier.used}});
+  write_file(note_of(run), [&](File& file) {
+    if (::fchmod(file.descriptor(), 0600) != 0)
+      throw Error(ExitCode::retry, "setting the mode of " + file.path().string(), std::strerror(errno));
+    file.append(json.dump(2) + "\n");
+  });
 }
 
-/// What the first rank of each node says of a checkpoint there.
-struct Found {
-  int index = -1;
-  std::string manifest = {};  ///< its text
-  NodeShare share = {};
+/// Why this user should not believe what is in the folder; empty if nothing speaks against it.
+std::string distrust(const fs::path& folder) {
+  const auto status = status_at(folder);
+  if (!S_ISDIR(status.st_mode)) return "it is no folder";
+  if (status.st_uid != ::geteuid()) return "it belongs to " + user_name(status.st_uid);
+  return (status.st_mode & 077) != 0 ? "other users may read or write it" : "";
+}
+
+/// A folder of a tier, and the node that reads and removes it.
+struct NodeFolder {
+  fs::path path;
+  int node = 0;
 };
 
-/// The newest first.
-std::vector<Found> look(const fs::path& folder) {
-  std::vector<Found> found;
-  if (!fs::exists(status_of(folder))) return found;
-  require_own_directory(folder);
-  for (const auto& [index, path] : Tier(folder).list().published | std::views::reverse) try {
-      found.push_back({index, to_text(read_manifest(path)), read_share(path)});
-    } catch (const Error& error) {
-      log::warn(path.string() + " is left alone: " + error.what());
+/// The folders of the tier that this rank sees: [names, warnings].
+Json folders_here(const NotedTier& tier) {
+  std::set<std::string> names, warnings;
+  std::error_code error;
+  for (fs::directory_iterator at(tier.folder, error), end; !error && at != end; at.increment(error)) {
+    const auto name = at->path().filename().string();
+    if (!name.starts_with(tier.prefix())) continue;
+    try {
+      const auto problem = distrust(at->path());
+      if (problem.empty()) {
+        names.insert(name);
+        continue;
+      }
+      std::error_code unreadable;
+      std::string held;
+      for (fs::directory_iterator in(at->path(), unreadable), last; !unreadable && in != last; in.increment(unreadable))
+        if (Tier::index_of(in->path().filename())) held += " " + in->path().filename().string();
+      warnings.insert(at->path().string() + " is left alone, with" + (held.empty() ? " what it holds" : held) + ": " +
+                      problem);
+    } catch (const Error& unseen) {
+      warnings.insert(unseen.what());
     }
+  }
+  if (error && error != std::errc::no_such_file_or_directory)
+    warnings.insert("looking for a fast tier in " + tier.folder + ": " + error.message());
+  return Json::array({names, warnings});
+}
+
+/// Those that any node sees. Nodes may share the folder after all: then the first that sees it has it. With `tell`
+/// there is a warning for each that is not believed. Collective.
+std::vector<NodeFolder> find_folders(const Communicator& communicator, const NotedTier& tier, bool tell) {
+  const auto& topology = communicator.topology();
+  std::vector<NodeFolder> folders;
+  std::set<std::string> seen;
+  const auto of_ranks = on_all(
+      communicator, [&] { return topology.local_rank == 0 ? folders_here(tier).dump() : std::string("[[], []]"); });
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const auto here = Json::parse(of_ranks[rank]);
+    for (const std::string name : here[0])
+      if (seen.insert(name).second) folders.push_back({fs::path(tier.folder) / name, topology.node_of_rank[rank]});
+    for (const std::string warning : here[1])
+      if (tell && communicator.rank() == 0) log::warn(topology.hosts[rank] + ": " + warning);
+  }
+  return folders;
+}
+
+/// A checkpoint in one folder, as the first rank of its node sees it.
+struct Found {
+  std::string manifest = {};  ///< its text; empty if it cannot be read
+  std::string problem = {};
+};
+
+/// By folder and index.
+std::vector<std::map<int, Found>> look_into(const Communicator& communicator, const std::vector<NodeFolder>& folders) {
+  const auto& topology = communicator.topology();
+  std::vector<std::map<int, Found>> found(folders.size());
+  for (const auto& text : on_all(communicator, [&] {
+         auto all = Json::array();
+         for (std::size_t i = 0; i < folders.size(); ++i) {
+           if (topology.local_rank != 0 || folders[i].node != topology.node_rank) continue;
+           for (const auto& [index, path] : Tier(folders[i].path).list().published) {
+             Found one;
+             try {
+               one.manifest = to_text(read_manifest(path));
+             } catch (const Error& error) {
+               one.problem = error.what();
+             }
+             all.push_back({i, index, one.manifest, one.problem});
+           }
+         }
+         return all.dump();
+       }))
+    for (const auto& one : Json::parse(text)) found[one[0].get<std::size_t>()][one[1]] = {one[2], one[3]};
   return found;
 }
 
-/// The part of a node's share that this rank takes, where of several nodes the first has the piece or the file.
-NodeShare part_of(const std::vector<NodeShare>& nodes, int node, Rank in_node) {
-  std::set<std::uint64_t> pieces;
-  std::set<std::string> files;
-  NodeShare mine;
-  for (std::size_t n = 0; n < nodes.size(); ++n) {
-    const bool is_here = static_cast<int>(n) == node;
-    for (const auto piece : nodes[n].pieces)
-      if (pieces.insert(piece).second && is_here) mine.pieces.push_back(piece);
-    for (const auto& file : nodes[n].files)
-      if (files.insert(file).second && is_here && in_node.rank == 0) mine.files.push_back(file);
+/// What of a checkpoint is whole in its folder: of the share of it that this rank looks at.
+Part whole_part(const fs::path& checkpoint, const Manifest& manifest, Rank in_node) {
+  Part part{.checkpoint = checkpoint};
+  const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    const auto& file = manifest.files[i];
+    if (file.name == state_name || !mine(i) || !fs::exists(status_of(checkpoint / file.name))) continue;
+    if (checksum_file(checkpoint, file.name).crc32 == file.crc32) part.files.push_back(file.name);
   }
-  const auto range = share(mine.pieces.size(), in_node);
-  const auto begin = mine.pieces.begin();
-  mine.pieces = {begin + static_cast<std::ptrdiff_t>(range.begin), begin + static_cast<std::ptrdiff_t>(range.end)};
-  return mine;
+  std::vector<std::uint64_t> pieces;
+  for (std::size_t piece = 0; piece < manifest.state_file().crc32.size(); ++piece)
+    if (mine(piece)) pieces.push_back(piece);
+  part.pieces = whole_pieces(checkpoint, manifest.state_file(), pieces);
+  return part;
+}
+
+/// What this rank copies of the checkpoint: each piece and file is copied by the first rank that has found it whole.
+/// None, on all ranks, where some of it is whole nowhere; `problem` then says why, if that is known. Collective.
+std::optional<std::vector<Part>> choose_parts(const Communicator& communicator, const Manifest& manifest,
+                                              const std::vector<fs::path>& checkpoints_here, std::string& problem) {
+  const auto& topology = communicator.topology();
+  std::vector<Part> mine;
+  const auto of_ranks = on_all(communicator, [&] {
+    auto parts = Json::array();
+    for (const auto& checkpoint : checkpoints_here) {
+      mine.push_back({.checkpoint = checkpoint});
+      std::string unreadable;
+      try {
+        mine.back() = whole_part(checkpoint, manifest, {topology.local_rank, topology.local_size});
+      } catch (const Error& error) {
+        unreadable = error.what();
+      }
+      parts.push_back({mine.back().pieces, mine.back().files, unreadable});
+    }
+    return parts.dump();
+  });
+  std::set<std::uint64_t> pieces;
+  std::set<std::string> files{state_name};
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const auto parts = Json::parse(of_ranks[rank]);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Part first;
+      for (const std::uint64_t piece : parts[i][0])
+        if (pieces.insert(piece).second) first.pieces.push_back(piece);
+      for (const std::string file : parts[i][1])
+        if (files.insert(file).second) first.files.push_back(file);
+      if (problem.empty()) problem = parts[i][2];
+      if (static_cast<int>(rank) != communicator.rank()) continue;
+      mine[i].pieces = std::move(first.pieces);
+      mine[i].files = std::move(first.files);
+    }
+  }
+  const bool whole = pieces.size() == manifest.state_file().crc32.size() && files.size() == manifest.files.size();
+  return whole ? std::optional(std::move(mine)) : std::nullopt;
 }
 
 /// Whether the run's folder has a whole one of that index or a newer one. One of that index which is not is set aside:
@@ -136,25 +282,78 @@ bool has_as_new(const Tier& run, int index) {
   return false;
 }
 
-bool is_complete(const Manifest& manifest, const std::vector<NodeShare>& nodes) {
-  std::set<std::uint64_t> pieces;
-  std::set<std::string> files{state_name};
-  for (const auto& node : nodes) {
-    pieces.insert(node.pieces.begin(), node.pieces.end());
-    files.insert(node.files.begin(), node.files.end());
+/// Copies one checkpoint of the tier; gives why it cannot be had now, the same on all ranks. Collective.
+std::string take_checkpoint(const Communicator& communicator, const std::vector<NodeFolder>& folders,
+                            const std::vector<std::map<int, Found>>& found, int index, Tier& run) {
+  std::string text, problem;
+  std::vector<fs::path> here;
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    const auto one = found[i].find(index);
+    if (one == found[i].end()) continue;
+    if (problem.empty()) problem = one->second.problem;
+    if (text.empty()) text = one->second.manifest;
+    if (!text.empty() && text == one->second.manifest && folders[i].node == communicator.topology().node_rank)
+      here.push_back(Tier(folders[i].path).published(index));
   }
-  return pieces.size() == manifest.state_file().crc32.size() &&
-         std::ranges::all_of(manifest.files, [&](const FileEntry& file) { return files.contains(file.name); });
+  if (text.empty()) return problem;
+  const auto manifest = from_text(text, "the manifest of " + run.published(index).filename().string());
+  const auto parts = choose_parts(communicator, manifest, here, problem);
+  if (!parts) return problem.empty() ? "not all of it is here and whole" : problem;
+  try {
+    copy_to_run(communicator, manifest, *parts, run);
+  } catch (const Error& error) {
+    if (!error.agreed() || error.code() != ExitCode::data) throw;
+    return error.what();
+  }
+  return {};
+}
+
+std::string names_of_missing(const NotedTier& tier, const std::vector<NodeFolder>& folders) {
+  std::string hosts;
+  for (std::size_t node = 0; node < tier.hosts.size(); ++node) {
+    const auto begin = tier.prefix() + std::to_string(node) + "-";
+    if (std::ranges::none_of(folders,
+                             [&](const auto& folder) { return folder.path.filename().string().starts_with(begin); }))
+      hosts += (hosts.empty() ? "" : ", ") + tier.hosts[node];
+  }
+  return hosts;
+}
+
+/// Whether the run's folder has now what is newest in that tier. Collective.
+bool copy_newest(const Communicator& communicator, const NotedTier& tier, Tier& run) {
+  const auto folders = find_folders(communicator, tier, /*tell=*/true);
+  const auto found = look_into(communicator, folders);
+  const auto missing = names_of_missing(tier, folders);
+  const auto leave = [&](const std::string& what) {
+    if (communicator.rank() == 0)
+      log::warn(what + (missing.empty() ? "" : " (of the hosts " + missing + " no folder is found)") +
+                ". The run goes on without it; a start that finds it takes it, until the run's folder has a newer one");
+  };
+  if (folders.empty()) {
+    leave("the newest checkpoint may be in the fast tier " + tier.shown() + ", of which nothing is here");
+    return false;
+  }
+  std::set<int, std::greater<>> indices;
+  for (const auto& folder : found)
+    for (const auto& [index, one] : folder) indices.insert(index);
+  bool all = true;
+  for (const int index : indices) {
+    if (!on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }).empty()) break;
+    const auto name = run.published(index).filename().string();
+    const auto problem = take_checkpoint(communicator, folders, found, index, run);
+    if (problem.empty()) {
+      if (communicator.rank() == 0) log::info(name + " was taken from the fast tier " + tier.folder);
+      break;
+    }
+    leave(name + " of the fast tier " + tier.shown() + " cannot be taken: " + problem);
+    all = false;
+  }
+  return all;
 }
 
 }  // namespace
 
-void write_share(const fs::path& checkpoint, const NodeShare& share) {
-  write_file(checkpoint / share_name, Json{{"pieces", share.pieces}, {"files", share.files}}.dump() + "\n");
-}
-
-void copy_to_run(const Communicator& communicator, const fs::path& checkpoint, const Manifest& manifest,
-                 const NodeShare& mine, Tier& run) {
+void copy_to_run(const Communicator& communicator, const Manifest& manifest, const std::vector<Part>& mine, Tier& run) {
   const int index = manifest.index;
   const auto to = run.saving(index);
   try {
@@ -163,17 +362,19 @@ void copy_to_run(const Communicator& communicator, const fs::path& checkpoint, c
       create_state_file(to / state_name, {.tensors = {}, .bytes = manifest.state_file().bytes});
     });
     on_all(communicator, [&] {
-      if (!mine.pieces.empty()) {
-        File file(to / state_name, File::Mode::write);
-        read_pieces(checkpoint, manifest.state_file(), mine.pieces, {},
-                    [&](Range range, std::span<const std::byte> bytes) { file.write_at(bytes, range.begin); });
-        file.sync();
-        file.close();
-      }
-      for (const auto& name : mine.files) {
-        const auto& file = *std::ranges::find(manifest.files, name, &FileEntry::name);
-        if (copy_file(checkpoint, name, to).crc32 != file.crc32)
-          throw Error(ExitCode::data, "copying " + (checkpoint / name).string(), "its checksum is wrong");
+      for (const auto& [checkpoint, pieces, files] : mine) {
+        if (!pieces.empty()) {
+          File file(to / state_name, File::Mode::write);
+          read_pieces(checkpoint, manifest.state_file(), pieces, {},
+                      [&](Range range, std::span<const std::byte> bytes) { file.write_at(bytes, range.begin); });
+          file.sync();
+          file.close();
+        }
+        for (const auto& name : files) {
+          const auto& file = *std::ranges::find(manifest.files, name, &FileEntry::name);
+          if (copy_file(checkpoint, name, to).crc32 != file.crc32)
+            throw Error(ExitCode::data, "copying " + (checkpoint / name).string(), "its checksum is wrong");
+        }
       }
       return std::string();
     });
@@ -187,105 +388,125 @@ void copy_to_run(const Communicator& communicator, const fs::path& checkpoint, c
   }
 }
 
-void note_use(const Tier& run) {
-  auto note = read_note(run).value();
-  note.used = true;
-  write_file(note_of(run), note.text());
-}
-
-bool may_have_more(const Tier& run) {
-  const auto note = read_note(run);
-  return note && note->used;
-}
-
-void finish_copying(const Communicator& communicator, Tier& run) {
-  const auto told = Json::parse(on_root(communicator, [&] {
+bool finish_copying(const Communicator& communicator, Tier& run) {
+  const auto tiers = Json::parse(on_root(communicator, [&] {
     remove_unfinished(note_of(run));
-    const auto note = read_note(run);
-    return note ? Json{note->folder, note->id}.dump() : Json().dump();
+    if (const auto owner = other_owner(run); !owner.empty()) {
+      const auto there = run.list().published;
+      log::warn(note_of(run).string() + " belongs to " + owner +
+                ": a newer checkpoint that the fast tier of that job may hold is not taken. The run goes on from " +
+                (there.empty() ? "its beginning" : there.rbegin()->second.filename().string()) +
+                ", without a fast tier until that file is gone");
+    }
+    auto noted = Json::array();
+    for (const auto& tier : read_note(run)) noted.push_back({tier.folder, tier.id, tier.hosts, tier.used});
+    return noted.dump();
   }));
-  if (told.is_null()) return;
-
-  const auto& topology = communicator.topology();
-  const auto folder = folder_of_node(communicator, told[0].get<std::string>(), told[1]);
-  std::vector<std::map<int, Json>> ranks;
-  std::set<int, std::greater<>> indices;
-  for (const auto& text : on_all(communicator, [&] {
-         auto all = Json::array();
-         try {
-           if (topology.local_rank == 0)
-             for (const auto& one : look(folder))
-               all.push_back({one.index, one.manifest, one.share.pieces, one.share.files});
-         } catch (const Error& error) {
-           log::warn("what lies in " + folder.string() + " is left alone: " + error.what());
-         }
-         return all.dump();
-       })) {
-    auto& rank = ranks.emplace_back();
-    for (auto& one : Json::parse(text)) {
-      const int index = one[0];
-      indices.insert(index);
-      rank.emplace(index, std::move(one));
-    }
-  }
-  // Whether it is in the run's folder then.
-  const auto copy = [&](int index) {
-    const auto is_there = on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); });
-    if (!is_there.empty()) return true;
-    std::string newest;
-    std::vector<NodeShare> nodes(static_cast<std::size_t>(topology.num_nodes));
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      const auto found = ranks[rank].find(index);
-      if (found == ranks[rank].end()) continue;
-      const auto& [unused, text, pieces, files] = found->second.get<std::tuple<int, std::string, Json, Json>>();
-      if (newest.empty()) newest = text;
-      if (text == newest) nodes[static_cast<std::size_t>(topology.node_of_rank[rank])] = {pieces, files};
-    }
-    const auto name = run.published(index).filename().string();
-    const auto give_up = [&](const std::string& why) {
-      if (communicator.rank() == 0)
-        log::warn(name + " of the fast tier " + told[0].get<std::string>() + " is given up: " + why);
-      return false;
-    };
-    const auto manifest = from_text(newest, "the manifest of " + name);
-    if (!is_complete(manifest, nodes)) return give_up("not all nodes that have a share of it are here");
-    try {
-      copy_to_run(communicator, Tier(folder).published(index), manifest,
-                  part_of(nodes, topology.node_rank, {topology.local_rank, topology.local_size}), run);
-    } catch (const Error& error) {
-      if (!error.agreed() || error.code() != ExitCode::data) throw;
-      return give_up(error.what());
-    }
-    if (communicator.rank() == 0) log::info(name + " was taken from the fast tier");
-    return true;
-  };
-  std::ranges::find_if(indices, copy);
-  // A name there that a job which was killed has given may not be durable yet. Then nobody knows of the tier any more.
-  on_root(communicator, [&] { sync_directory(run.folder()); });
-  if (topology.local_rank == 0 && fs::exists(status_of(folder))) remove_folder(folder);
+  if (tiers.empty()) return false;
+  std::set<std::string> kept;
+  for (const auto& tier : tiers | std::views::reverse)
+    if (tier[3] && !copy_newest(communicator, {tier[0], tier[1], tier[2]}, run))
+      kept.insert(tier[1].get<std::string>());
   on_root(communicator, [&] {
-    std::error_code ignored;
-    fs::remove(note_of(run), ignored);
+    // A name there that a job which was killed has given may not be durable yet.
     sync_directory(run.folder());
+    auto note = read_note(run);
+    for (auto& tier : note) tier.used = kept.contains(tier.id);
+    write_note(run, note);
   });
+  remove_unused(communicator, run, {});
+  return !kept.empty();
 }
 
-Place make_fast_place(const Communicator& communicator, const Tier& run, const fs::path& place) {
+std::optional<Place> make_fast_place(const Communicator& communicator, const Tier& run, const fs::path& place) {
   const auto folder = fs::absolute(place);
+  const auto& topology = communicator.topology();
   const auto id = on_root(communicator, [&] {
-    const auto id = new_id();
-    write_file(note_of(run), Note{folder.string(), id}.text());
-    return id;
+    if (!other_owner(run).empty()) return std::string();
+    NotedTier made{folder.string(), new_id()};
+    made.hosts.resize(static_cast<std::size_t>(topology.num_nodes));
+    for (std::size_t rank = 0; rank < topology.hosts.size(); ++rank)
+      made.hosts[static_cast<std::size_t>(topology.node_of_rank[rank])] = topology.hosts[rank];
+    auto note = read_note(run);
+    note.push_back(made);
+    write_note(run, note);
+    return made.id;
   });
-  const auto own = folder_of_node(communicator, folder, id);
-  const bool leads = communicator.topology().local_rank == 0;
+  if (id.empty()) return {};
+  const auto own = folder / (NotedTier{folder.string(), id}.prefix() + std::to_string(topology.node_rank) + "-" +
+                             topology.hosts[static_cast<std::size_t>(communicator.rank())]);
+  const bool leads = topology.local_rank == 0;
   on_all(communicator, [&] {
-    if (leads && ::mkdir(own.c_str(), 0700) != 0)
-      throw Error(ExitCode::usage, "making the folder " + own.string() + " of the fast tier", std::strerror(errno),
-                  "fast_tier names a folder that is there on every node and may be written");
+    const auto doing = "making the folder " + own.string() + " of the fast tier";
+    const auto remedy = "fast_tier names a folder that is there on every node and may be written";
+    if (!leads) return std::string();
+    if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
+    if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
     return std::string();
   });
-  return {.tier = Tier(own), .leads = leads, .of_a_node = true};
+  return Place{.tier = Tier(own), .leads = leads, .of_a_node = true};
 }
+
+void note_use(const Tier& run) {
+  auto note = read_note(run);
+  if (note.empty())
+    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "it is gone",
+                "Start the run again");
+  note.back().used = true;
+  write_note(run, note);
+}
+
+bool note_copied(const Tier& run) noexcept try {
+  auto note = read_note(run);
+  for (auto& tier : note) tier.used = false;
+  if (!note.empty()) write_note(run, note);
+  return true;
+} catch (const std::exception& error) {
+  log::warn(std::string("noting what has been copied from the fast tier: ") + error.what());
+  return false;
+}
+
+void remove_unused(const Communicator& communicator, const Tier& run, const std::optional<Place>& own) {
+  const auto is_own = [&](const NotedTier& tier) {
+    return own && own->tier.folder().filename().string().starts_with(tier.prefix());
+  };
+  const auto unused = Json::parse(on_root(communicator, [&] {
+    auto tiers = Json::array();
+    for (const auto& tier : read_note(run))
+      if (!tier.used && !is_own(tier)) tiers.push_back({tier.folder, tier.id});
+    return tiers.dump();
+  }));
+  if (unused.empty()) return;
+  std::set<std::string> left;  // which the next start tries to remove
+  for (const auto& tier : unused) {
+    const auto folders = find_folders(communicator, {tier[0], tier[1]}, /*tell=*/false);
+    for (const auto& failed : on_all(communicator, [&] {
+           bool removed = true;
+           for (const auto& folder : folders) {
+             if (communicator.topology().local_rank != 0 || folder.node != communicator.topology().node_rank) continue;
+             remove_folder(folder.path);
+             removed = removed && !fs::exists(status_of(folder.path));
+           }
+           return std::string(removed ? "" : "failed");
+         }))
+      if (!failed.empty()) left.insert(tier[1].get<std::string>());
+  }
+  on_root(communicator, [&] {
+    auto note = read_note(run);
+    std::erase_if(note, [&](const auto& tier) { return !tier.used && !is_own(tier) && !left.contains(tier.id); });
+    write_note(run, note);
+  });
+}
+
+void forget(const Tier& run, const Place& own) noexcept try {
+  auto note = read_note(run);
+  const auto own_name = own.tier.folder().filename().string();
+  if (std::erase_if(note, [&](const auto& tier) { return own_name.starts_with(tier.prefix()); }) > 0)
+    write_note(run, note);
+} catch (const std::exception& error) {
+  log::warn(std::string("forgetting the fast tier: ") + error.what());
+}
+
+bool may_have_more(const Tier& run) { return std::ranges::any_of(read_note(run), &NotedTier::used); }
 
 }  // namespace muster::detail::checkpoint

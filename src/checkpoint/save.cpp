@@ -2,7 +2,6 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
-#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/state/replica_fingerprint.hpp"
@@ -198,18 +197,9 @@ void Save::publish(const Communicator& communicator, Place& place) {
     });
   // Rank 0's on all nodes.
   manifest_ = from_text(on_root(communicator, [&] { return to_text(make_manifest()); }), "the manifest");
-  const auto& nodes = communicator.topology().node_of_rank;
-  std::set<int> here;
-  for (int rank = 0; rank < ranks_; ++rank)
-    if (nodes[static_cast<std::size_t>(rank)] == communicator.topology().node_rank) here.insert(rank);
   on_all(communicator, [&] {
     if (place.leads) {
-      const auto folder = place.tier.saving(index_);
-      NodeShare share{.files = files_with_owner(here)};
-      for (std::uint64_t piece = 0; piece < writers_.size(); ++piece)
-        if (here.contains(writers_[piece])) share.pieces.push_back(piece);
-      write_share(folder, share);
-      write_manifest(folder, manifest_);
+      write_manifest(place.tier.saving(index_), manifest_);
       place.tier.publish(index_);
     }
     return std::string();
@@ -236,10 +226,10 @@ std::vector<FileEntry> Save::entries() const {
   return files;
 }
 
-std::vector<std::string> Save::files_with_owner(const std::set<int>& ranks) const {
+std::vector<std::string> Save::files() const {
   std::vector<std::string> names;
   for (const auto& [name, owner] : owners_of(files_))
-    if (ranks.contains(owner)) names.push_back(name);
+    if (owner == rank_) names.push_back(name);
   return names;
 }
 

@@ -73,7 +73,7 @@ class Save {
   const Manifest& manifest() const noexcept { return manifest_; }
   /// Pieces of state.h5, and the user's files, that this rank has written.
   std::vector<std::uint64_t> pieces() const { return pieces_of(writers_, rank_); }
-  std::vector<std::string> files() const { return files_with_owner({rank_}); }
+  std::vector<std::string> files() const;
 
  private:
   void open(const Communicator& communicator, Place& place);
@@ -86,7 +86,6 @@ class Save {
   Manifest make_manifest() const;
   /// All files with the checksums that their writers took.
   std::vector<FileEntry> entries() const;
-  std::vector<std::string> files_with_owner(const std::set<int>& ranks) const;
 
   Contents contents_;
   const int index_;

@@ -93,6 +93,8 @@ class Store {
   /// The fast tier keeps none older than that one, or none at all after it.
   void clear_fast_tier(int index, bool after) const noexcept;  // not collective
 
+  /// Nothing in a fast tier is needed any more: notes that, and removes what earlier jobs have left in theirs.
+  void give_up_tiers(const Communicator& communicator);
   Communicator communicator_;
   Tier tier_;
   std::optional<Place> fast_ = {};
@@ -100,6 +102,7 @@ class Store {
   std::optional<Communicator> behind_ = {};  // for the thread that writes
   Layout layout_ = {};                       // of the last save
   StateWriter writer_;
+  bool has_earlier_tier_ = false;            // of which the newest could not be copied
   Snapshot snapshot_;
   CheckpointConfig config_;
   std::function<bool(std::int64_t)> needed_ = {};

@@ -30,7 +30,7 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
     throw Error(ExitCode::usage, "keeping checkpoints",
                 "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
                 "Give 1 or more, or leave it out to keep all");
-  finish_copying(communicator_, tier_);
+  has_earlier_tier_ = finish_copying(communicator_, tier_);
   next_index_ = std::stoi(on_root(communicator_, [&] {
     const auto next = tier_.list().next_index;  // before what is unfinished goes: its indices count
     tier_.remove_unfinished();
@@ -42,8 +42,10 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
 
 Store::~Store() {
   if (writing_.valid()) writing_.wait();
-  std::error_code ignored;  // something may be there that was not copied
-  if (fast_ && fast_->leads) std::filesystem::remove(fast_->tier.folder(), ignored);
+  if (!fast_ || fast_used_) return;  // what was not copied is taken at the next start
+  std::error_code ignored;
+  if (fast_->leads) std::filesystem::remove(fast_->tier.folder(), ignored);
+  if (here().rank == 0 && !std::filesystem::exists(fast_->tier.folder(), ignored)) forget(tier_, *fast_);
 }
 
 Checkpoint Store::commit(Contents contents, When when) {
@@ -53,12 +55,13 @@ Checkpoint Store::commit(Contents contents, When when) {
   Place run{.tier = tier_, .leads = here().rank == 0};
   auto& first = fast_ ? *fast_ : run;
   const auto save = std::make_shared<Save>(std::move(contents), index, communicator_, writer_);
-  const auto write = [this, save](const Communicator& communicator, Place& place) {
+  const auto write = [this, save, index](const Communicator& communicator, Place& place) {
     save->write(communicator, place);
     if (fast_ && !fast_used_) {
       on_root(communicator, [&] { note_use(tier_); });
       fast_used_ = true;
     }
+    if (fast_) next_index_ = index + 1;  // where another node fails, one may be left with the name
     save->publish(communicator, place);
   };
   const auto or_abandon = [index](Place& place, auto&& work) {
@@ -77,13 +80,15 @@ Checkpoint Store::commit(Contents contents, When when) {
     else
       write(communicator_, first);
   });
-  ++next_index_;
+  next_index_ = index + 1;
   const auto to_run = [this, save, index](const Communicator& communicator) {
     if (fast_) {
       clear_fast_tier(index, /*after=*/false);
-      copy_to_run(communicator, fast_->tier.published(index), save->manifest(), {save->pieces(), save->files()}, tier_);
-      clear_fast_tier(index, /*after=*/true);
+      copy_to_run(communicator, save->manifest(), {{fast_->tier.published(index), save->pieces(), save->files()}},
+                  tier_);
     }
+    if (fast_ || has_earlier_tier_) give_up_tiers(communicator);
+    if (fast_) clear_fast_tier(index, /*after=*/true);
     if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_, needed_); });
   };
   if (behind)
@@ -131,6 +136,12 @@ std::optional<Error> Store::finish() {
   writing.wait();
   cost_ = ended_ - begun_;
   return writing.get();
+}
+
+void Store::give_up_tiers(const Communicator& communicator) {
+  if (on_root(communicator, [&] { return std::string(note_copied(tier_) ? "noted" : ""); }).empty()) return;
+  fast_used_ = false;
+  if (std::exchange(has_earlier_tier_, false)) remove_unused(communicator, tier_, fast_);
 }
 
 void Store::clear_fast_tier(int index, bool after) const noexcept {

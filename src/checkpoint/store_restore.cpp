@@ -124,7 +124,10 @@ void Store::roll_back(int index) {
   });
   if (!done.empty()) return;
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
-  on_root(communicator_, [&] { add_rollback(tier_.folder(), {index, next_index_ - 1}); });
+  on_root(communicator_, [&] {
+    add_rollback(tier_.folder(), {index, next_index_ - 1});
+  });
+  if (has_earlier_tier_) give_up_tiers(communicator_);  // what is newer there is given up too
 }
 
 Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {

@@ -1,9 +1,12 @@
 // Saves that go on behind training, and those that pass through a fast tier: what is saved is what was there at the
 // report, errors come at the next one, and nothing that has ended is missing.
 #include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
+#include "support/forge.hpp"
 #include "support/io_errors.hpp"
 #include "support/job.hpp"
 #include "support/saving_gate.hpp"
@@ -13,7 +16,9 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -486,7 +491,9 @@ TEST(AsyncSave, StoresRank0sOfAModelThatHasDrifted) {
 // ---- The fast tier, where a job has ended between its two commits.
 
 using detail::checkpoint::Contents;
+using detail::checkpoint::may_have_more;
 using detail::checkpoint::Store;
+using detail::checkpoint::Tier;
 
 Contents contents_of(int value) {
   return {.state = {.tensors = {{"model/w", at::full({3'200'000}, value, at::kDouble)}}, .values = {{"model", Json()}}},
@@ -501,14 +508,56 @@ double value_in(const Store& store, const Checkpoint& checkpoint) {
 
 class Tiers : public testing::TestWithParam<int> {
  protected:
-  /// All ranks on one node, or each on one of its own.
-  Communicator ranks() const {
+  /// All ranks on one node, or each on one of its own; numbered hosts unless all have one name.
+  Communicator ranks(const std::string& host = "host", bool numbered = true) const {
     detail::comm::Placement placement;
     for (int rank = 0; rank < world().size(); ++rank) {
       placement.node_of_rank.push_back(GetParam() == 1 ? 0 : rank);
-      placement.hosts.push_back(GetParam() == 1 ? "host" : "host" + std::to_string(rank));
+      placement.hosts.push_back(GetParam() == 1 || !numbered ? host : host + std::to_string(rank));
     }
     return detail::comm::make_world(world(), placement);
+  }
+  /// Does that on rank 0, while the others wait.
+  void by_rank_0(const std::function<void()>& work) const {
+    world().barrier();
+    if (world().rank() == 0) work();
+    world().barrier();
+  }
+  /// The folders of all nodes, in `parent`.
+  std::vector<fs::path> nodes_in(const fs::path& parent) const {
+    std::vector<fs::path> nodes;
+    for (const auto& entry : fs::directory_iterator(parent)) nodes.push_back(entry.path());
+    return nodes;
+  }
+  void move_all(const fs::path& from, const fs::path& to) const {
+    by_rank_0([&] {
+      for (const auto& node : nodes_in(from)) fs::rename(node, to / node.filename());
+    });
+  }
+  /// What a start of the run resumes from, and what it says meanwhile on rank 0.
+  struct Started {
+    double value = 0;
+    std::string said = {};
+  };
+  Started start(const Communicator& job, CheckpointConfig config = {}) const {
+    const auto log = logs / "log";
+    Started started;
+    {
+      const detail::log::Scope as_before;
+      detail::log::start(world().rank(), detail::log::Level::info);
+      if (world().rank() == 0) detail::log::write_to(log);
+      Store store(job, folder, std::move(config));
+      if (const auto newest = store.newest()) started.value = value_in(store, *newest);
+    }
+    world().barrier();
+    if (world().rank() == 0) started.said = detail::read_file(log);
+    by_rank_0([&] { fs::remove(log); });
+    return started;
+  }
+  void expect_said(const Started& started, const std::vector<std::string>& parts) const {
+    if (world().rank() != 0) return;
+    for (const auto& part : parts)
+      EXPECT_NE(started.said.find(part), std::string::npos) << part << ": " << started.said;
   }
   /// Two saves, of which the second does not come to the run's folder.
   void save_two() {
@@ -521,7 +570,7 @@ class Tiers : public testing::TestWithParam<int> {
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code(), ExitCode::retry);
   }
-  const fs::path folder = test::shared_folder(), fast = test::shared_folder();
+  const fs::path folder = test::shared_folder(), fast = test::shared_folder(), logs = test::shared_folder();
   const Communicator communicator = ranks();
 };
 INSTANTIATE_TEST_SUITE_P(FastTier, Tiers, testing::Values(1, 2));
@@ -604,11 +653,205 @@ TEST_P(Tiers, WhatOneNodeCannotPublishIsOnNone) {
   world().barrier();
   for (const auto& node : fs::directory_iterator(fast)) EXPECT_TRUE(fs::is_empty(node.path()));
   world().barrier();
-  EXPECT_EQ(store.commit(contents_of(3)).path(), folder / "checkpoint_000001");
+  EXPECT_EQ(store.commit(contents_of(3)).path(), folder / "checkpoint_000002");
   EXPECT_FALSE(store.finish());
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(value_in(store, *newest), 3);
+}
+
+TEST_P(Tiers, WhatOneNodeCannotRemoveIsNotInTheWayOfTheNextSave) {
+  if (GetParam() == 1 || world().size() == 1) GTEST_SKIP() << "there is one node";
+  Store store(communicator, folder, {.fast_tier = fast});
+  store.commit(contents_of(1));
+  EXPECT_FALSE(store.finish());
+  by_rank_0([&] {
+    for (const auto& node : nodes_in(fast))
+      if (!node.string().ends_with("host0")) fs::create_directories(node / "checkpoint_000001");
+  });
+  {
+    // The first node publishes it, the others do not.
+    const test::IoError sick("renameat2", ".checkpoint_000001.pruning", EIO);
+    EXPECT_THROW(store.commit(contents_of(2)), Error);
+  }
+  store.commit(contents_of(3));
+  EXPECT_FALSE(store.finish());
+  const auto newest = store.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(value_in(store, *newest), 3);
+}
+
+TEST_P(Tiers, WhatCannotBeReadStaysUntilItCan) {
+  save_two();
+  {
+    // Only in the tier there is one of that number.
+    const test::IoError sick("open", "checkpoint_000001/manifest.json", EIO);
+    const auto started = start(communicator, {.fast_tier = fast});
+    EXPECT_EQ(started.value, 1);
+    expect_said(started, {"checkpoint_000001", fast.string(), "Input/output error"});
+  }
+  EXPECT_EQ(start(communicator).value, 2);
+  EXPECT_TRUE(fs::is_empty(fast));
+}
+
+TEST_P(Tiers, WhatANewerMusterHasWrittenStays) {
+  save_two();
+  std::map<fs::path, std::string> whole;
+  by_rank_0([&] {
+    for (const auto& node : nodes_in(fast)) {
+      const auto manifest = node / "checkpoint_000001" / "manifest.json";
+      whole[manifest] = detail::read_file(manifest);
+      detail::write_file(manifest, test::forge(node / "checkpoint_000001", [](Json& json) { json["version"] = 2; }));
+    }
+  });
+  const auto started = start(communicator);
+  EXPECT_EQ(started.value, 1);
+  expect_said(started, {"checkpoint_000001", fast.string(), "newer muster"});
+  by_rank_0([&] {
+    for (const auto& [manifest, text] : whole) detail::write_file(manifest, text);
+  });
+  EXPECT_EQ(start(communicator).value, 2);
+}
+
+TEST_P(Tiers, NodesThatComeBackAreAskedAgain) {
+  save_two();
+  EXPECT_TRUE(may_have_more(Tier(folder)));
+  const auto away = test::shared_folder();
+  move_all(fast, away);
+  for (const auto& config : {CheckpointConfig{}, CheckpointConfig{.fast_tier = fast}}) {
+    const auto started = start(communicator, config);
+    EXPECT_EQ(started.value, 1);
+    expect_said(started, {fast.string(), "muster-", communicator.topology().hosts.back()});
+    EXPECT_TRUE(fs::is_empty(fast));
+    world().barrier();
+  }
+  move_all(away, fast);
+  EXPECT_EQ(start(communicator).value, 2);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+  EXPECT_FALSE(fs::exists(folder / "fast_tier.json"));
+}
+
+TEST_P(Tiers, ANewerCheckpointInTheRunsFolderEndsTheWaitForNodes) {
+  for (const bool through_a_tier : {false, true}) {
+    save_two();
+    const auto away = test::shared_folder();
+    move_all(fast, away);
+    {
+      Store store(communicator, folder, {.fast_tier = through_a_tier ? fast : fs::path()});
+      // Whether it has as many reports as the lost one does not matter: the run has gone on without it.
+      store.commit(contents_of(3));
+      EXPECT_FALSE(store.finish());
+    }
+    world().barrier();
+    EXPECT_FALSE(fs::exists(folder / "fast_tier.json"));
+    move_all(away, fast);
+    EXPECT_EQ(start(communicator).value, 3);
+    by_rank_0([&] {
+      for (const auto& path : {folder, fast})
+        for (const auto& entry : fs::directory_iterator(path)) fs::remove_all(entry.path());
+    });
+  }
+}
+
+TEST_P(Tiers, AHostMayHaveAnotherNameNextTime) {
+  save_two();
+  EXPECT_EQ(start(ranks("other")).value, 2);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+}
+
+TEST_P(Tiers, HostsOfOneNameMayShareTheFolder) {
+  const auto job = ranks("localhost", /*numbered=*/false);
+  {
+    Store store(job, folder, {.fast_tier = fast});
+    const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
+    store.commit(contents_of(1));
+    EXPECT_TRUE(store.finish());
+  }
+  EXPECT_EQ(start(job).value, 1);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+}
+
+TEST_P(Tiers, WhatIsCopiedIsNotMissedOnOtherNodes) {
+  {
+    Store store(communicator, folder, {.fast_tier = fast});
+    EXPECT_FALSE(may_have_more(Tier(folder)));
+    store.commit(contents_of(1));
+    EXPECT_FALSE(store.finish());
+    EXPECT_FALSE(may_have_more(Tier(folder)));
+    EXPECT_TRUE(fs::exists(folder / "fast_tier.json"));
+    struct stat status {};
+    ASSERT_EQ(::stat((folder / "fast_tier.json").c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600u);
+    world().barrier();
+  }
+  world().barrier();
+  EXPECT_FALSE(fs::exists(folder / "fast_tier.json")) << "it outlives its job";
+  const auto started = start(communicator);
+  EXPECT_EQ(started.value, 1);
+  EXPECT_EQ(started.said.find("fast tier"), std::string::npos) << started.said;
+}
+
+TEST_P(Tiers, WhatOthersMayWriteToIsNotTaken) {
+  save_two();
+  by_rank_0([&] {
+    for (const auto& node : nodes_in(fast)) ::chmod(node.c_str(), 0770);
+  });
+  const auto started = start(communicator);
+  EXPECT_EQ(started.value, 1);
+  expect_said(started, {"left alone, with checkpoint_000001"});
+  by_rank_0([&] {
+    EXPECT_FALSE(fs::is_empty(fast)) << "it was removed";
+    for (const auto& node : nodes_in(fast)) ::chmod(node.c_str(), 0700);
+    if (::geteuid() != 0) return;
+    for (const auto& node : nodes_in(fast)) EXPECT_EQ(::chown(node.c_str(), 54321, 54321), 0);
+  });
+  if (::geteuid() == 0) {
+    const auto of_another = start(communicator);
+    EXPECT_EQ(of_another.value, 1);
+    expect_said(of_another, {"it belongs to user 54321", "left alone, with checkpoint_000001"});
+    by_rank_0([&] {
+      for (const auto& node : nodes_in(fast)) EXPECT_EQ(::chown(node.c_str(), 0, 0), 0);
+    });
+  }
+  EXPECT_EQ(start(communicator).value, 2);
+}
+
+TEST_P(Tiers, ANoteOfAnotherUserIsLeftAlone) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make files of other users";
+  save_two();
+  const auto note = folder / "fast_tier.json";
+  const auto text = detail::read_file(note);
+  by_rank_0([&] { EXPECT_EQ(::chown(note.c_str(), 54321, 54321), 0); });
+  const auto started = start(communicator, {.fast_tier = fast});
+  EXPECT_EQ(started.value, 1);
+  expect_said(started, {"fast_tier.json belongs to user 54321", "checkpoint_000000"});
+  EXPECT_FALSE(may_have_more(Tier(folder)));
+  {
+    Store store(communicator, folder, {.fast_tier = fast});
+    EXPECT_EQ(store.commit(contents_of(3)).path(), folder / "checkpoint_000001");
+    EXPECT_FALSE(store.finish());
+  }
+  world().barrier();
+  EXPECT_EQ(detail::read_file(note), text);
+  EXPECT_FALSE(fs::is_empty(fast)) << "what belongs to the note was removed";
+}
+
+TEST_P(Tiers, NoFileThereSaysWhatIsCopied) {
+  save_two();
+  const auto planted = "planted" + std::to_string(::getpid());
+  by_rank_0([&] {
+    const auto nodes = nodes_in(fast);
+    detail::write_file(fast / planted, "by somebody else");
+    for (const auto& node : nodes)
+      detail::write_file(node / "checkpoint_000001" / ".share.json",
+                         Json{{"pieces", {0, 1, 1'000'000}}, {"files", {"../../" + planted}}}.dump());
+  });
+  EXPECT_EQ(start(communicator).value, 2);
+  EXPECT_FALSE(fs::exists(folder.parent_path() / planted));
+  fs::remove(folder.parent_path() / planted);
 }
 
 TEST_P(Tiers, AnOlderOneIsTakenWhereTheNewestIsNotOnAllNodes) {

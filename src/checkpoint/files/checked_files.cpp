@@ -135,6 +135,25 @@ void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<co
   });
 }
 
+std::vector<std::uint64_t> whole_pieces(const fs::path& directory, const FileEntry& entry,
+                                        std::span<const std::uint64_t> pieces) {
+  if (pieces.empty()) return {};
+  const auto file = open_whole(directory, entry);
+  std::vector<char> is_whole(pieces.size());  // not of bool: threads write to neighbours
+  on_threads(pieces.size(), [&](Range mine) {
+    std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
+    for (auto i = mine.begin; i < mine.end; ++i) {
+      const auto range = piece_range(entry.bytes, entry.piece_bytes, pieces[i]);
+      is_whole[i] =
+          read_summed(file, range.begin, std::span(buffer).first(range.end - range.begin)) == entry.crc32[pieces[i]];
+    }
+  });
+  std::vector<std::uint64_t> whole;
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    if (is_whole[i] != 0) whole.push_back(pieces[i]);
+  return whole;
+}
+
 void refuse_piece(const fs::path& path, Range range) {
   refuse(path, "bytes " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
                    " are damaged: their checksum is wrong");

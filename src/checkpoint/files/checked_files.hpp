@@ -40,6 +40,10 @@ void read_pieces(const std::filesystem::path& directory, const FileEntry& entry,
                  const std::function<std::byte*(Range)>& place = {},
                  const std::function<void(Range, std::span<const std::byte>)>& use = {});
 
+/// Those of the pieces that have the checksum of their entry. An Error as of read_pieces(), but for other checksums.
+std::vector<std::uint64_t> whole_pieces(const std::filesystem::path& directory, const FileEntry& entry,
+                                        std::span<const std::uint64_t> pieces);
+
 /// Files are there and as long as the manifest says. An Error (ExitCode::data) names the first that is not.
 void verify_sizes(const std::filesystem::path& directory, const Manifest& manifest);
 /// The checksums of this rank's share: what every node needs is divided among the ranks of each, which then find

@@ -37,7 +37,6 @@
 namespace muster::detail::checkpoint {
 
 inline constexpr const char* manifest_name = "manifest.json";
-inline constexpr const char* share_name = ".share.json";  ///< in the fast tier alone: what of it lies on the node
 inline constexpr const char* state_name = "state.h5";
 inline constexpr const char* random_name = "random";
 

@@ -13,7 +13,7 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
   UserFiles files;
   if (!directory) return files;
   const auto is_ours = [](const std::string& name) {
-    return name == manifest_name || name == state_name || name == validation_name || name == share_name;
+    return name == manifest_name || name == state_name || name == validation_name;
   };
   files.names = list_files(*directory);
   if (is_checkpoint(*directory)) std::erase_if(files.names, is_ours);
