@@ -105,7 +105,7 @@ void Save::open(const Communicator& communicator, Place& place) {
   on_all(communicator, [&] {
     if (place.leads) {
       place.tier.begin(index_);
-      create_state_file(place.tier.saving(index_) / state_name, layout_);
+      create_state_file(place.tier.saving(index_) / state_name, layout_, !place.of_a_node);
     }
     return std::string();
   });

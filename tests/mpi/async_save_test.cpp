@@ -854,6 +854,19 @@ TEST_P(Tiers, NoFileThereSaysWhatIsCopied) {
   fs::remove(folder.parent_path() / planted);
 }
 
+TEST_P(Tiers, EachNodeHasSpaceForItsOwnShareOnly) {
+  save_two();
+  std::uint64_t bytes = 0, allocated = 0;
+  for (const auto& node : nodes_in(fast)) {
+    struct stat status {};
+    ASSERT_EQ(::stat((node / "checkpoint_000001" / "state.h5").c_str(), &status), 0);
+    bytes = static_cast<std::uint64_t>(status.st_size);
+    allocated += static_cast<std::uint64_t>(status.st_blocks) * 512;
+  }
+  EXPECT_GT(bytes, 25'000'000u);
+  EXPECT_LT(allocated, bytes + bytes / 4);
+}
+
 TEST_P(Tiers, AnOlderOneIsTakenWhereTheNewestIsNotOnAllNodes) {
   if (GetParam() == 1 || world().size() == 1) GTEST_SKIP() << "there is one node";
   save_two();

@@ -109,9 +109,9 @@ void each_writer(Range range, std::uint64_t piece_bytes, const std::vector<int>&
 
 }  // namespace
 
-void create_state_file(const std::filesystem::path& path, const Layout& layout) {
+void create_state_file(const std::filesystem::path& path, const Layout& layout, bool with_space) {
   File file(path, File::Mode::create);
-  is_direct(layout) ? allocate(file, layout.bytes) : file.truncate(layout.bytes);
+  with_space&& is_direct(layout) ? allocate(file, layout.bytes) : file.truncate(layout.bytes);
   file.close();
 }
 

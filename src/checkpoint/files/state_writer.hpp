@@ -22,8 +22,9 @@
 
 namespace muster::detail::checkpoint {
 
-/// Makes the file, as long as it will be, with space for a large one. It is empty.
-void create_state_file(const std::filesystem::path& path, const Layout& layout);
+/// Makes the file, as long as it will be, with space for a large one; without, where ranks of one node write a part of
+/// it. It is empty.
+void create_state_file(const std::filesystem::path& path, const Layout& layout, bool with_space = true);
 
 /// For each piece of the file the rank whose own it holds first, −1 where it holds none's: what plan_writers() asks
 /// for.
