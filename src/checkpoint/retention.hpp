@@ -14,12 +14,13 @@ namespace muster::detail::checkpoint {
 struct Scored {
   int index = 0;
   std::optional<double> score;  ///< none, or NaN, is worse than any
-  bool rolled_back = false;     ///< by a step back: worse than all others of its score
+  bool rolled_back = false;     ///< by a step back: worse than all others
   bool pinned = false;  ///< it waits for its validation, or its row for that, and stays beside those that are kept
 };
 
 /// The indices that may go, oldest first: all but the num_to_keep best, or newest where there is no score attribute.
-/// The newest always stays, beside the best if it is not one of them. Of equal scores the newer is the better.
+/// The newest that is not rolled back always stays, beside the best if it is not one of them. Of equal scores the newer
+/// is the better.
 std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config);
 
 /// The score in the metrics of a report.

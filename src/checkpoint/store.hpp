@@ -89,20 +89,23 @@ class Store {
   /// not all ranks see the same files.
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   void take_back_what_is_whole() const;
+  /// A name of a checkpoint that is rolled back goes to the newest other one that had it, or is removed. Not
+  /// collective.
+  void move_names() const;
   void go_on_behind(std::function<void(const Communicator&)> work);
+  /// Nothing in a fast tier is needed any more: notes that, and removes what earlier jobs have left in theirs.
+  void give_up_tiers(const Communicator& communicator);
   /// The fast tier keeps none older than that one, or none at all after it.
   void clear_fast_tier(int index, bool after) const noexcept;  // not collective
 
-  /// Nothing in a fast tier is needed any more: notes that, and removes what earlier jobs have left in theirs.
-  void give_up_tiers(const Communicator& communicator);
   Communicator communicator_;
   Tier tier_;
   std::optional<Place> fast_ = {};
   bool fast_used_ = false;                   // which the run's folder says
+  bool has_earlier_tier_ = false;            // of which the newest could not be copied
   std::optional<Communicator> behind_ = {};  // for the thread that writes
   Layout layout_ = {};                       // of the last save
   StateWriter writer_;
-  bool has_earlier_tier_ = false;            // of which the newest could not be copied
   Snapshot snapshot_;
   CheckpointConfig config_;
   std::function<bool(std::int64_t)> needed_ = {};

@@ -12,6 +12,7 @@
 #include "muster/error.hpp"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 namespace muster::detail::checkpoint {
@@ -108,11 +109,36 @@ std::optional<Checkpoint> Store::newest() {
   }
 }
 
+void Store::move_names() const {
+  const auto rollbacks = read_rollbacks(tier_.folder());
+  const auto published = tier_.list().published;
+  std::map<std::string, std::string> checkpoints;  // by the name that their report has given
+  for (const auto& [index, path] : published) try {
+      if (rolled_back(rollbacks, index)) continue;
+      const auto name = read_manifest(path).metrics.value("checkpoint_name", Json());
+      if (name.is_string()) checkpoints[name] = path.filename();
+    } catch (const Error&) {
+      // Damaged: it keeps the name that it has.
+    }
+  std::error_code ignored;
+  for (const auto& [index, path] : published) {
+    if (!rolled_back(rollbacks, index)) continue;
+    for (const auto& name : tier_.names_of(index)) {
+      const auto before = checkpoints.find(name.filename());
+      if (before != checkpoints.end())
+        tier_.give_name(before->second, before->first);
+      else
+        fs::remove(name, ignored);
+    }
+  }
+}
+
 void Store::roll_back(int index) {
   const auto path = tier_.published(index);
   const auto done = on_root(communicator_, [&] {
     const auto rollbacks = read_rollbacks(tier_.folder());
     if (!rollbacks.empty() && rollbacks.back().to == index) {
+      move_names();  // a job that was killed may not have come to that
       log::info("this run has gone back to " + path.filename().string() +
                 " already and goes on from its newest; to go back once more, remove its steps_back.json");
       return std::string("done");
@@ -126,6 +152,7 @@ void Store::roll_back(int index) {
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
   on_root(communicator_, [&] {
     add_rollback(tier_.folder(), {index, next_index_ - 1});
+    move_names();
   });
   if (has_earlier_tier_) give_up_tiers(communicator_);  // what is newer there is given up too
 }

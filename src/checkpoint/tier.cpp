@@ -130,15 +130,18 @@ void Tier::give_name(const std::string& checkpoint, const std::string& name) con
   sync_directory(folder_);
 }
 
-void Tier::remove_names(const std::string& checkpoint) const noexcept {
+std::vector<fs::path> Tier::names_of(int index) const {
+  std::vector<fs::path> names;
   std::error_code error;
   for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error))
-    if (std::error_code none; at->is_symlink(none) && fs::read_symlink(at->path(), none) == checkpoint)
-      fs::remove(at->path(), none);
+    if (std::error_code none; at->is_symlink(none) && fs::read_symlink(at->path(), none) == name_of(index))
+      names.push_back(at->path());
+  return names;
 }
 
 void Tier::remove(int index) const {
-  remove_names(name_of(index));
+  std::error_code ignored;
+  for (const auto& name : names_of(index)) fs::remove(name, ignored);
   const auto hidden = pruning(index);
   remove_folder(hidden);
   rename_new(published(index), hidden);

@@ -54,13 +54,14 @@ class Tier {
   /// Makes `name` a link to a published checkpoint, or moves it there, at once. An Error (ExitCode::retry) if it cannot
   /// be, as where something else is called so.
   void give_name(const std::string& checkpoint, const std::string& name) const;
+  /// The links in the folder that lead to a published checkpoint.
+  std::vector<std::filesystem::path> names_of(int index) const;
   /// Removes a published checkpoint and its names; a kill leaves all of it, or something unfinished.
   void remove(int index) const;
   void remove_unfinished() const;
 
  private:
   std::filesystem::path pruning(int index) const;
-  void remove_names(const std::string& checkpoint) const noexcept;
 
   std::filesystem::path folder_;
   mode_t mode_ = 0;  // of the umask, for what has begun

@@ -495,6 +495,30 @@ TEST(Store, WalksBackOverDamage) {
   EXPECT_EQ(store.commit(contents_of(9)).path(), run / "checkpoint_000004") << "indices never go back";
 }
 
+TEST(Store, WhatIsRolledBackLosesItsNames) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {});
+  const Tier tier(run);
+  const std::pair<int, const char*> reports[] = {{1, "best"}, {2, ""}, {3, "best"}, {4, "last"}};
+  for (const auto& [value, name] : reports) {
+    auto contents = contents_of(value);
+    contents.metrics["checkpoint_name"] = name;
+    const auto checkpoint = store.commit(contents).path().filename().string();
+    if (*name != 0) on_root(world(), [&] { tier.give_name(checkpoint, name); });
+  }
+  store.roll_back(1);
+  EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000000") << "the newest before it that had the name";
+  EXPECT_FALSE(fs::exists(fs::symlink_status(run / "last")));
+  world().barrier();
+  // As if the job had been killed before that.
+  on_root(world(), [&] {
+    fs::remove(run / "best");
+    fs::create_symlink("checkpoint_000002", run / "best");
+  });
+  store.roll_back(1);
+  EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000000");
+}
+
 TEST(Store, AnErrorOfReadingCondemnsNothing) {
   const auto run = test::shared_folder();
   Store store(world(), run, {});

@@ -527,6 +527,11 @@ TEST(Retention, WhatWasRolledBackGoesFirst) {
   const std::vector<Scored> all{{0, {}}, {1, {}}, {.index = 2, .score = {}, .rolled_back = true}, {3, {}}};
   EXPECT_EQ(surplus(all, {.num_to_keep = 2}), (std::vector<int>{0, 2}));
   EXPECT_EQ(surplus(all, {.num_to_keep = 3}), (std::vector<int>{2}));
+  const std::vector<Scored> scored{{.index = 0, .score = 9, .rolled_back = true}, {1, 1.0}, {2, 2.0}};
+  const CheckpointConfig best{.num_to_keep = 2, .checkpoint_score_attribute = "accuracy"};
+  EXPECT_EQ(surplus(scored, best), std::vector<int>{0}) << "it takes no place, however good it was";
+  const std::vector<Scored> last{{0, {}}, {1, {}}, {.index = 2, .score = {}, .rolled_back = true}};
+  EXPECT_EQ(surplus(last, {.num_to_keep = 1}), (std::vector<int>{0, 2})) << "it is not the newest of the run";
 }
 
 TEST(Retention, KeepsTheNewestOrTheBest) {
