@@ -16,6 +16,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 
 namespace muster {
 namespace {
@@ -26,6 +27,13 @@ using namespace detail::checkpoint;
 constexpr const char* metadata_name = "metadata.json";
 
 bool has_manifest(const fs::path& path) { return fs::exists(detail::status_of(path / manifest_name)); }
+
+/// An Error (ExitCode::usage) for metadata that could not be read again.
+void check_metadata(const fs::path& path, const std::function<void()>& write_and_read) try {
+  write_and_read();
+} catch (const std::exception& error) {
+  throw Error(ExitCode::usage, "setting the metadata of " + path.string(), error.what(), "Nothing was changed");
+}
 
 }  // namespace
 
@@ -103,10 +111,15 @@ Json Checkpoint::get_metadata() const {
 }
 
 void Checkpoint::set_metadata(const Json& metadata) const {
-  if (!has_manifest(path_)) return detail::write_file(path_ / metadata_name, metadata.dump(2) + "\n");
+  std::string text;
+  if (!has_manifest(path_)) {
+    check_metadata(path_, [&] { detail::parse_json(text = metadata.dump(2) + "\n", "reading it again"); });
+    return detail::write_file(path_ / metadata_name, text);
+  }
   auto manifest = read_manifest(path_);
   manifest.metadata = metadata;
-  detail::write_file(path_ / manifest_name, to_text(manifest));
+  check_metadata(path_, [&] { from_text(text = to_text(manifest), (path_ / manifest_name).string()); });
+  detail::write_file(path_ / manifest_name, text);
 }
 
 }  // namespace muster

@@ -463,9 +463,18 @@ TEST(Checkpoint, MetadataTravels) {
   EXPECT_EQ(checkpoint.get_metadata(), (Json{{"by", "zoë"}}));
   EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
 
+  Json deep = 1;
+  for (int level = 0; level < 300; ++level) deep = Json::array({std::move(deep)});
+  for (const auto& unreadable : {deep, Json("\xff")})
+    EXPECT_SAYS(error_of([&] { checkpoint.set_metadata(unreadable); }), "Nothing was changed");
+  EXPECT_EQ(checkpoint.get_metadata(), (Json{{"by", "zoë"}}));
+
   fs::create_directory(folder / "foreign");
   write_file(folder / "foreign/weights.bin", "abc");
   const auto foreign = Checkpoint::from_directory(folder / "foreign");
+  EXPECT_EQ(foreign.get_metadata(), Json::object());
+  for (const auto& unreadable : {deep, Json("\xff")})
+    EXPECT_SAYS(error_of([&] { foreign.set_metadata(unreadable); }), "Nothing was changed");
   EXPECT_EQ(foreign.get_metadata(), Json::object());
   foreign.set_metadata({{"n", 1}});
   EXPECT_EQ(foreign.get_metadata().at("n"), 1);
