@@ -12,11 +12,18 @@
 #include "checkpoint/tier.hpp"
 #include "muster/error.hpp"
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <span>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -27,6 +34,68 @@ using namespace detail::checkpoint;
 constexpr const char* metadata_name = "metadata.json";
 
 bool has_manifest(const fs::path& path) { return fs::exists(detail::status_of(path / manifest_name)); }
+
+/// Opens the folder and locks it, until the descriptor is closed or the process has ended; −1 where that cannot be.
+int open_locked(const fs::path& folder) noexcept {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (descriptor < 0 || ::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return descriptor;
+  ::close(descriptor);
+  return -1;
+}
+
+/// Of the running system, whose processes alone see each other's locks for sure; empty where it does not say.
+std::string boot_id() {
+  try {
+    std::string id(36, '\0');
+    detail::File("/proc/sys/kernel/random/boot_id", detail::File::Mode::read)
+        .read_at(std::as_writable_bytes(std::span(id)), 0);
+    return id;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+/// Removes the folders that killed processes of this user have left.
+void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcept try {
+  std::error_code error;
+  for (fs::directory_iterator at(parent, error), end; !error && at != end; at.increment(error)) {
+    struct stat status {};
+    if (!at->path().filename().string().starts_with(prefix) || ::lstat(at->path().c_str(), &status) != 0) continue;
+    if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) continue;
+    const int descriptor = open_locked(at->path());
+    if (descriptor < 0) continue;
+    remove_folder(at->path());
+    ::close(descriptor);
+  }
+} catch (const std::exception&) {
+  // They stay until the next process comes.
+}
+
+/// A new temporary folder for this user alone; it goes with the last copy of what is given, or, where this process is
+/// killed, when another one of this user makes such a folder on this machine.
+std::pair<fs::path, std::shared_ptr<void>> make_given_folder() {
+  const auto parent = fs::temp_directory_path();
+  const auto boot = boot_id(), prefix = "muster-checkpoint-" + boot + (boot.empty() ? "" : "-");
+  [[maybe_unused]] static const bool looked = !boot.empty() && (remove_abandoned(parent, prefix), true);
+  auto name = (parent / ("." + prefix + "XXXXXX")).string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw Error(ExitCode::retry, "making the folder " + name, std::strerror(errno),
+                "Set TMPDIR to a folder with space");
+  // It is locked before others look for it. Where folders cannot be locked, nobody removes it.
+  const int descriptor = open_locked(name);
+  const auto path = parent / fs::path(name).filename().string().substr(1);
+  std::shared_ptr<void> owner(nullptr, [path, descriptor](void*) {
+    remove_folder(path);
+    if (descriptor >= 0) ::close(descriptor);
+  });
+  try {
+    detail::rename_new(name, path);
+  } catch (...) {
+    remove_folder(name);
+    throw;
+  }
+  return {path, std::move(owner)};
+}
 
 /// An Error (ExitCode::usage) for metadata that could not be read again.
 void check_metadata(const fs::path& path, const std::function<void()>& write_and_read) try {
@@ -56,12 +125,8 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
   const auto state = collect(entries);
   const auto replication = replication_of(entries);
   check_storable(state.tensors);
-  auto name = (fs::temp_directory_path() / "muster-checkpoint-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr)
-    throw Error(ExitCode::retry, "making the folder " + name, std::strerror(errno),
-                "Set TMPDIR to a folder with space");
-  const fs::path path = name;
-  Checkpoint made(path, std::shared_ptr<void>(nullptr, [path](void*) { remove_folder(path); }));
+  const auto [path, owner] = make_given_folder();
+  Checkpoint made(path, owner);
   made.ranks_ = 1;
   const auto layout = lay_out(state.tensors, per_rank_tensors(state, replication));
   create_state_file(path / state_name, layout);

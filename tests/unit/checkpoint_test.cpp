@@ -22,9 +22,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <set>
@@ -437,6 +441,59 @@ TEST(Checkpoint, FromDictGoesWithItsLastCopy) {
     EXPECT_EQ(fs::status(path).permissions() & fs::perms::mask, fs::perms::owner_all);
   }
   EXPECT_FALSE(fs::exists(path));
+}
+
+/// What from_dict() has left in `folder`.
+int given_in(const fs::path& folder) {
+  int count = 0;
+  for (const auto& entry : fs::directory_iterator(folder))
+    count += entry.path().filename().string().starts_with("muster-checkpoint-") ? 1 : 0;
+  return count;
+}
+
+/// A process that the next test starts, and kills.
+TEST(Checkpoint, GivesTwoAndWaits) {
+  const char* const said = std::getenv("MUSTER_TEST_GIVE");
+  if (said == nullptr) GTEST_SKIP() << "another test starts it";
+  const double value = 1;
+  const auto first = Checkpoint::from_dict({{"a", value}}), second = Checkpoint::from_dict({{"a", value}});
+  const char word = 0;
+  ASSERT_EQ(::write(std::atoi(said), &word, 1), 1);
+  for (;;) ::pause();
+}
+
+TEST(Checkpoint, FromDictOfAKilledProcessGoesWithTheNext) {
+  const Folder folder;
+  const auto start = [&](int& said) {
+    int ends[2];
+    if (::pipe(ends) != 0) std::abort();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::setenv("TMPDIR", folder.path().c_str(), 1);
+      ::setenv("MUSTER_TEST_GIVE", std::to_string(ends[1]).c_str(), 1);
+      ::execl("/proc/self/exe", "checkpoint_test", "--gtest_filter=Checkpoint.GivesTwoAndWaits", nullptr);
+      std::_Exit(1);
+    }
+    ::close(ends[1]);
+    said = ends[0];
+    char word;
+    EXPECT_EQ(::read(said, &word, 1), 1);
+    return child;
+  };
+  const auto end = [](pid_t child, int said) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ::close(said);
+  };
+  int said[3];
+  const auto killed = start(said[0]), lives = start(said[1]);
+  EXPECT_EQ(given_in(folder), 4);
+  end(killed, said[0]);
+  EXPECT_EQ(given_in(folder), 4);
+  const auto next = start(said[2]);
+  EXPECT_EQ(given_in(folder), 4) << "two of each process that lives";
+  end(lives, said[1]);
+  end(next, said[2]);
 }
 
 TEST(Checkpoint, CopiesAreWhole) {
