@@ -202,6 +202,11 @@ TEST(Manifest, TrustsNothing) {
        [](Json& j) {
          j["tensors"][0]["shape"] = {1ull << 62, 16};
        }},
+      {"absurd",
+       [](Json& j) {
+         j["tensors"][0]["shape"] = {0, 1ull << 62, 1ull << 62};
+         j["tensors"][0]["bytes"] = 0;
+       }},
       {"absurd", [](Json& j) { j["tensors"][0]["shape"] = std::vector<int>(33, 1); }},
       {"absurd", [](Json& j) { j["tensors"][0]["offset"] = ~0ull; }},
       {"past the end", [](Json& j) { j["tensors"][0]["offset"] = 1ull << 60; }},

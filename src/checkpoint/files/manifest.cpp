@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "checkpoint/files/pieces.hpp"
+#include "checkpoint/files/weights_file.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 
 #include <algorithm>
@@ -82,10 +83,9 @@ void check_name(const std::string& name) {
 }
 
 std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& shape) {
-  std::uint64_t bytes = c10::elementSize(type);
-  for (const auto size : shape)
-    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes)) throw Invalid{"a shape is absurd"};
-  return bytes;
+  const auto bytes = claimed_bytes(type, shape);
+  if (!bytes) throw Invalid{"a shape is absurd"};
+  return *bytes;
 }
 
 /// Inside the file, as large as their shapes, and apart from each other: together no larger than the file is.
