@@ -115,6 +115,9 @@ void MappedState::verify(std::span<const std::uint64_t> pieces) const {
 
 Tensors MappedState::tensors(const Manifest& manifest) const {
   return each_tensor(manifest, [&](const TensorEntry& entry) {
+    // Another rank may have verified it: where its pages have gone from memory since, and cannot be read, a look at
+    // them would end this process.
+    if (entry.bytes > 0) load({entry.offset, entry.offset + entry.bytes});
     auto* const begin = data_ + entry.offset;
     if (entry.bytes >= mapped_from && entry.offset % c10::elementSize(entry.type) == 0)
       return at::from_blob(
