@@ -78,6 +78,14 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
   }
 }
 
+/// fsync(2), begun again where a signal interrupts it: that is no failure to write.
+int sync_descriptor(int descriptor) noexcept {
+  int status;
+  do status = ::fsync(descriptor);
+  while (status != 0 && errno == EINTR);
+  return status;
+}
+
 std::filesystem::path temporary_beside(std::filesystem::path path) {
   static std::atomic<int> count{0};
   return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
@@ -163,7 +171,7 @@ void File::truncate(std::uint64_t size) {
 }
 
 void File::sync() {
-  if (::fsync(descriptor_) != 0) fail(ExitCode::retry, "syncing", path_, errno);
+  if (sync_descriptor(descriptor_) != 0) fail(ExitCode::retry, "syncing", path_, errno);
 }
 
 void File::close() {
@@ -243,7 +251,7 @@ void remove_unfinished(const std::filesystem::path& path) noexcept {
 
 void sync_directory(const std::filesystem::path& path) {
   const int descriptor = open_checked(path, O_RDONLY | O_DIRECTORY, ExitCode::retry, "opening");
-  const int status = ::fsync(descriptor);
+  const int status = sync_descriptor(descriptor);
   const int error = errno;
   ::close(descriptor);
   // Some file systems cannot sync a folder and say EINVAL; their renames are durable by other means.

@@ -68,7 +68,9 @@ ssize_t pwrite64(int descriptor, const void* from, size_t bytes, off64_t offset)
 }
 int fsync(int descriptor) {
   static auto* const original = real<int(int)>("fsync");
-  if (sick_error != 0 && is_sick(descriptor)) return ++sick_count, errno = sick_error, -1;
+  if (!is_sick(descriptor)) return original(descriptor);
+  const int number = sick_count++;
+  if (const int error = sick_error; error != 0 || number % 2 == 0) return errno = error != 0 ? error : EINTR, -1;
   return original(descriptor);
 }
 }
