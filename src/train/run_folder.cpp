@@ -92,6 +92,13 @@ std::string default_name(const std::string& program, const std::filesystem::path
 }  // namespace
 
 void check_run_name(const std::string& name) {
+  try {
+    Json(name).dump();
+  } catch (const Json::exception&) {
+    throw Error(ExitCode::usage,
+                "reading the run's name " + Json(name).dump(-1, ' ', false, Json::error_handler_t::replace),
+                "it is not UTF-8", "Choose another --name; --storage says where the run lies");
+  }
   const bool plain =
       !name.empty() && name.size() <= 200 && name.front() != '.' &&
       std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });

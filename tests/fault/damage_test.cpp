@@ -213,8 +213,8 @@ TEST(Names, ThatLeadElsewhereAreRefused) {
     test::Job job{.storage = storage, .flags = std::move(flags), .options = {.run_config = {.name = "plain"}}};
     return test::run(job, [](Session&, const Config&) { FAIL() << "it was trained"; }).first;
   };
-  for (const char* name :
-       {"../up", "..", ".", "", "a/b", "a/../b", "/absolute", "run/..", ".hidden", "a\nb", "a\x7f", "link", "run"})
+  for (const char* name : {"../up", "..", ".", "", "a/b", "a/../b", "/absolute", "run/..", ".hidden", "a\nb", "a\x7f",
+                           "link", "run", "caf\xe9"})
     EXPECT_EQ(code({"--name", name}), 64) << name;
   EXPECT_EQ(code({"--name", std::string(201, 'a')}), 64);
   for (const char* place : {"s3://bucket", "hdfs://host/path"}) EXPECT_EQ(code({"--storage", place}), 64) << place;
