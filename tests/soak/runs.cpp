@@ -1,0 +1,484 @@
+// Random sequences of starts, saves, rollbacks and losses of one run, in one process, against a model of what a start
+// must find. Files are changed by calls of the C library that are counted here: a drawn one fails, or that one and all
+// after it, as if the process had died there.
+//   mpirun -n 1 runs --first SEED --count SEQUENCES
+//   mpirun -n 1 runs --seed SEED                       one sequence, told step by step
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/rollbacks.hpp"
+#include "checkpoint/store.hpp"
+#include "muster/error.hpp"
+#include "soak/dice.hpp"
+#include "soak/driver.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+/// The file layer. Calls on paths that begin with `watched` are counted; none where it is empty.
+struct Disk {
+  std::mutex mutex = {};
+  std::string watched = {};
+  int left = -1;      ///< calls that still go well; −1: all do
+  bool dies = false;  ///< all calls after it fail too
+  int error = 0;
+  bool hit = false;
+
+  void arm(int calls, bool and_dies, int with) {
+    const std::lock_guard lock(mutex);
+    left = calls, dies = and_dies, error = with, hit = false;
+  }
+  void disarm() {
+    const std::lock_guard lock(mutex);
+    left = -1, hit = false;
+  }
+  bool allows(const std::string& path) {
+    const std::lock_guard lock(mutex);
+    if (watched.empty() || left < 0 || !path.starts_with(watched)) return true;
+    if (left > 0) return --left, true;
+    if (hit && !dies) return true;
+    hit = true;
+    errno = error;
+    return false;
+  }
+  bool armed() {
+    const std::lock_guard lock(mutex);
+    return left >= 0;
+  }
+} disk;
+
+template <class Function>
+Function* original(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+bool allows(const char* path) { return !disk.armed() || disk.allows(path); }
+bool allows(int descriptor) {
+  if (!disk.armed()) return true;
+  char path[4096];
+  const auto length = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
+  return length <= 0 || disk.allows(std::string(path, static_cast<std::size_t>(length)));
+}
+
+}  // namespace
+
+extern "C" {
+int open(const char* path, int flags, ...) {
+  std::va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return (flags & O_CREAT) == 0 || allows(path) ? original<int(const char*, int, ...)>("open")(path, flags, mode) : -1;
+}
+int open64(const char* path, int flags, ...) {
+  std::va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return open(path, flags, mode);
+}
+ssize_t write(int descriptor, const void* from, size_t bytes) {
+  static auto* const real = original<ssize_t(int, const void*, size_t)>("write");
+  return allows(descriptor) ? real(descriptor, from, bytes) : -1;
+}
+ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
+  static auto* const real = original<ssize_t(int, const void*, size_t, off_t)>("pwrite");
+  return allows(descriptor) ? real(descriptor, from, bytes, offset) : -1;
+}
+ssize_t pwrite64(int descriptor, const void* from, size_t bytes, off64_t offset) {
+  return pwrite(descriptor, from, bytes, offset);
+}
+int ftruncate(int descriptor, off_t bytes) noexcept {
+  static auto* const real = original<int(int, off_t)>("ftruncate");
+  return allows(descriptor) ? real(descriptor, bytes) : -1;
+}
+int ftruncate64(int descriptor, off64_t bytes) noexcept { return ftruncate(descriptor, bytes); }
+int fsync(int descriptor) {
+  static auto* const real = original<int(int)>("fsync");
+  return allows(descriptor) ? real(descriptor) : -1;
+}
+int mkdir(const char* path, mode_t mode) noexcept {
+  return allows(path) ? original<int(const char*, mode_t)>("mkdir")(path, mode) : -1;
+}
+int chmod(const char* path, mode_t mode) noexcept {
+  return allows(path) ? original<int(const char*, mode_t)>("chmod")(path, mode) : -1;
+}
+int rename(const char* from, const char* to) noexcept {
+  return allows(from) ? original<int(const char*, const char*)>("rename")(from, to) : -1;
+}
+int renameat2(int at, const char* from, int to_at, const char* to, unsigned flags) noexcept {
+  static auto* const real = original<int(int, const char*, int, const char*, unsigned)>("renameat2");
+  return allows(from) ? real(at, from, to_at, to, flags) : -1;
+}
+int symlink(const char* to, const char* path) noexcept {
+  return allows(path) ? original<int(const char*, const char*)>("symlink")(to, path) : -1;
+}
+int unlink(const char* path) noexcept { return allows(path) ? original<int(const char*)>("unlink")(path) : -1; }
+int rmdir(const char* path) noexcept { return allows(path) ? original<int(const char*)>("rmdir")(path) : -1; }
+int unlinkat(int at, const char* path, int flags) noexcept {
+  static auto* const real = original<int(int, const char*, int)>("unlinkat");
+  return (at == AT_FDCWD ? allows(path) : allows(at)) ? real(at, path, flags) : -1;
+}
+}
+
+namespace muster::soak {
+namespace {
+
+namespace fs = std::filesystem;
+using detail::checkpoint::Contents;
+using detail::checkpoint::Store;
+using detail::checkpoint::Tier;
+
+/// What is wrong.
+struct Wrong : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+at::Tensor values_of(int number) { return at::arange(12'000, at::kDouble).add(number); }
+
+/// A checkpoint on the disk, as its manifest says.
+struct Saved {
+  int number = 0;
+  double score = 0;
+  std::string name = {};
+};
+
+class Sequence {
+ public:
+  Sequence(const Communicator& world, const Round& round)
+      : world_(world),
+        dice_(round.seed * 0x9e3779b97f4a7c15ULL + 11),
+        aloud_(round.aloud),
+        run_(round.folder / "run"),
+        fast_(round.folder / "fast"),
+        away_(round.folder / "away") {
+    for (const auto& folder : {run_, fast_, away_}) fs::create_directory(folder);
+    disk.watched = round.folder.string();
+  }
+  ~Sequence() {
+    disk.disarm();
+    store_.reset();
+    disk.watched.clear();
+  }
+
+  void play() {
+    start();
+    for (int steps = dice_.between(4, 20); steps > 0; --steps) {
+      if (dice_.chance(0.7)) {
+        commit();
+      } else {
+        end();
+        if (dice_.chance(0.2)) damage();
+        if (dice_.chance(0.5)) lose_nodes();
+        start();
+        if (dice_.chance(0.3)) roll_back();
+      }
+    }
+    end();
+    bring_back();
+    start(/*plain=*/true);
+    end();
+    if (!fs::is_empty(fast_) && !given_up_) throw Wrong("something is left in the fast tier");
+    if (fs::exists(run_ / "fast_tier.json")) throw Wrong("fast_tier.json outlives its job");
+  }
+
+ private:
+  void tell(const std::string& what) const {
+    if (aloud_) std::fprintf(stderr, "%s\n", what.c_str());
+  }
+
+  /// Draws a failure or a death somewhere in what follows.
+  void draw_fault(double chance, int most_calls) {
+    if (!dice_.chance(chance)) return;
+    const int calls = dice_.below(most_calls);
+    const bool dies = dice_.chance(0.5);
+    tell("  call " + std::to_string(calls) + (dies ? " is its last" : " fails"));
+    disk.arm(calls, dies, dice_.one_of({EIO, ENOSPC}));
+  }
+  bool died() const { return disk.hit && disk.dies; }
+
+  /// What the run's folder has, by index, without what is rolled back.
+  std::map<int, Saved> there(bool rolled_back_too = false) const {
+    std::map<int, Saved> all;
+    const auto rollbacks = detail::checkpoint::read_rollbacks(run_);
+    for (const auto& [index, path] : Tier(run_).list().published) {
+      if (!rolled_back_too && detail::checkpoint::rolled_back(rollbacks, index)) continue;
+      const auto manifest = detail::checkpoint::read_manifest(path);
+      all[index] = {manifest.progress.at("number"), manifest.metrics.at("score"),
+                    manifest.metrics.value("checkpoint_name", "")};
+    }
+    return all;
+  }
+
+  void end() {
+    if (!store_) return;
+    if (!died()) disk.disarm();
+    store_.reset();
+    disk.disarm();
+  }
+
+  std::string text_of(const std::set<int>& numbers) const {
+    std::string text;
+    for (const int number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+    return text;
+  }
+
+  /// The number that the store finds; −1 where there is none.
+  int newest() const {
+    const auto found = store_->newest();
+    if (!found) return -1;
+    const auto restored = store_->read(*found);
+    const int number = restored.progress.at("number");
+    if (!at::equal(restored.state.tensors.at("w"), values_of(number))) throw Wrong("the values are wrong");
+    return number;
+  }
+
+  void start(bool plain = false) {
+    config_ = {};
+    if (!plain) {
+      if (dice_.chance(0.6)) config_.num_to_keep = dice_.between(1, 3);
+      if (dice_.chance(0.4)) config_.checkpoint_score_attribute = "score";
+      config_.async_save = dice_.chance(0.4);
+      if (dice_.chance(0.5)) config_.fast_tier = fast_;
+      tell("start: keep " + std::to_string(config_.num_to_keep.value_or(0)) + " " + config_.checkpoint_score_attribute +
+           (config_.async_save ? " async" : "") + (config_.fast_tier.empty() ? "" : " fast"));
+      draw_fault(0.3, 60);
+    }
+    for (;;) {
+      try {
+        store_ = std::make_unique<Store>(world_, run_, config_);
+        const int found = newest();
+        if (!may_be_found_.contains(found))
+          throw Wrong("a start finds " + std::to_string(found) + " and not " + text_of(may_be_found_));
+        may_be_found_ = {found};
+        in_tier_ = false;
+        tell("  finds " + std::to_string(found));
+        break;
+      } catch (const Error& error) {
+        if (!disk.hit) throw Wrong(std::string("a start fails by itself: ") + error.what());
+        tell(std::string("  ") + error.what());
+      }
+      end();
+      disk.disarm();
+    }
+    if (died()) {
+      end();
+      return start(plain);
+    }
+    const bool hit = disk.hit;  // what could not be removed goes at the next start
+    disk.disarm();
+    if (!hit) check_names();
+  }
+
+  /// Nothing that nobody knows of.
+  void check_names() const {
+    for (const auto& entry : fs::directory_iterator(run_)) {
+      const auto name = entry.path().filename().string();
+      if (name.starts_with("checkpoint_") || name == "fast_tier.json" || name == "steps_back.json") continue;
+      if (name == "best") continue;  // where its checkpoint is damaged it leads nowhere
+      // An interrupted write of the list of rollbacks goes with the run's folder's own leftovers, which no Store knows.
+      if (name.starts_with("steps_back.json.tmp.") || name == ".best.naming") continue;
+      throw Wrong(name + " is left behind");
+    }
+  }
+
+  void commit() {
+    if (!store_) return;
+    const int number = ++last_number_;
+    Contents contents;
+    contents.state.tensors.emplace("w", values_of(number));
+    contents.progress = {{"number", number}};
+    contents.metrics = {{"score", dice_.below(5)}, {"checkpoint_name", dice_.chance(0.3) ? "best" : ""}};
+    const auto name = contents.metrics.at("checkpoint_name").get<std::string>();
+    const bool behind = config_.async_save && dice_.chance(0.7), fast = !config_.fast_tier.empty();
+    if (dice_.chance(0.3)) {
+      contents.directory = run_.parent_path() / ("files" + std::to_string(number));
+      fs::create_directory(*contents.directory);
+      std::ofstream(*contents.directory / "notes.txt") << "of " << number;
+    }
+    tell("save " + std::to_string(number) + (behind ? " behind" : ""));
+    const auto before = there();
+    draw_fault(0.5, fast ? 70 : 40);
+    std::optional<Error> of_commit, of_finish;
+    std::optional<Checkpoint> made;
+    try {
+      made = store_->commit(std::move(contents), behind ? Store::When::behind : Store::When::now);
+      of_finish = store_->finish();
+    } catch (const Error& error) {
+      of_commit = error;
+    }
+    if (!disk.hit && (of_commit || of_finish))
+      throw Wrong(std::string("a save fails by itself: ") + (of_commit ? of_commit : of_finish)->what());
+    if (of_commit || of_finish) tell(std::string("  ") + (of_commit ? of_commit : of_finish)->what());
+    const bool hit = disk.hit, dead = died();
+    const bool known = !of_commit && (!of_finish || (fast && !behind));  // the training function knows that it is saved
+    if (known)
+      may_be_found_ = {number};
+    else if (dead || (fast && behind && !of_commit))
+      may_be_found_.insert(number);
+    in_tier_ = in_tier_ || (fast && (of_commit || of_finish || dead));
+    if (!of_commit && !of_finish && !dead) in_tier_ = false;
+    may_be_given_up_ = may_be_given_up_ || hit;
+    if (!of_commit && !of_finish && !hit) lost_.clear();
+    if (dead) {
+      end();
+      return start();
+    }
+    disk.disarm();
+    if (of_commit || of_finish) return;
+    if (!name.empty()) Tier(run_).give_name(made->path().filename(), name);
+    if (const int found = newest(); found != number)
+      throw Wrong("after a save of " + std::to_string(number) + " it finds " + std::to_string(found));
+    if (!hit) check_retention(before);
+  }
+
+  /// That of the live ones the best stay, and the newest; nothing that is rolled back stays in the place of a live one.
+  void check_retention(std::map<int, Saved> before) const {
+    const auto live = there(), all = there(true);
+    const auto keep = static_cast<std::size_t>(config_.num_to_keep.value_or(1'000'000));
+    const int newest = live.rbegin()->first;
+    before.insert(*live.rbegin());
+    if (before.size() > keep && all.size() != live.size()) throw Wrong("what is rolled back takes a place");
+    std::vector<std::pair<double, int>> ranked;
+    for (const auto& [index, saved] : before)
+      ranked.emplace_back(config_.checkpoint_score_attribute.empty() ? 0 : saved.score, index);
+    std::ranges::sort(ranked, std::greater{});
+    std::set<int> expected{newest};
+    for (std::size_t i = 0; i < ranked.size() && i < keep; ++i) expected.insert(ranked[i].second);
+    std::set<int> have;
+    for (const auto& [index, saved] : live) have.insert(index);
+    if (have != expected) throw Wrong("kept are " + text_of(have) + " and not " + text_of(expected));
+  }
+
+  void roll_back() {
+    const auto live = there();
+    if (!store_ || live.empty() || may_be_found_.size() != 1) return;
+    const auto target = std::next(live.begin(), dice_.below(static_cast<int>(live.size())));
+    const auto rollbacks = detail::checkpoint::read_rollbacks(run_);
+    const bool done = !rollbacks.empty() && rollbacks.back().to == target->first;
+    tell("roll back to " + std::to_string(target->second.number) + (done ? " again" : ""));
+    draw_fault(0.3, 12);
+    bool failed = false;
+    try {
+      store_->roll_back(target->first);
+    } catch (const Error& error) {
+      if (!disk.hit) throw Wrong(std::string("a rollback fails by itself: ") + error.what());
+      failed = true;
+    }
+    if (!failed && !done) may_be_found_ = {target->second.number};
+    if (failed) may_be_found_.insert(target->second.number);
+    may_be_given_up_ = may_be_given_up_ || disk.hit;
+    if (!disk.hit && !done) lost_.clear();
+    if (failed || died()) {
+      if (!failed && !done) may_be_found_ = {target->second.number};
+      end();
+      return start();
+    }
+    disk.disarm();
+    if (const int found = newest(); !may_be_found_.contains(found))
+      throw Wrong("after a rollback it finds " + std::to_string(found));
+    for (const auto& entry : fs::directory_iterator(run_)) {
+      if (!entry.is_symlink()) continue;
+      const auto index = Tier::index_of(fs::read_symlink(entry.path()).filename());
+      if (index && there(true).contains(*index) && !there().contains(*index))
+        throw Wrong("a name leads to what is rolled back");
+    }
+  }
+
+  /// The newest in the run's folder, where there is another one to go on from.
+  void damage() {
+    const auto live = there();
+    if (in_tier_ || !lost_.empty() || live.size() < 2 || may_be_found_.size() != 1) return;
+    if (!may_be_found_.contains(live.rbegin()->second.number)) return;
+    tell("damage of " + std::to_string(live.rbegin()->second.number));
+    {
+      detail::File file(Tier(run_).published(live.rbegin()->first) / "state.h5", detail::File::Mode::write);
+      std::byte byte{};
+      const auto at = file.size() / 2;
+      file.read_at({&byte, 1}, at);
+      byte ^= std::byte{1};
+      file.write_at({&byte, 1}, at);
+    }
+    may_be_found_ = {std::next(live.rbegin())->second.number};
+  }
+
+  /// The nodes with the fast tier are not there at the next start, or those that were not come back.
+  void lose_nodes() {
+    if (!lost_.empty() || !fs::is_empty(away_)) return bring_back();
+    if (!in_tier_ || fs::is_empty(fast_)) return;
+    tell("without the nodes");
+    for (const auto& entry : fs::directory_iterator(fast_)) fs::rename(entry.path(), away_ / entry.path().filename());
+    lost_ = may_be_found_;
+    may_be_given_up_ = false;
+    const auto live = there();
+    may_be_found_ = {live.empty() ? -1 : live.rbegin()->second.number};
+  }
+  void bring_back() {
+    if (fs::is_empty(away_)) return;
+    tell("the nodes are back");
+    given_up_ = true;
+    for (const auto& entry : fs::directory_iterator(away_)) fs::rename(entry.path(), fast_ / entry.path().filename());
+    if (!lost_.empty()) {
+      // Where a later tier has one too, either may be as new.
+      if (!in_tier_ && !may_be_given_up_) may_be_found_.clear();
+      may_be_found_.insert(lost_.begin(), lost_.end());
+    }
+    lost_.clear();
+  }
+
+  const Communicator& world_;
+  Dice dice_;
+  bool aloud_;
+  fs::path run_, fast_, away_;
+  CheckpointConfig config_;
+  std::unique_ptr<Store> store_;
+  int last_number_ = 0;
+  std::set<int> may_be_found_{-1};  ///< numbers of which a start finds one
+  std::set<int> lost_;              ///< those that a start finds when the nodes are back
+  bool in_tier_ = false;            ///< something may be there that the run's folder does not have
+  bool may_be_given_up_ = false;    ///< what is lost, in a step that did not end well
+  bool given_up_ = false;           ///< a tier may be left on nodes that came back too late
+};
+
+}  // namespace
+}  // namespace muster::soak
+
+int main(int argc, char** argv) {
+  using namespace muster;
+  return soak::drive(argc, argv, "runs", [](const Communicator& world) {
+    return [&world](const soak::Round& round) {
+      const detail::log::Scope as_before;
+      detail::log::start(0, round.aloud ? detail::log::Level::warn : detail::log::Level::off);
+      try {
+        soak::Sequence(world, round).play();
+      } catch (const std::exception& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+  });
+}
