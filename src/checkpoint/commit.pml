@@ -262,7 +262,7 @@ inline lose_fast_tier() {
     for (i : 0 .. folders - 1) {
       if :: tier[i] > 0 -> lose(i) :: else fi
     }
-    i = 0; source = 0; slot = not_there; kept = 0
+    i = 0; source = 0; slot = not_there
   }
 }
 
@@ -273,7 +273,7 @@ inline lose_earlier_tier() {
     for (i : 0 .. folders - 1) {
       if :: tier[i] == 2 -> lose(i) :: else fi
     }
-    i = 0; kept = 0
+    i = 0
   }
 }
 
@@ -548,7 +548,7 @@ inline copy_to_run() {
     if
     :: !bad ->
 #ifdef AWAY
-      lose_earlier_tier();
+      lose_earlier_tier(); kept = 0;
 #endif
       if :: MUTATION != remove_before_copied -> remove_fast(source) :: else fi;
       prune()
@@ -681,7 +681,7 @@ inline restore() {
     if :: bad -> goto lost :: else fi
   od;
   assert(found >= committed);
-  assert(away || found >= kept)
+  if :: !away -> assert(found >= kept); kept = 0 :: else fi
 }
 
 /* train/resume.cpp, then a training function that reports after each step. */
@@ -793,7 +793,7 @@ end_of_job:
 
 inline lose_power() {
 #ifdef FAST
-  if :: lose_fast_tier(); committed = in_run :: true fi;
+  if :: lose_fast_tier(); committed = in_run; kept = 0 :: true fi;
 #endif
   for (i : 0 .. folders - 1) {
     if
