@@ -55,7 +55,6 @@
 #define trust_what_was_copied 10
 #define forget_before_durable 11
 #define forget_what_is_away 12
-#define forget_before_copied 13
 #ifndef MUTATION
 #define MUTATION 0
 #endif
@@ -526,9 +525,6 @@ inline copy_to_run() {
     find_older(f);
     if :: f != not_there -> remove_fast(f) :: else fi;
     f = 0;
-#ifdef AWAY
-    if :: MUTATION == forget_before_copied -> lose_earlier_tier() :: else fi;
-#endif
     begin(0, number[source], report_of[source]);
     write(slot, state_name | state_size)
   :: else
