@@ -5,12 +5,14 @@
 
 #include <fcntl.h>
 #include <pwd.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -44,7 +46,8 @@ const char* remedy_of(int error) noexcept {
 
 [[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
   throw Error(code == ExitCode::data ? code_of_reading(error) : code, std::string(doing) + " " + path.string(),
-              error == ELOOP ? "it is a symbolic link, through which nothing is written" : std::strerror(error),
+              error == ELOOP && code == ExitCode::retry ? "it is a symbolic link, through which nothing is written"
+                                                        : std::strerror(error),
               remedy_of(error));
 }
 
@@ -95,6 +98,32 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
+/// The code of a failed mkdir(2): a retry does not help against what stands in its way.
+ExitCode code_of_making(int error) noexcept {
+  return error == EEXIST || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG ? ExitCode::usage
+                                                                                        : ExitCode::retry;
+}
+
+const char* kind_of(std::filesystem::file_type type) noexcept {
+  switch (type) {
+    case std::filesystem::file_type::directory:
+      return "a folder";
+    case std::filesystem::file_type::symlink:
+      return "a symbolic link";
+    case std::filesystem::file_type::fifo:
+      return "a pipe";
+    case std::filesystem::file_type::socket:
+      return "a socket";
+    default:
+      return "a device";
+  }
+}
+
+/// Whether a process of that number runs on this machine.
+bool runs(const std::string& process) noexcept {
+  return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
+}
+
 /// Where a folder waits until another has taken its name.
 std::filesystem::path aside(std::filesystem::path path) { return path += ".replaced"; }
 
@@ -110,7 +139,9 @@ std::string user_of(uid_t id) {
 File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
   switch (mode) {
     case Mode::read:
-      descriptor_ = open_checked(path, O_RDONLY, ExitCode::data, "opening");
+      // A pipe that nobody writes to would be waited for.
+      descriptor_ = open_checked(path, O_RDONLY | O_NONBLOCK, ExitCode::data, "opening");
+      require_file();
       break;
     case Mode::write:
       descriptor_ = open_checked(path, O_RDWR | O_NOFOLLOW, ExitCode::retry, "opening");
@@ -122,6 +153,14 @@ File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
       descriptor_ = open_checked(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, ExitCode::retry, "opening");
       break;
   }
+}
+
+void File::require_file() {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode)) return;
+  ::close(std::exchange(descriptor_, -1));
+  if (S_ISDIR(status.st_mode)) fail(ExitCode::data, "opening", path_, EISDIR);
+  throw Error(ExitCode::data, "opening " + path_.string(), "it is no regular file", "Name a file");
 }
 
 File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
@@ -198,7 +237,7 @@ std::filesystem::file_status status_of(const std::filesystem::path& path) {
   std::error_code error;
   const auto status = std::filesystem::symlink_status(path, error);
   if (status.type() != std::filesystem::file_type::none) return status;
-  fail(ExitCode::retry, "looking at", path, error.value());
+  fail(ExitCode::data, "looking at", path, error.value());
 }
 
 std::string read_file(const std::filesystem::path& path, std::uint64_t most) {
@@ -234,19 +273,44 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
   sync_directory(folder_of(path));
 }
 
-void remove_unfinished(const std::filesystem::path& path) noexcept {
+void remove_unfinished(const std::filesystem::path& path, bool none_writes) noexcept {
   try {
     const auto prefix = path.filename().string() + ".tmp.";
     std::error_code error;
-    for (std::filesystem::directory_iterator at(path.parent_path(), error), end; !error && at != end;
+    for (std::filesystem::directory_iterator at(folder_of(path), error), end; !error && at != end;
          at.increment(error)) {
       const auto name = at->path().filename().string();
-      if (name.starts_with(prefix) && name.find_first_not_of("0123456789.", prefix.size()) == std::string::npos)
+      if (name.starts_with(prefix) && name.find_first_not_of("0123456789.", prefix.size()) == std::string::npos &&
+          (none_writes || !runs(name.substr(prefix.size()))))
         ::unlink(at->path().c_str());
     }
   } catch (...) {
     // The next start tries again.
   }
+}
+
+void require_output(const std::filesystem::path& path) {
+  const auto doing = "writing " + path.string();
+  const auto refuse = [&](const std::string& fact, const char* remedy) {
+    throw Error(ExitCode::usage, doing, fact, remedy);
+  };
+  const auto folder = folder_of(path);
+  std::error_code error;
+  const auto there = std::filesystem::status(folder, error);
+  if (there.type() == std::filesystem::file_type::not_found)
+    refuse("there is no folder " + folder.string(), "Make it first");
+  if (there.type() == std::filesystem::file_type::none && code_of_making(error.value()) == ExitCode::usage)
+    refuse(folder.string() + ": " + error.message(), "Check the path");
+  if (there.type() != std::filesystem::file_type::none && !std::filesystem::is_directory(there))
+    refuse(folder.string() + " is no folder", "Check the path");
+  if (::access(folder.c_str(), W_OK) != 0)
+    throw Error(ExitCode::retry, doing, std::strerror(errno), "Check the permissions of " + folder.string());
+  const auto type = std::filesystem::symlink_status(path, error).type();
+  if (type == std::filesystem::file_type::none) refuse(error.message(), "Choose another name");
+  if (path.has_filename() &&
+      (type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular))
+    return;
+  refuse(std::string(path.has_filename() ? kind_of(type) : "a folder") + " has this name", "Choose another");
 }
 
 void sync_directory(const std::filesystem::path& path) {
@@ -265,7 +329,14 @@ void make_directories(const std::filesystem::path& path) {
   const auto parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
   make_directories(parent);
   const bool made = std::filesystem::create_directory(path, error);
-  if (error) fail(ExitCode::retry, "making the folder", path, error.value());
+  if (error == std::errc::file_exists)
+    throw Error(ExitCode::usage, "making the folder " + path.string(), "it is there and no folder",
+                "Choose another path");
+  if (error) {
+    const auto code = code_of_making(error.value());
+    throw Error(code, "making the folder " + path.string(), error.message(),
+                code == ExitCode::usage ? "Choose another path" : remedy_of(error.value()));
+  }
   // A folder that may be written and not read cannot be synced.
   const auto changed = parent.empty() ? std::filesystem::path(".") : parent;
   if (made && ::access(changed.c_str(), R_OK) == 0) sync_directory(changed);

@@ -50,6 +50,9 @@ class File {
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
+  /// An Error (ExitCode::data) unless it is a regular file; it is closed then.
+  void require_file();
+
   std::filesystem::path path_;
   int descriptor_ = -1;
 };
@@ -57,8 +60,8 @@ class File {
 /// What the errno of a failed open or read means: data where nothing, or something else, stands at the path; retry for
 /// all others (EIO, ESTALE, EMFILE, EACCES …).
 ExitCode code_of_reading(int error) noexcept;
-/// What stands at `path`, links not followed; not_found if nothing does. An Error (ExitCode::retry) if that cannot be
-/// seen.
+/// What stands at `path`, links not followed; not_found if nothing does. An Error if that cannot be seen, of the code
+/// that code_of_reading() gives.
 std::filesystem::file_status status_of(const std::filesystem::path& path);
 /// The whole file as text; one that is longer than `most` bytes is an Error (ExitCode::data).
 std::string read_file(const std::filesystem::path& path, std::uint64_t most = std::uint64_t{1} << 40);
@@ -67,11 +70,16 @@ void write_file(const std::filesystem::path& path, std::string_view content);
 /// The same with what `write` puts into the file; what it throws leaves `path` as it was. Without `replace` a file that
 /// is there is an Error.
 void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write, bool replace = true);
-/// Removes what write_file() left beside `path` when its process was killed. Nobody is writing it now.
-void remove_unfinished(const std::filesystem::path& path) noexcept;
+/// Removes what write_file() left beside `path` when its process was killed. Unless the caller knows that nobody is
+/// writing it now (`none_writes`), the files of processes that this machine still runs are left alone.
+void remove_unfinished(const std::filesystem::path& path, bool none_writes = true) noexcept;
+/// An Error (ExitCode::usage) unless a new file may take the name `path`: its folder is there, and nothing but a file
+/// has that name, so that no link, pipe or device is replaced. ExitCode::retry if the folder cannot be written.
+void require_output(const std::filesystem::path& path);
 /// The entries of the folder itself on the disk (after a create, rename or unlink in it).
 void sync_directory(const std::filesystem::path& path);
-/// Makes the folder and its parents, mode 0777 less the umask.
+/// Makes the folder and its parents, mode 0777 less the umask. Where a file or a loop of links is in the way, or a name
+/// is too long, the Error has ExitCode::usage.
 void make_directories(const std::filesystem::path& path);
 /// An Error (ExitCode::usage) unless the folder may be trusted with what this process writes: it is no symbolic link
 /// and belongs to whom a file belongs that is made in it, or its mode lets a group of this user's write, as projects

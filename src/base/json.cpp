@@ -4,21 +4,39 @@
 #include "muster/error.hpp"
 
 #include <cmath>
+#include <set>
 #include <utility>
+#include <vector>
 
 namespace muster::detail {
+namespace {
+
+/// What it says, without the library's own "[json.exception.parse_error.101]".
+std::string reason_of(const Json::exception& error) {
+  const std::string text = error.what();
+  const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
+}  // namespace
 
 Json parse_json(std::string_view text, const std::string& doing, bool comments) {
-  const auto limit = [&](int depth, Json::parse_event_t, const Json&) {
+  using Event = Json::parse_event_t;
+  std::vector<std::set<std::string>> keys;  // of the objects around the place
+  const auto check = [&](int depth, Event event, const Json& value) {
     if (depth >= deepest_json)
       throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(deepest_json) + " levels deep",
                   "Write it flatter, or use another file");
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key && !keys.back().insert(value.get<std::string>()).second)
+      throw Error(ExitCode::data, doing, "the key " + value.dump() + " comes twice", "Leave one of them out");
     return true;
   };
   try {
-    return Json::parse(text.begin(), text.end(), limit, /*allow_exceptions=*/true, comments);
+    return Json::parse(text.begin(), text.end(), check, /*allow_exceptions=*/true, comments);
   } catch (const Json::exception& error) {
-    throw Error(ExitCode::data, doing, error.what(), "Mend it at that place");
+    throw Error(ExitCode::data, doing, reason_of(error), "Mend it at that place");
   }
 }
 

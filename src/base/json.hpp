@@ -14,8 +14,8 @@ namespace muster::detail {
 inline constexpr int deepest_json = 256;
 inline constexpr std::uint64_t longest_json = std::uint64_t{1} << 30;
 
-/// An Error (ExitCode::data) that begins with `doing` if it is not JSON, or deeper than that. With `comments` // and
-/// /* */ are left out.
+/// An Error (ExitCode::data) that begins with `doing` if it is not JSON, deeper than that, or has an object in which a
+/// key comes twice. With `comments` // and /* */ are left out.
 Json parse_json(std::string_view text, const std::string& doing, bool comments = false);
 /// The file's; `doing` is "reading PATH" unless given.
 Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);

@@ -1,6 +1,7 @@
 #include "base/log.hpp"
 
 #include "base/file.hpp"
+#include "base/printable.hpp"
 #include "muster/error.hpp"
 
 #include <spdlog/sinks/base_sink.h>
@@ -88,10 +89,10 @@ void write_to(const std::filesystem::path& path) {
 
 const std::filesystem::path& path() noexcept { return sinks().path; }
 
-void debug(const std::string& text) { sinks().logger->debug("{}", text); }
-void info(const std::string& text) { sinks().logger->info("{}", text); }
-void warn(const std::string& text) { sinks().logger->warn("warning: {}", text); }
-void error(const std::string& text) { sinks().logger->error("error: {}", text); }
+void debug(const std::string& text) { sinks().logger->debug("{}", printable(text)); }
+void info(const std::string& text) { sinks().logger->info("{}", printable(text)); }
+void warn(const std::string& text) { sinks().logger->warn("warning: {}", printable(text)); }
+void error(const std::string& text) { sinks().logger->error("error: {}", printable(text)); }
 void keep(const std::string& text) noexcept {
   const auto& all = sinks().logger->sinks();
   for (std::size_t i = 1; i < all.size(); ++i) try {

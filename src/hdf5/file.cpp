@@ -61,6 +61,7 @@ Handle open_file(const std::filesystem::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0 || ::access(path.c_str(), R_OK) != 0) refuse_to_open(doing, errno);
   if (S_ISDIR(status.st_mode)) throw Error(ExitCode::data, doing, "it is a folder", "Name an HDF5 file");
+  if (!S_ISREG(status.st_mode)) throw Error(ExitCode::data, doing, "it is no regular file", "Name an HDF5 file");
   const htri_t is_hdf5 = H5Fis_hdf5(path.c_str());
   if (is_hdf5 < 0) check(is_hdf5, doing);
   if (is_hdf5 == 0)

@@ -44,6 +44,11 @@ TEST(Error, SaysWhatFactRemedy) {
   EXPECT_STREQ(Error(ExitCode::data, "a", "b").what(), "a: b");
 }
 
+TEST(Error, ControlCharactersOfNamesAreEscaped) {
+  EXPECT_STREQ(Error(ExitCode::data, "opening a\x1b[2J\r\x7f", "b\xC2\x9B", "c\nd\te ü").what(),
+               "opening a\\x1b[2J\\x0d\\x7f: b\\u009b. c\nd\te ü");
+}
+
 TEST(Log, RefusesUnknownLevels) {
   EXPECT_EQ(detail::log::level_from_name("warn"), detail::log::Level::warn);
   EXPECT_NE(message([] { detail::log::level_from_name("loud"); }, ExitCode::usage).find("trace, debug"),
@@ -80,6 +85,42 @@ TEST_F(FileTest, OnlyWhatStandsThereIsAnErrorOfData) {
   ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_EQ(detail::status_of(folder / "none").type(), std::filesystem::file_type::not_found);
   EXPECT_EQ(detail::status_of(folder).type(), std::filesystem::file_type::directory);
+}
+
+TEST_F(FileTest, OnlyFilesAreReadAndReplaced) {
+  const auto at = [&](const char* name) { return folder / name; };
+  ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink("loop", at("loop"));
+  std::filesystem::create_symlink("file", at("link"));
+  std::filesystem::create_directory(at("folder"));
+  detail::write_file(at("file"), "x");
+  EXPECT_NE(message([&] { detail::read_file(at("pipe")); }, ExitCode::data).find("no regular file"), std::string::npos);
+  EXPECT_NE(message([&] { detail::read_file("/dev/null"); }, ExitCode::data).find("no regular file"),
+            std::string::npos);
+  EXPECT_NE(message([&] { detail::read_file(at("loop")); }, ExitCode::data).find("Too many levels"), std::string::npos);
+  EXPECT_EQ(detail::read_file(at("link")), "x");
+  message([&] { detail::status_of(at("loop") / "x"); }, ExitCode::data);
+  message([&] { detail::status_of(folder / std::string(300, 'x')); }, ExitCode::data);
+
+  detail::require_output(at("file"));
+  detail::require_output(at("new"));
+  for (const char* name : {"pipe", "loop", "link", "folder", "folder/", "none/new", "file/new", "loop/new"})
+    message([&] { detail::require_output(at(name)); }, ExitCode::usage);
+  message([&] { detail::require_output(folder / std::string(300, 'x')); }, ExitCode::usage);
+  for (const char* name : {"file", "file/new", "loop/new"})
+    message([&] { detail::make_directories(at(name)); }, ExitCode::usage);
+  message([&] { detail::make_directories(folder / std::string(300, 'x')); }, ExitCode::usage);
+}
+
+TEST_F(FileTest, LeftoversOfProcessesThatRunStay) {
+  const auto of = [&](int process) { return folder / ("a.tmp." + std::to_string(process) + ".0"); };
+  const int gone = 1 << 30;  // beyond any process number of Linux
+  for (const bool none_writes : {false, true}) {
+    for (const int process : {gone, ::getpid()}) detail::write_file(of(process), "half");
+    detail::remove_unfinished(folder / "a", none_writes);
+    EXPECT_FALSE(std::filesystem::exists(of(gone)));
+    EXPECT_EQ(std::filesystem::exists(of(::getpid())), !none_writes);
+  }
 }
 
 TEST_F(FileTest, RenameNeverReplaces) {
