@@ -13,6 +13,16 @@
 namespace muster::detail::comm {
 namespace {
 
+/// The beginning of `text`, which says that there was more.
+std::string shortened(const std::string& text, std::size_t longest) {
+  constexpr std::string_view mark = " […]";
+  if (text.size() <= longest) return text;
+  const auto room = text.substr(0, longest - std::min(longest, mark.size()));
+  auto end = room.rfind(". ");
+  end = end == std::string::npos ? room.rfind(' ') : end + 1;
+  return room.substr(0, end).append(mark);
+}
+
 constexpr const char* stuck_or_lost = "It is stuck or lost; start the job again";
 
 /// What all ranks say that are in one attempt, and in attempts within it.
@@ -51,7 +61,7 @@ Outcome caught() {
 std::string pack(const Outcome& outcome, std::size_t longest) {
   std::string bytes{static_cast<char>(outcome.kind), static_cast<char>(outcome.code),
                     static_cast<char>(outcome.agreed | outcome.stalled << 1)};
-  return bytes.append(outcome.text, 0, longest);
+  return bytes.append(shortened(outcome.text, longest));
 }
 
 Outcome unpack(std::string_view bytes) {

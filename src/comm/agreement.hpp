@@ -41,7 +41,8 @@ struct Outcome {
 /// text of torch's exceptions the backtrace is left out. To be called in a catch (...).
 Outcome caught();
 
-/// The bytes that tell it to another rank; of its text the first `longest` characters.
+/// The bytes that tell it to another rank; of its text at most `longest` characters, cut at the end of a sentence or,
+/// if there is none, of a word.
 std::string pack(const Outcome& outcome, std::size_t longest = std::string::npos);
 Outcome unpack(std::string_view bytes);
 constexpr std::size_t packed_fields = 3;  ///< bytes before the text

@@ -133,6 +133,16 @@ TEST(Run, OneRankThrowsBetweenTwoCalls) {
   }
 }
 
+TEST(Run, ALongCauseIsCutAtTheEndOfASentence) {
+  std::string text;
+  while (text.size() < 20'000) text += "One sentence of the cause. ";
+  const auto ended = start({}, [&](Launch& launch) {
+    if (launch.rank() == world().size() - 1) throw std::runtime_error(text);
+  });
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(count(ended.said, "One sentence of the cause. […]\n"), 1) << ended.said;
+}
+
 TEST(Run, OneRankMakesACallLess) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   namespace comm = detail::comm;

@@ -289,7 +289,7 @@ TEST(Components, TiedWeightsStayTied) {
   EXPECT_SAYS(error_of([&] { restore({{"model", fresh}}, two); }), "model/out: the same tensor as in here");
 }
 
-TEST(Components, AllDifferencesAreListedAndNothingChanges) {
+TEST(Components, DifferencesAreCountedAndTheFirstFiveListedAndNothingChanges) {
   auto net = std::make_shared<Net>(1), wide = std::make_shared<Net>(2, 5);
   optim::Adam optimizer(net->parameters());
   optim::SGD other(wide->parameters(), 0.1);
@@ -301,12 +301,17 @@ TEST(Components, AllDifferencesAreListedAndNothingChanges) {
   state.tensors["model/steps"] = at::ones({}, at::kFloat);
   std::string text = "as before";
   const auto what = error_of([&] { restore({{"model", wide}, {"optimizer", other}, {"extra", extra}}, state); });
-  for (const char* part :
-       {"model/w: shape [4, 3] in the checkpoint, [4, 5] here", "model/b: shape",
-        "model/steps: type Float in the checkpoint, Long here", "model/v: not in the checkpoint",
-        "model/old: in the checkpoint, not here", "optimizer: the optimizer SGD here, Adam in the checkpoint",
-        "extra: not in the checkpoint", "best: in the checkpoint, not here"})
+  for (const char* part : {"in 8 places", "model/w: shape [4, 3] in the checkpoint, [4, 5] here", "model/b: shape",
+                           "model/steps: type Float in the checkpoint, Long here", "model/v: not in the checkpoint",
+                           "model/old: in the checkpoint, not here"})
     EXPECT_SAYS(what, part);
+  for (const char* part : {"optimizer", "extra", "best"}) EXPECT_EQ(what.find(part), std::string::npos) << what;
+  optim::SGD same(net->parameters(), 0.1);
+  const auto others = error_of([&] { restore({{"model", net}, {"optimizer", same}, {"extra", extra}}, state); });
+  EXPECT_SAYS(others, "optimizer: the optimizer SGD here, Adam in the checkpoint");
+  const auto names = error_of([&] { restore({{"extra", extra}}, collect({{"best", best}})); });
+  for (const char* part : {"extra: not in the checkpoint", "best: in the checkpoint, not here"})
+    EXPECT_SAYS(names, part);
   EXPECT_EQ(wide->b[0].item<float>(), 2);
   EXPECT_EQ(extra, 2);
 

@@ -92,9 +92,11 @@ bool in_scope_of_average(const StateEntry& entry) {
 }
 
 std::string text_of(const std::vector<std::string>& lines) {
+  constexpr std::size_t most = 5;
   std::string text;
-  for (const auto& line : lines) text += (text.empty() ? ": " : "; ") + line;
-  return "it does not fit" + (lines.size() == 1 ? "" : " in " + std::to_string(lines.size()) + " places") + text;
+  for (std::size_t i = 0; i < std::min(lines.size(), most); ++i) text += (text.empty() ? ": " : "; ") + lines[i];
+  return "it does not fit" + (lines.size() == 1 ? "" : " in " + std::to_string(lines.size()) + " places") +
+         (lines.size() > most ? ", of which the first are" : "") + text;
 }
 
 }  // namespace
