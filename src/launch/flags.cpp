@@ -1,16 +1,21 @@
 #include "launch/flags.hpp"
 
+#include "base/log.hpp"
 #include "comm/on_ranks.hpp"
 #include "launch/settings.hpp"
 #include "muster/json.hpp"
 #include "muster/version.hpp"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <string_view>
@@ -20,6 +25,8 @@ namespace {
 
 // Flags have the same value on all ranks, whether they come from the command line or from the environment: launchers
 // carry the command line to other hosts, but not always the environment.
+
+constexpr std::uint64_t most_threads = 4096;  ///< that a process can start, about
 
 /// By name: the values of options, or of variables of the environment.
 using Values = std::map<std::string, std::vector<std::string>>;
@@ -31,7 +38,9 @@ std::string pack(const Values& values) {
 
 Values unpack(const std::string& packed) { return Json::from_cbor(packed).get<Values>(); }
 
-bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with("MUSTER_"); }
+constexpr std::string_view variable_prefix = "MUSTER_";
+
+bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with(variable_prefix); }
 
 /// Whether it is the same on all ranks.
 bool is_shared(const CLI::Option& option) {
@@ -100,16 +109,94 @@ void require_equal(const std::vector<Values>& values, const std::vector<std::str
     }
 }
 
+/// Checks of values, each with what it says of one that is wrong. They come before the conversion to the flag's type.
+CLI::Validator check_value(const std::function<bool(std::string& value)>& is_good, const std::string& otherwise) {
+  return {[=](std::string& value) { return is_good(value) ? "" : "\"" + value + "\" is " + otherwise; }, ""};
+}
+
+CLI::Validator not_empty() {
+  return check_value([](const std::string& value) { return !value.empty(); }, "empty");
+}
+
+CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
+  const auto is_good = [=](std::string& text) {
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) return false;
+    text = std::to_string(value);  // CLI11 takes 010 for 8
+    return true;
+  };
+  return check_value(is_good, "no whole number from " + std::to_string(least) + " to " + std::to_string(most));
+}
+
+CLI::Validator number_of_seconds() {
+  const auto is_good = [](const std::string& text) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && end == text.data() + text.size() && value >= 0.001 && value <= 1e9;
+  };
+  return check_value(is_good, "no number of seconds from 0.001 to 1000000000");
+}
+
+CLI::Validator duration() {
+  const auto is_good = [](const std::string& text) {
+    try {
+      parse_duration(text);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  return check_value(is_good, "no duration such as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
+}
+
+/// What CLI11 says, of the variable where the value comes from the environment.
+std::string fact_of(const CLI::App& app, const CLI::ParseError& error) {
+  std::string fact = error.what();
+  std::replace(fact.begin(), fact.end(), '\n', ' ');
+  for (auto* option : app.get_options()) {
+    const auto on_the_command_line = std::ranges::find(app.parse_order(), option) != app.parse_order().end();
+    const auto at = fact.find(option->get_name());
+    if (has_variable(*option) && !on_the_command_line && !variable(*option).empty() && at != std::string::npos)
+      return fact.replace(at, option->get_name().size(), option->get_envname());
+  }
+  return fact;
+}
+
+/// CLI11 takes the next word for the value of "--name=".
+void refuse_missing_values(int argc, char** argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i)
+    if (const std::string_view word = argv[i]; word.starts_with("--") && word.find('=') == word.size() - 1)
+      throw Error(ExitCode::usage, "reading the command line", std::string(word) + " has no value", "Give it one");
+}
+
+/// A warning for each variable that nobody reads and that is called almost as one of `app`'s options is.
+void warn_of_unknown_variables(const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const auto* option : app.get_options())
+    if (has_variable(*option)) known.push_back(option->get_envname().substr(variable_prefix.size()));
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const auto name = text.substr(0, text.find('='));
+    if (!name.starts_with(variable_prefix)) continue;
+    const auto word = name.substr(variable_prefix.size());
+    const auto close = nearest(word, known);
+    if (!close.empty() && close != word)
+      log::warn("nothing reads the variable " + std::string(name) + "; did you mean " + std::string(variable_prefix) +
+                close + "?");
+  }
+}
+
 }  // namespace
 
 Flags::Flags(const std::string& program, const std::string& version) {
   app.name(program);
   app.set_version_flag("--version", program + " " + (version.empty() ? "" : version + ", ") + "muster " MUSTER_VERSION);
   const auto option = [this](const char* name, auto& value, const char* help) {
-    std::string variable = "MUSTER_";
+    std::string variable(variable_prefix);
     for (const char* c = name + 2; *c != '\0'; ++c)
       variable += *c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
-    return app.add_option(name, value, help)->envname(variable)->group("muster")->take_last();
+    return app.add_option(name, value, help)->envname(variable)->group("muster")->take_last()->check(not_empty());
   };
   option("--storage", storage_, "Folder of the runs, on a file system that all nodes share [runs]");
   option("--name", name_, "The run's name [program and Slurm job id, or program and time]");
@@ -119,19 +206,23 @@ Flags::Flags(const std::string& program, const std::string& version) {
       ->type_size(1)
       ->take_all();
   option("--resume", resume_, "auto, never, must, or the path of a checkpoint or run [auto]");
-  option("--seed", seed_, "Seed of the weights and of the order of the data [0]");
-  option("--workers", workers_, "Ranks that train [all]")->check(CLI::PositiveNumber);
-  option("--threads", threads_, "Threads of torch per rank [its share of the CPUs]")->check(CLI::PositiveNumber);
+  option("--seed", seed_, "Seed of the weights and of the order of the data [0]")
+      ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
+  option("--workers", workers_, "Ranks that train [all]")->transform(whole_number(1, std::numeric_limits<int>::max()));
+  option("--threads", threads_, "Threads of torch per rank [its share of the CPUs]")
+      ->transform(whole_number(1, most_threads));
   option("--backend", backend_, "auto, mpi, gloo, nccl, or by device: cpu:mpi,cuda:nccl [auto]");
   option("--timeout", timeout_, "Seconds that ranks wait for each other before the job ends [1800]")
-      ->check(CLI::PositiveNumber);
-  option("--time-limit", time_limit_, "Save and stop within that time, as in 1h30m [Slurm allocation]");
+      ->check(number_of_seconds());
+  option("--time-limit", time_limit_, "Save and stop within that time, as in 1h30m [Slurm allocation]")
+      ->check(duration());
   option("--progress", progress_, "auto, bar, plain or none [auto]")
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));
   option("--log-level", log_level_, "trace, debug, info, warn, error or off [info]");
 }
 
 std::string Flags::read(int argc, char** argv) {
+  refuse_missing_values(argc, argv);
   try {
     app.parse(argc, argv);
     return pack(shared_values(app));
@@ -142,9 +233,8 @@ std::string Flags::read(int argc, char** argv) {
       help_ = out.str();
       return pack({});
     }
-    std::string fact = error.what();
-    std::replace(fact.begin(), fact.end(), '\n', ' ');
-    throw Error(ExitCode::usage, "reading the command line", fact, app.get_name() + " --help lists the flags");
+    throw Error(ExitCode::usage, "reading the command line", fact_of(app, error),
+                app.get_name() + " --help lists the flags");
   }
 }
 
@@ -164,17 +254,16 @@ bool Flags::parse(const Communicator& world, int argc, char** argv) {
 }
 
 LaunchFlags Flags::resolve() const {
+  warn_of_unknown_variables(app);
   LaunchFlags flags;
   flags.set = set_;
   flags.seed = seed_;
   if (!storage_.empty()) flags.storage = storage_;
-  if (app.get_option("--name")->count() > 0) flags.name = name_;  // an empty one is refused, not left out
+  if (!name_.empty()) flags.name = name_;
   if (!config_.empty()) flags.config_file = config_;
   if (!backend_.empty()) flags.backend = backend_;
   if (workers_ > 0) flags.workers = workers_;
   if (threads_ > 0) flags.threads = threads_;
-  if (timeout_ > 1e9)
-    throw Error(ExitCode::usage, "reading --timeout", "no wait is longer than 1000000000 seconds", "Give fewer");
   if (timeout_ > 0) flags.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_ * 1000));
   if (!time_limit_.empty()) flags.time_limit = parse_duration(time_limit_);
   static const std::map<std::string, Resume> resumes{

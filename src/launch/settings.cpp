@@ -1,11 +1,13 @@
 #include "launch/settings.hpp"
 
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
 #include <charconv>
-#include <numeric>
+#include <cmath>
+#include <iterator>
 #include <utility>
 
 namespace muster::detail::launch {
@@ -18,27 +20,20 @@ void collect_keys(const Json& value, const std::string& prefix, std::vector<std:
   }
 }
 
-/// The candidate with the fewest edits (Levenshtein); empty if there are none.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  std::string best;
-  std::size_t fewest = static_cast<std::size_t>(-1);
-  for (const auto& candidate : candidates) {
-    std::vector<std::size_t> row(candidate.size() + 1);
-    std::iota(row.begin(), row.end(), 0);
-    for (std::size_t i = 1; i <= word.size(); ++i) {
-      std::size_t diagonal = std::exchange(row[0], i);
-      for (std::size_t j = 1; j <= candidate.size(); ++j) {
-        const auto replaced = diagonal + (word[i - 1] == candidate[j - 1] ? 0 : 1);
-        diagonal = row[j];
-        row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-      }
+/// How many characters are added, left out, replaced, or exchanged with the next.
+std::size_t edits_between(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i)
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      auto& fewest = edits[i][j];
+      fewest = std::max(i, j);
+      if (i == 0 || j == 0) continue;
+      fewest =
+          std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        fewest = std::min(fewest, edits[i - 2][j - 2] + 1);
     }
-    if (row.back() < fewest) {
-      fewest = row.back();
-      best = candidate;
-    }
-  }
-  return best;
+  return edits[a.size()][b.size()];
 }
 
 [[noreturn]] void unknown_key(ExitCode code, const std::string& doing, const std::string& key, const Json& defaults) {
@@ -46,7 +41,9 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   collect_keys(defaults, "", keys);
   const auto close = nearest(key, keys);
   throw Error(code, doing, "the program has no setting \"" + key + "\"",
-              close.empty() ? "It has no settings at all" : "Did you mean \"" + close + "\"?");
+              keys.empty()    ? "It has no settings at all"
+              : close.empty() ? "It has " + listed(keys, 30, [](const auto& name) { return name; })
+                              : "Did you mean \"" + close + "\"?");
 }
 
 const char* kind(const Json& value) {
@@ -58,11 +55,18 @@ const char* kind(const Json& value) {
   return "null";
 }
 
-/// Whether `value` may stand where `was` stood; null fits everything and everything fits null.
+/// For a message; bytes that are no UTF-8 are replaced.
+std::string shown(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+/// Whether `value` may stand where `was` stood; anything fits null.
 bool fits(const Json& was, const Json& value) {
-  if (was.is_null() || value.is_null()) return true;
-  if (was.is_number_integer() && value.is_number_float())
-    return value.get<double>() == static_cast<double>(value.get<std::int64_t>());
+  constexpr double beyond = 9223372036854775808.0;  // 2^63
+  if (was.is_null()) return true;
+  if (was.is_number_integer() && value.is_number())
+    return value.is_number_float()
+               ? std::abs(value.get<double>()) < beyond && std::trunc(value.get<double>()) == value.get<double>()
+           : value.is_number_unsigned() ? std::in_range<std::int64_t>(value.get<std::uint64_t>())
+                                        : true;
   return std::string_view(kind(was)) == kind(value);
 }
 
@@ -76,11 +80,11 @@ void lay_over(Json& target, const Json& value, ExitCode code, const std::string&
     }
     return;
   }
-  if (target.is_number_integer() && value.is_number_float() && !fits(target, value))
-    throw Error(code, doing, "\"" + key + "\" is a whole number, not " + value.dump(),
+  if (target.is_number_integer() && value.is_number() && !fits(target, value))
+    throw Error(code, doing, "\"" + key + "\" is a whole number of 64 bits, not " + shown(value),
                 "Give it a whole number, or the program a default such as " + target.dump() + ".0");
   if (!fits(target, value))
-    throw Error(code, doing, "\"" + key + "\" is " + kind(target) + ", not " + kind(value) + " (" + value.dump() + ")",
+    throw Error(code, doing, "\"" + key + "\" is " + kind(target) + ", not " + kind(value) + " (" + shown(value) + ")",
                 "Give it " + std::string(kind(target)));
   if (target.is_number_integer() && value.is_number_float())
     target = value.get<std::int64_t>();
@@ -152,27 +156,65 @@ Config overlaid(Config defaults, const Config& values, const std::string& doing)
   return config;
 }
 
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  const auto most = std::max<std::size_t>(1, word.size() / 3);
+  std::string best;
+  std::size_t fewest = most + 1;
+  for (const auto& candidate : candidates)
+    if (const auto edits = edits_between(word, candidate); edits < fewest) {
+      fewest = edits;
+      best = candidate;
+    }
+  return best;
+}
+
 std::chrono::seconds parse_duration(std::string_view text) {
   constexpr std::uint64_t most = 1'000'000'000;  // seconds that can be added to any time: 30 years
-  std::uint64_t clock = 0, others = 0;
-  const char *at = text.data(), *const end = at + text.size();
-  std::string_view units = "-:hms";  // that may come next
-  do {
+  constexpr std::uint64_t units[] = {3600, 60, 1};
+  const auto refuse = [&] {
+    throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not one",
+                "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
+  };
+  std::string_view rest = text;
+  const auto take_number = [&] {
     std::uint64_t value = 0;
-    const auto [stop, error] = std::from_chars(at, end, value);
-    const char unit = stop == end ? 's' : *stop;
-    if (unit == ':')
-      clock = (clock + value) * 60;
-    else
-      others += value * (unit == '-' ? 86400 : unit == 'h' ? 3600 : unit == 'm' ? 60 : 1);
-    if (error != std::errc() || (stop != end && units.find(unit) == units.npos) || value > most ||
-        clock + others > most)
-      throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not one",
-                  "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
-    units = unit == '-' || unit == ':' ? ":" : "hms";
-    at = stop == end ? end : stop + 1;
-  } while (at != end || units == ":");
-  return std::chrono::seconds(clock + others);
+    const auto [stop, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+    if (error != std::errc() || value > most) refuse();
+    rest.remove_prefix(static_cast<std::size_t>(stop - rest.data()));
+    return value;
+  };
+
+  auto value = take_number();
+  std::uint64_t seconds = 0;
+  if (rest.empty()) {
+    seconds = value;
+  } else if (rest.front() == '-' || rest.front() == ':') {
+    const bool has_days = rest.front() == '-';
+    if (has_days) {
+      seconds = value * 86400;
+      rest.remove_prefix(1);
+      value = take_number();
+    }
+    std::vector<std::uint64_t> clock{value};
+    while (!rest.empty() && rest.front() == ':' && clock.size() < 3) {
+      rest.remove_prefix(1);
+      clock.push_back(take_number());
+    }
+    if (!rest.empty()) refuse();
+    const auto first = has_days ? 0 : 3 - clock.size();  // after days hours come first, else seconds last
+    for (std::size_t i = 0; i < clock.size(); ++i) seconds += clock[i] * units[first + i];
+  } else {
+    for (std::string_view names = "hms";; value = take_number()) {
+      const auto unit = rest.empty() ? names.npos : names.find(rest.front());
+      if (unit == names.npos) refuse();
+      seconds += value * units[std::size(units) - names.size() + unit];
+      names.remove_prefix(unit + 1);
+      rest.remove_prefix(1);
+      if (rest.empty()) break;
+    }
+  }
+  if (seconds > most) refuse();
+  return std::chrono::seconds(seconds);
 }
 
 }  // namespace muster::detail::launch

@@ -45,9 +45,31 @@ TEST(Settings, NameTheNearestKnownKey) {
             std::string::npos);
 }
 
+TEST(Settings, ListAllKeysWhereNoneIsNear) {
+  const auto text = message([] { resolve(defaults, {}, {"nope=1"}); }, ExitCode::usage);
+  EXPECT_NE(text.find("It has epochs, free, lr, model, model.name, model.width"), std::string::npos) << text;
+  EXPECT_NE(message([] { resolve({}, {}, {"lr=1"}); }, ExitCode::usage).find("no settings at all"), std::string::npos);
+}
+
+TEST(Settings, NearestCountsEdits) {
+  const std::vector<std::string> words{"NAME", "STORAGE", "TIME_LIMIT"};
+  for (const auto& [word, near] : std::map<std::string, std::string>{{"NMAE", "NAME"},
+                                                                     {"NAM", "NAME"},
+                                                                     {"HOME", ""},
+                                                                     {"STORAGES", "STORAGE"},
+                                                                     {"TIMELIMIT", "TIME_LIMIT"},
+                                                                     {"X", ""},
+                                                                     {"", ""}})
+    EXPECT_EQ(nearest(word, words), near) << word;
+}
+
 TEST(Settings, RefuseAnotherKind) {
   message([] { resolve(defaults, {}, {"epochs=many"}); }, ExitCode::usage);
-  message([] { resolve(defaults, {}, {"epochs=1.5"}); }, ExitCode::usage);
+  for (const char* value : {"1.5", "null", "1e300", "18446744073709551615", "9223372036854775808"})
+    message([=] { resolve(defaults, {}, {std::string("epochs=") + value}); }, ExitCode::usage);
+  for (const char* setting : {"lr=null", "model=null", "model.width=null"})
+    message([=] { resolve(defaults, {}, {setting}); }, ExitCode::usage);
+  EXPECT_EQ(resolve(defaults, {}, {"free=null", "epochs=1e3"}).at("epochs"), 1000);
   message([] { resolve(defaults, {}, {"lr"}); }, ExitCode::usage);
   message([] { resolve(defaults, "/nonexistent.json", {}); }, ExitCode::data);
   // What params.json could not give back.
@@ -69,8 +91,16 @@ TEST(Settings, AFileLiesBetween) {
   EXPECT_EQ(config.at("lr"), 0.5);
   EXPECT_EQ(config.at("epochs"), 4);
   EXPECT_EQ(config.at("model").at("name"), "mlp");
-  std::ofstream(path) << R"({"lr": )";
-  message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+  for (const auto& [content, words] :
+       std::map<std::string, std::string>{{R"({"lr": )", "line 1, column 8"},
+                                          {R"({"lr": 1, "lr": 2})", "\"lr\" comes twice"},
+                                          {R"({"model": {"width": 1, "width": 2}})", "\"width\" comes twice"},
+                                          {R"({"lr": null})", "\"lr\" is a number"}}) {
+    std::ofstream(path) << content;
+    const auto text = message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+    EXPECT_NE(text.find(words), std::string::npos) << text;
+    EXPECT_EQ(text.find("exception"), std::string::npos) << text;
+  }
   std::ofstream(path) << R"({"learning_rate": 1})";
   message([&] { resolve(defaults, path, {}); }, ExitCode::data);
   std::remove(path.c_str());
@@ -82,8 +112,13 @@ TEST(Duration, ReadsOursAndSlurms) {
   EXPECT_EQ(parse_duration("45s").count(), 45);
   EXPECT_EQ(parse_duration("02:00:01").count(), 7201);
   EXPECT_EQ(parse_duration("1-00:00:00").count(), 86400);
+  EXPECT_EQ(parse_duration("02:01").count(), 121);
+  EXPECT_EQ(parse_duration("1-02").count(), 26 * 3600);
+  EXPECT_EQ(parse_duration("1-02:30").count(), 26 * 3600 + 1800);
+  EXPECT_EQ(parse_duration("1h30m5s").count(), 5405);
   for (const char* bad :
-       {"", "soon", "1x", "-5", "1:b", "9223372036854775807h", "99999999-00", "1000000000:00:00:00:00"})
+       {"", "soon", "1x", "-5", "1:b", "9223372036854775807h", "99999999-00", "1000000000:00:00:00:00", "5s5s", "1m1h",
+        "1h1h", "1h30", "1:2:3:4", "1-2:3:4:5", "1:", "1-", "h"})
     message([=] { parse_duration(bad); }, ExitCode::usage);
 }
 
