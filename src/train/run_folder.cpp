@@ -35,6 +35,26 @@ std::string now_as_text() {
   return text;
 }
 
+/// Whether JSON keeps it, as params.json has to.
+bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(Json(text).dump());
+    return true;
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
+/// An Error where the run that wrote `params` in `folder` is another program's.
+void require_same_program(const Json& params, const std::string& program, const std::filesystem::path& folder) {
+  const auto maker = params.is_object() ? params.value("program", Json()) : Json();
+  if (maker.is_string() && maker != program)
+    throw Error(
+        ExitCode::usage, "starting the run " + folder.string(),
+        "this run was made by " + maker.get<std::string>() + ", and this is " + program + "; nothing was changed",
+        "Choose another --name");
+}
+
 /// Whether the folder was not there, and is this process's now: another one may look for a name at the same moment.
 /// What cannot be made is said by who makes it again.
 bool claim(const std::filesystem::path& folder) {
@@ -100,11 +120,14 @@ void check_run_name(const std::string& name) {
                 "it is not UTF-8", "Choose another --name; --storage says where the run lies");
   }
   const bool plain =
-      !name.empty() && name.size() <= 200 && name.front() != '.' &&
-      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
+      !name.empty() && name.size() <= 200 && name.front() != '.' && name.front() != '-' && name.front() != ' ' &&
+      name.back() != ' ' &&
+      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; }) &&
+      is_utf8(name);
   if (!plain)
     throw Error(ExitCode::usage, "reading the run's name \"" + name + "\"",
-                "it is not the name of a folder: no '/', no leading '.', no control characters, 1 to 200 bytes",
+                "it is not the name of a folder: no '/', no leading '.' or '-', no space around it, no control "
+                "characters, 1 to 200 bytes of UTF-8",
                 "Choose another --name; --storage says where the run lies");
 }
 
@@ -124,17 +147,26 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     if (storage.string().find("://") != std::string::npos)
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "it is a URL",
                   "Name a folder on a file system that all nodes share");
-    made_storage_ = !std::filesystem::exists(status_of(storage));
+    std::error_code ignored;  // make_directories() says what is wrong with it
+    made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
     name_ = flags.name.value_or(config.name);
     if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
     check_run_name(name_);
     if (numbered) name_ = numbered_name(name_, trainer);
     path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
+    if (!is_utf8(path_.string()))
+      throw Error(ExitCode::usage, "opening the storage " + storage.string(), "its path is no UTF-8",
+                  "Choose another --storage");
     make_directories(path_);
     require_own_directory(path_);
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
     lock_.emplace(path_, true);
+    if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
+      params_ = read_json(file);
+      options_in(params_, file);
+      if (flags.name) require_same_program(params_, launch.program(), path_);
+    }
     const auto supervisor = launch::supervisor();
     started_again_ = supervisor && read_failures(path_, supervisor->id);
     if (flags.resume == Resume::never && !started_again_ &&
@@ -143,10 +175,6 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
                   "Choose another --name, or remove that folder");
     if (supervisor && !started_again_) write_failures(path_, supervisor->id, {});
     launch::tell_supervisor(launch::telling_run, path_.string());
-    if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
-      params_ = read_json(file);
-      options_in(params_, file);
-    }
     return Json{path_.string(), name_, params_, started_again_}.dump();
   });
   const auto decided = Json::parse(chosen);
@@ -247,6 +275,16 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
   } catch (const std::exception& error) {
     log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
               error.what());
+  }
+}
+
+void RunFolder::put_back(Json params) noexcept {
+  std::error_code ignored;
+  std::filesystem::remove(path_ / "error.txt", ignored);
+  try {
+    write_params(std::move(params));
+  } catch (const std::exception& error) {
+    log::warn(std::string("params.json is not as it was: ") + error.what());
   }
 }
 

@@ -25,9 +25,10 @@ class RunFolder {
  public:
   /// Chooses the name (flag, then RunConfig, then program and Slurm job or time; a start in a Slurm job has a name of
   /// its own, unless Slurm has queued the job again or `muster run` has started it again), makes the folder, locks it
-  /// (an Error if another job has it), makes sure that every node sees the same storage, and removes what an
-  /// interrupted job has left of files that it was writing. `trainer`: its number in the launch
-  /// (Launch::number_trainer), which is added to the flag's name from the second on. Collective over the world.
+  /// (an Error if another job has it, or if the flag names a run that another program has made), makes sure that every
+  /// node sees the same storage, and removes what an interrupted job has left of files that it was writing. `trainer`:
+  /// its number in the launch (Launch::number_trainer), which is added to the flag's name from the second on.
+  /// Collective over the world.
   RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer = 1);
 
   /// Gives up the lock: others may have the folder, and this is read alone. On every rank.
@@ -54,6 +55,8 @@ class RunFolder {
   /// Says in it that training is done, and what it has returned; it is done whether that can be written or not. By the
   /// same rank.
   void mark_finished(const Json& returned) noexcept;
+  /// What a finished run's folder said before a start that has changed nothing else. By the same rank.
+  void put_back(Json params) noexcept;
   /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
   /// with a file takes the place of the cause.
   void write_error(const std::string& text) const noexcept;

@@ -237,6 +237,10 @@ DatasetShard Session::get_dataset_shard(const std::string& name) const {
 State Session::state(StateEntries entries) const { return State(*state_, std::move(entries)); }
 Epochs Session::epochs(std::int64_t count) const {
   state_->require_training("counting epochs");
+  if (count < 0)
+    throw Error(ExitCode::usage, "counting epochs", std::to_string(count) + " is no number of epochs",
+                "Loop over 1 or more");
+  if (count == 0 && state_->workers.is_first()) detail::log::warn("session.epochs(0) trains for no epoch");
   return Epochs(*state_, count);
 }
 std::optional<Checkpoint> Session::get_checkpoint() const {

@@ -7,6 +7,7 @@
 #include "group/backends.hpp"
 #include "launch/settings.hpp"
 #include "muster/process_group.hpp"
+#include "train/failures.hpp"
 #include "train/fit.hpp"
 #include "train/params.hpp"
 #include "train/trainable.hpp"
@@ -25,6 +26,13 @@ void require_no_torch_config(const TrainerOptions& options, const char* fact) {
     throw Error(ExitCode::usage, "choosing the backend of a trainer", std::string("torch_config is set, and ") + fact,
                 "Use a TorchTrainer without backend_config, or leave torch_config out; --timeout and "
                 "BackendConfig::timeout() say how long ranks wait");
+}
+
+/// The index of the newest checkpoint; -1 where there is none, or it cannot be seen.
+int newest_checkpoint(const detail::train::RunFolder& run) noexcept try {
+  return detail::train::newest_index(run.path());
+} catch (const std::exception&) {
+  return -1;
 }
 
 class TorchBackendConfig final : public BackendConfig {
@@ -111,12 +119,18 @@ Result DataParallelTrainer::fit() {
     const comm::TimeLimit everywhere(world, plan->wait_limit);
     const auto device = check_together(*plan);
     Validation validation(plan, run, device);
+    const auto before = run->params();
+    const int newest = newest_checkpoint(*run);
     if (!start(*plan, *run)) {
       validation.finish({});
       return read_result(*plan, *run);
     }
     const auto ended = train_with_retries(*plan, *run, device, train_loop_, validation);
     validation.finish(ended.error);
+    const bool was_finished = before.is_object() && before.value("finished", false);
+    if (was_finished && ended.error && ended.error->code() == ExitCode::data && world.rank() == 0 &&
+        newest_checkpoint(*run) <= newest)
+      run->put_back(before);
     return finish(*plan, *run, ended);
   } catch (const comm::Lost& lost) {
     run->write_error(world, lost);
