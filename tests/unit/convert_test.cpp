@@ -1,5 +1,6 @@
 // What all conversions share: options, order, parts, and that a failure leaves nothing behind.
 #include "muster/convert.hpp"
+#include "base/log.hpp"
 #include "support/files.hpp"
 
 #include <sys/mount.h>
@@ -115,6 +116,10 @@ TEST_F(Convert, SharesBelowOneLeaveTheRestOut) {
   run({.split = {{"a", 0.2}, {"b", 0.3}}});
   EXPECT_EQ(numbers(output("a")).size(), 20U);
   EXPECT_EQ(numbers(output("b")).size(), 30U);
+  testing::internal::CaptureStderr();
+  run({.split = {{"a", 0.2}, {"b", 0.3}}});
+  detail::log::flush();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("50 of the 100 samples go to no file"), std::string::npos);
 }
 
 TEST_F(Convert, ShufflesTheSameForTheSameSeed) {
@@ -156,6 +161,18 @@ TEST_F(Convert, KeepsSoManyOfEachClass) {
   EXPECT_EQ(numbers(output()), up_to(53)) << "classes that have fewer are kept whole";
 }
 
+TEST_F(Convert, CountsOnlyClasses) {
+  make(10);
+  const auto refused = [&](const std::string& last, const ConvertOptions& options) {
+    return message(ExitCode::usage, [&] { convert_idx({inputs[0], write("last", last)}, output(), options); });
+  };
+  const ConvertOptions options{.per_class = 1};
+  EXPECT_NE(refused(idx(0x0D, {10}, std::vector<float>(10)), options).find("fractions"), std::string::npos);
+  EXPECT_NE(refused(idx(0x08, {10, 2}, Bytes(20)), options).find("several numbers per sample"), std::string::npos);
+  convert_idx({inputs[0], write("last", idx(0x08, {10, 1}, Bytes(10)))}, output(), options);
+  EXPECT_EQ(describe_dataset(output().string()).at("samples"), 1);
+}
+
 TEST_F(Convert, RefusesOptionsThatDoNotFit) {
   make(10);
   EXPECT_NE(usage({.columns = {"x"}}).find("makes 2 columns and there are 1 name."), std::string::npos);
@@ -181,6 +198,15 @@ TEST_F(Convert, RefusesOutputsThatCannotBe) {
   // The inputs are what a forgotten output would overwrite.
   EXPECT_NE(refused(inputs[1]).find("must end in .h5"), std::string::npos);
   EXPECT_NE(refused(folder / "none" / "out.h5").find("there is no folder"), std::string::npos);
+  std::filesystem::create_symlink(inputs[1], folder / "link.h5");
+  EXPECT_NE(refused(folder / "link.h5").find("a symbolic link has this name"), std::string::npos);
+  std::filesystem::rename(inputs[0], folder / "x.h5");
+  inputs[0] = folder / "x.h5";
+  EXPECT_NE(refused(inputs[0]).find("one of the inputs"), std::string::npos);
+  EXPECT_NE(message(ExitCode::data, [&] { convert_idx({folder / "none"}, inputs[1], {.columns = {"x"}}); })
+                .find("none: No such file"),
+            std::string::npos)
+      << "said before what is wrong with the output";
   std::filesystem::create_directory(output());
   EXPECT_NE(refused(output()).find("a folder has this name"), std::string::npos);
 }

@@ -21,9 +21,11 @@ void check_exportable(const StateDict& state) {
 
 void write_weights(const std::filesystem::path& path, const ExportOptions& options, std::uint64_t total,
                    const std::function<void(const Sink&)>& write) {
+  require_output(path);
   if (!options.replace && std::filesystem::exists(status_of(path)))
     throw Error(ExitCode::usage, "writing " + path.string(), "it is there already",
                 "Choose another name, or say that it is to be replaced");
+  remove_unfinished(path, /*none_writes=*/false);
   constexpr std::size_t step = 16 << 20;  // between two words of progress
   write_file(
       path,

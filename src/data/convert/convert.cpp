@@ -1,12 +1,11 @@
 #include "data/convert/convert.hpp"
 
+#include "base/file.hpp"
+#include "base/log.hpp"
 #include "data/convert/dataset_writer.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <deque>
 #include <numeric>
 #include <random>
@@ -42,10 +41,14 @@ void check_output(const std::filesystem::path& output) {
   const std::string doing = "writing " + output.string();
   if (output.extension() != ".h5" && output.extension() != ".hdf5")
     refuse(doing, "the output must end in .h5 or .hdf5", "Name it last, after the inputs");
-  const auto folder = output.has_parent_path() ? output.parent_path() : std::filesystem::path(".");
-  if (!std::filesystem::is_directory(folder)) refuse(doing, "there is no folder " + folder.string(), "Make it first");
-  if (::access(folder.c_str(), W_OK) != 0)
-    throw Error(ExitCode::retry, doing, std::strerror(errno), "Check the permissions of " + folder.string());
+}
+
+void check_inputs(const std::vector<std::filesystem::path>& inputs, const std::string& doing) {
+  if (inputs.empty()) refuse(doing, "there is no input");
+  for (const auto& input : inputs)
+    if (std::error_code error; std::filesystem::status(input, error).type() == std::filesystem::file_type::not_found ||
+                               std::filesystem::status(input, error).type() == std::filesystem::file_type::none)
+      throw Error(ExitCode::data, "reading " + input.string(), error.message(), "Check the path");
 }
 
 /// A stretch of the samples in their order, and the file it goes to.
@@ -81,6 +84,12 @@ std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& option
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
   }
   if (options.per_class) {
+    const auto& type = last.type();
+    if (type.kind == 'f' || type.kind == 'c' || last.sample_bytes() != type.size)
+      refuse("keeping some samples of each class",
+             last.shown() + ", the last column, holds " +
+                 (last.sample_bytes() != type.size ? "several numbers per sample" : "fractions") + ", not classes",
+             "Leave --per-class out, or give a last column of one whole number per sample");
     last.load();
     std::unordered_map<std::string, std::int64_t> kept;
     std::erase_if(order, [&](std::int64_t sample) { return kept[last.sample(sample)]++ >= *options.per_class; });
@@ -124,8 +133,10 @@ void write_column(DatasetWriter& writer, const std::string& name, InputColumn& c
 
 }  // namespace
 
-void check_conversion(std::size_t columns, const std::filesystem::path& output, const ConvertOptions& options) {
+void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
+                      const std::filesystem::path& output, const ConvertOptions& options) {
   const std::string doing = "converting to " + output.string();
+  check_inputs(inputs, doing);
   if (columns != options.columns.size())
     refuse(
         doing,
@@ -147,9 +158,12 @@ void check_conversion(std::size_t columns, const std::filesystem::path& output, 
   if (sum > 1 + 1e-9) refuse("splitting", "the shares sum to more than 1");
   check_names(names, "splitting");
   check_output(output);
-  for (const auto& split : divide(0, output, options))
-    if (std::filesystem::is_directory(split.output))
-      refuse("writing " + split.output.string(), "a folder has this name", "Choose another");
+  for (const auto& split : divide(0, output, options)) {
+    require_output(split.output);
+    for (const auto& input : inputs)
+      if (std::error_code none; std::filesystem::equivalent(input, split.output, none))
+        refuse("writing " + split.output.string(), "it is one of the inputs", "Choose another name");
+  }
 }
 
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
@@ -174,6 +188,10 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
       total += static_cast<std::uint64_t>(split.end - split.begin) * column.sample_bytes();
     writers.emplace_back(split.output, !options.compress);
   }
+
+  if (const auto left = static_cast<std::int64_t>(order.size()) - splits.back().end; left > 0)
+    log::warn("the shares sum to less than 1: " + std::to_string(left) + " of the " + std::to_string(order.size()) +
+              " samples go to no file");
 
   std::uint64_t done = 0;
   const std::function<void(std::uint64_t)> wrote = [&](std::uint64_t bytes) {

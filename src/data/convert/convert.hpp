@@ -87,8 +87,9 @@ class InputColumn {
   std::vector<std::byte> values_;
 };
 
-/// Refuses what is wrong with the options before anything is read. `columns`: how many there will be.
-void check_conversion(std::size_t columns, const std::filesystem::path& output, const ConvertOptions& options);
+/// Refuses what is wrong with the files or the options before anything is read. `columns`: how many there will be.
+void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
+                      const std::filesystem::path& output, const ConvertOptions& options);
 /// Writes the columns under the names in the options.
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::filesystem::path& output, const ConvertOptions& options);

@@ -211,8 +211,7 @@ class Table {
 
 std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
-  detail::data::check_conversion(2, output, options);
-  if (inputs.empty()) throw Error(ExitCode::usage, "converting to " + output.string(), "there is no input");
+  detail::data::check_conversion(inputs, 2, output, options);
   Table table(options.header);
   for (const auto& input : inputs) table.read(input);
   return detail::data::convert_columns(table.columns(), output, options);

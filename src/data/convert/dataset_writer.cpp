@@ -23,6 +23,7 @@ std::filesystem::path temporary_name(const std::filesystem::path& output) {
 
 DatasetWriter::DatasetWriter(std::filesystem::path output, bool aligned)
     : output_(std::move(output)), temporary_(temporary_name(output_)) {
+  remove_unfinished(output_, /*none_writes=*/false);
   try {
     file_ = hdf5::create_file(temporary_, aligned ? 4096 : 1);
   } catch (...) {

@@ -41,7 +41,7 @@ InputColumn read_idx(const std::filesystem::path& path) {
 
 std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
-  detail::data::check_conversion(inputs.size(), output, options);
+  detail::data::check_conversion(inputs, inputs.size(), output, options);
   std::vector<InputColumn> columns;
   for (const auto& input : inputs) columns.push_back(read_idx(input));
   return detail::data::convert_columns(std::move(columns), output, options);
