@@ -1,6 +1,7 @@
 // muster checkpoint: the checkpoints of a run, and whether they are whole.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
+#include "text.hpp"
 
 #include <muster/checkpoint.hpp>
 #include <muster/error.hpp>
@@ -23,7 +24,7 @@ void print(const std::vector<CheckpointInfo>& checkpoints, bool json) {
   if (json) {
     Json rows = Json::array();
     for (const auto& info : checkpoints) rows.push_back(to_json(info));
-    std::cout << rows.dump(2) << "\n";
+    print_json(rows);
   } else if (checkpoints.empty()) {
     std::cout << "no checkpoints\n";
   } else {
@@ -32,14 +33,14 @@ void print(const std::vector<CheckpointInfo>& checkpoints, bool json) {
 }
 
 void require_folder(const std::filesystem::path& path) {
-  if (!std::filesystem::is_directory(path))
+  if (!is_folder(path))
     throw Error(ExitCode::data, "opening " + path.string(), "there is no such folder",
                 "Name a run's folder, as in runs/demo");
 }
 
 void list(const CheckpointArguments& arguments) {
   require_folder(arguments.path);
-  print(list_checkpoints(arguments.path), arguments.json);
+  print(checkpoints_of(arguments.path), arguments.json);
 }
 
 void verify(const CheckpointArguments& arguments) {
@@ -48,7 +49,7 @@ void verify(const CheckpointArguments& arguments) {
   if (is_checkpoint(arguments.path)) {
     verified.push_back(verify_checkpoint(arguments.path));
   } else {
-    for (const auto& info : list_checkpoints(arguments.path)) verified.push_back(verify_checkpoint(info.path));
+    for (const auto& info : checkpoints_of(arguments.path)) verified.push_back(verify_checkpoint(info.path));
   }
   const std::string doing = "verifying " + arguments.path.string();
   if (verified.empty())

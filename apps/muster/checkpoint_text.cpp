@@ -3,6 +3,8 @@
 #include "text.hpp"
 
 #include <algorithm>
+#include <iostream>
+#include <string_view>
 
 namespace muster::tool {
 namespace {
@@ -10,6 +12,14 @@ namespace {
 /// The folder's own name, also where the path ends with a slash.
 std::string name_of(const std::filesystem::path& folder) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+}
+
+/// checkpoint_000000 and so on.
+bool is_numbered(const std::filesystem::path& path) {
+  constexpr std::string_view prefix = "checkpoint_";
+  const auto name = name_of(path);
+  return name.starts_with(prefix) && name.size() >= prefix.size() + 6 &&
+         name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
 }
 
 const char* status_text(CheckpointStatus status) {
@@ -57,17 +67,52 @@ Json to_json(const CheckpointInfo& info) {
       {"problem", info.problem}};
 }
 
+bool is_folder(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::none)
+    throw Error(ExitCode::data, "opening " + path.string(), error.message(), "Check the path and the permissions");
+  return std::filesystem::is_directory(status);
+}
+
 bool is_checkpoint(const std::filesystem::path& folder) {
   // Also by its name: a damaged one may have lost its files.
-  return std::filesystem::exists(folder / "manifest.json") || name_of(folder).starts_with("checkpoint_");
+  std::error_code ignored;
+  return std::filesystem::exists(folder / "manifest.json", ignored) || name_of(folder).starts_with("checkpoint_");
 }
 
 bool is_run(const std::filesystem::path& folder) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const auto name = at->path().filename().string();
     if (name == "params.json" || name == "result.json" || name.starts_with("checkpoint_")) return true;
   }
+  if (error) throw Error(ExitCode::data, "opening " + folder.string(), error.message(), "Check the permissions");
   return false;
+}
+
+std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run) {
+  std::error_code ignored;  // list_checkpoints() says it
+  for (std::filesystem::directory_iterator at(run, ignored), end; !ignored && at != end; at.increment(ignored))
+    if (std::error_code none; is_numbered(at->path()) && at->is_symlink(none))
+      std::cerr << "muster: warning: " << printable(at->path().string())
+                << " is a symbolic link and left out, as it is when the run goes on\n";
+  return list_checkpoints(run);
+}
+
+void require_outside_records(const std::filesystem::path& output) {
+  std::error_code ignored;  // of a folder that is not there
+  const auto whole = std::filesystem::absolute(output, ignored);
+  auto folder = std::filesystem::weakly_canonical(whole.parent_path(), ignored);
+  for (; folder.has_relative_path(); folder = folder.parent_path()) {
+    const auto has = [&](const char* name) { return std::filesystem::exists(folder / name, ignored); };
+    const bool checkpoint = is_numbered(folder) || (has("manifest.json") && has("state.h5"));
+    if (checkpoint || (has("params.json") && has("logs")))
+      throw Error(ExitCode::usage, "writing " + output.string(),
+                  "it lies in the " + std::string(checkpoint ? "checkpoint " : "run ") + folder.string() +
+                      ", which is a record",
+                  "Choose a path outside of it");
+  }
 }
 
 }  // namespace muster::tool

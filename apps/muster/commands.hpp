@@ -3,7 +3,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstdint>
+#include <limits>
+
 namespace muster::tool {
+
+/// What an option takes: a whole number in these bounds.
+CLI::Validator whole_number(std::uint64_t least, std::uint64_t most = std::numeric_limits<std::int64_t>::max());
 
 void add_run(CLI::App& app);
 void add_convert(CLI::App& app);

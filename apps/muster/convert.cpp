@@ -1,4 +1,5 @@
 // muster convert: files as downloaded become datasets.
+#include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
 #include "interrupt.hpp"
@@ -11,7 +12,7 @@
 #include <charconv>
 #include <iostream>
 #include <memory>
-#include <sstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,17 +25,20 @@ using Converter = std::vector<std::filesystem::path> (*)(const std::vector<std::
 /// The command line of one conversion.
 struct ConvertArguments {
   std::vector<std::filesystem::path> files;  ///< inputs, and the output last
-  std::string columns;
+  std::optional<std::string> columns;
   std::vector<std::string> split;
   std::string header;
   ConvertOptions options;
   bool json = false;
 };
 
+/// "a,b," is a, b and an empty name, which the conversion refuses.
 std::vector<std::string> separated(const std::string& text) {
   std::vector<std::string> names;
-  std::istringstream stream(text);
-  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+  for (std::size_t begin = 0, end = 0; end != text.npos; begin = end + 1) {
+    end = text.find(',', begin);
+    names.push_back(text.substr(begin, end == text.npos ? end : end - begin));
+  }
   return names;
 }
 
@@ -51,13 +55,15 @@ std::pair<std::string, double> part_of(const std::string& text) {
 
 void convert(Converter converter, ConvertArguments& arguments) {
   auto& options = arguments.options;
-  if (!arguments.columns.empty()) options.columns = separated(arguments.columns);
+  if (arguments.columns) options.columns = separated(*arguments.columns);
   for (const auto& text : arguments.split) options.split.push_back(part_of(text));
   if (!arguments.header.empty()) options.header = arguments.header == "yes";
   if (arguments.files.size() < 2)
     throw Error(ExitCode::usage, "converting", "inputs and an output are wanted", "Name the output last, as OUT.h5");
   const auto output = arguments.files.back();
   const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
+  if (!arguments.columns && inputs.size() == 1 && converter != convert_csv) options.columns = {"x"};
+  require_outside_records(output);
 
   const InterruptGuard interrupt;
   std::vector<std::filesystem::path> written;
@@ -73,7 +79,7 @@ void convert(Converter converter, ConvertArguments& arguments) {
   Json files = Json::array();
   for (const auto& path : written) files.push_back(describe_dataset(path.string()));
   if (arguments.json) {
-    std::cout << Json{{"files", files}}.dump(2) << "\n";
+    print_json({{"files", files}});
     return;
   }
   for (const auto& file : files) std::cout << (&file == &files.front() ? "" : "\n") << "wrote " << dataset_text(file);
@@ -86,15 +92,21 @@ void add_format(CLI::App& parent, const std::string& name, const std::string& de
   auto& options = arguments->options;
   command->add_option("files", arguments->files, "Inputs, and last the file to make (replaced if it\nexists)")
       ->option_text("IN... OUT.h5");
-  command->add_option("--columns", arguments->columns, "Names of the columns; x,y unless given")
+  command->add_option("--columns", arguments->columns, "Names of the columns; x,y (of a single input x) unless\ngiven")
       ->option_text("NAME,NAME");
   command->add_option("--chunk", options.chunk, "Samples per chunk; contiguous, which reads fastest,\nunless given")
+      ->transform(whole_number(1))
       ->option_text("N");
-  command->add_option("--compress", options.compress, "Deflate, from 1 (fast) to 9 (small)")->option_text("LEVEL");
+  command->add_option("--compress", options.compress, "Deflate, from 1 (fast) to 9 (small)")
+      ->transform(whole_number(1, 9))
+      ->option_text("LEVEL");
   command->add_option("--split", arguments->split, "Divide the samples, in their order, among\nOUT.NAME.h5")
       ->option_text("NAME=SHARE...");
-  command->add_option("--shuffle", options.shuffle, "Put the samples into a random order first")->option_text("SEED");
+  command->add_option("--shuffle", options.shuffle, "Put the samples into a random order first")
+      ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->option_text("SEED");
   command->add_option("--per-class", options.per_class, "Keep the first N samples of each value of the last\ncolumn")
+      ->transform(whole_number(1))
       ->option_text("N");
   if (converter == convert_csv)
     command

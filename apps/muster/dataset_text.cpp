@@ -29,7 +29,7 @@ std::string chunk_text(const Json& column) {
 }  // namespace
 
 std::string dataset_text(const Json& dataset) {
-  std::string text = dataset.at("path").get<std::string>() + ": ";
+  std::string text = printable(dataset.at("path").get<std::string>()) + ": ";
   if (const auto& samples = dataset.at("samples"); !samples.is_null())
     text += samples.dump() + (samples == 1 ? " sample, " : " samples, ");
   text += bytes_text(dataset.at("bytes")) + "\n";

@@ -25,7 +25,7 @@ struct ExportArguments {
 };
 
 Checkpoint open_checkpoint(const std::filesystem::path& path) {
-  if (std::filesystem::is_directory(path) && !is_checkpoint(path))
+  if (is_folder(path) && !is_checkpoint(path))
     for (auto checkpoints = list_checkpoints(path); !checkpoints.empty(); checkpoints.pop_back())
       if (const auto& newest = checkpoints.back(); newest.problem.empty())
         throw Error(ExitCode::usage, "exporting " + path.string(), "it is a run, not one of its checkpoints",
@@ -51,7 +51,16 @@ StateDict take_entry(const StateDict& state, std::string& entry, const std::file
   return part;
 }
 
+void check_output(const ExportArguments& arguments) {
+  require_outside_records(arguments.out);
+  std::error_code ignored;  // the writer says it
+  if (!arguments.force && std::filesystem::is_regular_file(std::filesystem::symlink_status(arguments.out, ignored)))
+    throw Error(ExitCode::usage, "writing " + arguments.out.string(), "it is there already",
+                "Choose another name, or replace it with --force");
+}
+
 void export_weights(ExportArguments& arguments) {
+  check_output(arguments);
   const auto state = take_entry(open_checkpoint(arguments.checkpoint).to_dict(), arguments.entry, arguments.checkpoint);
   const InterruptGuard interrupt;
   {
@@ -64,16 +73,14 @@ void export_weights(ExportArguments& arguments) {
   }
   const auto bytes = std::filesystem::file_size(arguments.out);
   if (arguments.json)
-    std::cout << Json{{"path", arguments.out.string()},
-                      {"format", arguments.format},
-                      {"entry", arguments.entry},
-                      {"tensors", state.tensors.size()},
-                      {"bytes", bytes}}
-                     .dump(2)
-              << "\n";
+    print_json({{"path", arguments.out.string()},
+                {"format", arguments.format},
+                {"entry", arguments.entry},
+                {"tensors", state.tensors.size()},
+                {"bytes", bytes}});
   else
-    std::cout << "wrote " << arguments.out.string() << ": the " << state.tensors.size() << " tensors of "
-              << arguments.entry << ", " << bytes_text(bytes) << "\n";
+    std::cout << "wrote " << printable(arguments.out.string()) << ": the " << state.tensors.size() << " tensors of "
+              << printable(arguments.entry) << ", " << bytes_text(bytes) << "\n";
 }
 
 }  // namespace

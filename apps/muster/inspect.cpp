@@ -8,6 +8,8 @@
 #include <muster/convert.hpp>
 #include <muster/error.hpp>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -21,16 +23,32 @@ namespace {
 /// Leaves out what is nested so deeply that printing it would end the program.
 bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
 
+/// Without content if there is no such file; an Error (ExitCode::data) if it cannot be read.
+std::ifstream open(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) return {};
+  std::ifstream file;
+  if (std::filesystem::is_regular_file(status)) file.open(path);
+  if (!file.is_open())
+    throw Error(ExitCode::data, "reading " + path.string(),
+                error                                      ? error.message()
+                : std::filesystem::is_regular_file(status) ? std::strerror(errno)
+                                                           : "it is no regular file",
+                "Check the path and the permissions");
+  return file;
+}
+
 /// The JSON in a file; null if there is none or it is not JSON.
 Json read_json(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  auto value = file ? Json::parse(file, shallow, false) : Json();
+  auto file = open(path);
+  auto value = file.is_open() ? Json::parse(file, shallow, false) : Json();
   return value.is_discarded() ? Json() : value;
 }
 
 /// The last line that is whole: a run that was killed may have left half a one.
 Json last_report(const std::filesystem::path& path) {
-  std::ifstream file(path);
+  auto file = open(path);
   Json last;
   for (std::string line; std::getline(file, line);)
     if (auto report = Json::parse(line, shallow, false); report.is_object()) last = std::move(report);
@@ -41,7 +59,7 @@ void inspect_dataset(const std::string& path, bool json) {
   auto dataset = describe_dataset(path);
   if (json) {
     dataset["kind"] = "dataset";
-    std::cout << dataset.dump(2) << "\n";
+    print_json(dataset);
     return;
   }
   std::cout << dataset_text(dataset);
@@ -86,38 +104,37 @@ void inspect_checkpoint(const std::filesystem::path& path, bool json) {
     auto checkpoint = to_json(info);
     checkpoint["kind"] = "checkpoint";
     checkpoint["tensors"] = tensors;
-    std::cout << checkpoint.dump(2) << "\n";
-    return;
+    print_json(checkpoint);
+  } else {
+    std::cout << printable(path.string()) << ": a checkpoint\n" << checkpoints_text({info});
+    if (!info.metrics.empty()) std::cout << "\nmetrics\n" << to_text(flattened(info.metrics));
+    if (!tensors.empty()) std::cout << "\n" << tensors_text(tensors);
   }
-  std::cout << path.string() << ": a checkpoint\n" << checkpoints_text({info});
-  if (!info.metrics.empty()) std::cout << "\nmetrics\n" << to_text(flattened(info.metrics));
-  if (!tensors.empty()) std::cout << "\n" << tensors_text(tensors);
+  if (!info.problem.empty())
+    throw Error(info.code, "inspecting " + path.string(),
+                info.code == ExitCode::retry ? "it cannot be read" : "it is damaged",
+                "`muster checkpoint verify` says which checkpoints of a run are whole");
 }
 
 void inspect_run(const std::filesystem::path& path, bool json) {
   const auto params = read_json(path / "params.json");
   const auto report = last_report(path / "result.json");
-  const auto checkpoints = list_checkpoints(path);
+  const auto checkpoints = checkpoints_of(path);
   if (json) {
     Json rows = Json::array();
     for (const auto& info : checkpoints) rows.push_back(to_json(info));
-    std::cout << Json{{"kind", "run"},
-                      {"path", path.string()},
-                      {"params", params},
-                      {"last_report", report},
-                      {"checkpoints", rows}}
-                     .dump(2)
-              << "\n";
+    print_json(
+        {{"kind", "run"}, {"path", path.string()}, {"params", params}, {"last_report", report}, {"checkpoints", rows}});
     return;
   }
-  std::cout << path.string() << ": a run\n";
+  std::cout << printable(path.string()) << ": a run\n";
   if (!params.is_null()) std::cout << "\nparams.json\n" << to_text(flattened(params));
   std::cout << "\nlast report\n" << (report.is_null() ? "none yet\n" : to_text(flattened(report)));
   std::cout << "\ncheckpoints\n" << (checkpoints.empty() ? "none yet\n" : checkpoints_text(checkpoints));
 }
 
 void inspect(const std::string& path, bool json) {
-  if (!std::filesystem::is_directory(path)) return inspect_dataset(path, json);
+  if (!is_folder(path)) return inspect_dataset(path, json);
   const std::filesystem::path folder(path);
   if (is_checkpoint(folder)) return inspect_checkpoint(folder, json);
   if (is_run(folder)) return inspect_run(folder, json);

@@ -1,11 +1,14 @@
 // muster: the command line tool. Results on stdout, everything else on stderr.
 #include "commands.hpp"
 #include "interrupt.hpp"
+#include "text.hpp"
 
 #include <muster/error.hpp>
 #include <muster/version.hpp>
 
+#include <charconv>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -28,7 +31,7 @@ class Help : public CLI::Formatter {
 };
 
 int fail(ExitCode code, const std::string& text) {
-  std::cerr << "muster: " << text << std::endl;
+  std::cerr << "muster: " << printable(text) << std::endl;
   return static_cast<int>(code);
 }
 
@@ -57,9 +60,9 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& ended) {  // what went wrong has been said
     return ended.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     if (const auto words = app.remaining(); !words.empty() && app.get_subcommands().empty())
       return fail(ExitCode::usage, "there is no command \"" + words.front() + "\". `muster --help` lists them");
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     return fail(ExitCode::usage, std::string(error.what()) + ". `" + named_command(app) + " --help` lists the options");
   }
   if (!std::cout.flush()) return fail(ExitCode::retry, "writing the result: standard output does not take it");
@@ -67,6 +70,19 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
+
+CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
+  const auto check = [=](std::string& text) -> std::string {
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
+      return "\"" + text + "\" is no whole number from " + std::to_string(least) + " to " + std::to_string(most);
+    text = std::to_string(value);  // CLI11 takes 010 for 8
+    return {};
+  };
+  return {check, ""};
+}
+
 }  // namespace muster::tool
 
 int main(int argc, char** argv) {
@@ -77,6 +93,8 @@ int main(int argc, char** argv) {
     return interrupted.exit_code;
   } catch (const muster::Error& error) {
     return muster::tool::fail(error.code(), error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return muster::tool::fail(muster::ExitCode::data, error.path1().string() + ": " + error.code().message());
   } catch (const std::exception& error) {
     return muster::tool::fail(muster::ExitCode::user_error, error.what());
   }

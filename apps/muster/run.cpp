@@ -25,7 +25,7 @@ void add_run(CLI::App& app) {
       ->option_text("M");
   const auto grace = std::make_shared<int>(static_cast<int>(options->grace.count()));
   command->add_option("--grace", *grace, "Seconds to save and stop in, before the end [60]")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0, std::numeric_limits<int>::max()))
       ->option_text("S");
   command->add_option("command", options->command, "The program and its arguments")
       ->required()

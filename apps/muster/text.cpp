@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iostream>
 #include <sstream>
 
 namespace muster::tool {
@@ -44,12 +45,39 @@ void flatten(const nlohmann::json& value, const std::string& path, Table& table)
     for (const auto& [key, entry] : value.items()) flatten(entry, path.empty() ? key : path + "." + key, table);
     return;
   }
-  table.rows.push_back({path, value.is_string() ? value.get<std::string>() : value.dump()});
+  table.rows.push_back({path, value.is_string()
+                                  ? value.get<std::string>()
+                                  : value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)});
 }
 
 }  // namespace
 
-std::string to_text(const Table& table, bool with_headings) {
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool wide = byte == 0xC2 && next >= 0x80 && next < 0xA0;  // U+0080 to U+009F in UTF-8
+    std::array<char, 8> escaped{};
+    if (wide || byte < 0x20 || byte == 0x7f) {
+      std::snprintf(escaped.data(), escaped.size(), wide ? "\\u%04x" : "\\x%02x", wide ? next : byte);
+      shown += escaped.data();
+      i += wide ? 1 : 0;
+    } else {
+      shown += text[i];
+    }
+  }
+  return shown;
+}
+
+void print_json(const nlohmann::json& value) {
+  std::cout << value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+}
+
+std::string to_text(const Table& given, bool with_headings) {
+  auto table = given;
+  for (auto& row : table.rows)
+    for (auto& cell : row) cell = printable(cell);
   const auto last = table.headings.size() - 1;
   std::vector<std::size_t> widths;
   for (std::size_t column = 0; column <= last; ++column) {
@@ -83,7 +111,8 @@ std::string to_text(const Table& table, bool with_headings) {
 
 std::string bullet(const std::string& text) {
   std::string result;
-  for (const auto& line : wrapped(text, line_width - 2)) result += (result.empty() ? "- " : "  ") + line + "\n";
+  for (const auto& line : wrapped(printable(text), line_width - 2))
+    result += (result.empty() ? "- " : "  ") + line + "\n";
   return result;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace muster::tool {
@@ -19,6 +20,11 @@ struct Table {
   std::vector<Heading> headings;
   std::vector<std::vector<std::string>> rows;
 };
+
+/// `text` with control characters as "\x1b": names out of files and of the command line, for a terminal.
+std::string printable(std::string_view text);
+/// To stdout; bytes that are no UTF-8 are replaced.
+void print_json(const nlohmann::json& value);
 
 /// Each line of it ends with a newline and has no spaces before that. The headings are left out where a part of the
 /// table was printed before.

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -119,12 +120,12 @@ void add(CLI::App& parent, const Benchmark& benchmark) {
   auto* command = parent.add_subcommand(benchmark.name, benchmark.description);
   const auto options = std::make_shared<Options>();
   auto* ranks = command->add_option("-n,--ranks", options->ranks, "Ranks; 2 unless given")
-                    ->check(CLI::PositiveNumber)
+                    ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
                     ->option_text("N");
   command->add_flag("--json", options->json, "Print the rows as JSON");
   command->add_flag("--with-peers", options->with_peers, "Also run the peers that are programs of their own");
   command->add_option("--rounds", options->rounds, "Rounds of each case; as many as fit a minute unless given")
-      ->check(CLI::PositiveNumber)
+      ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
       ->option_text("R");
   command->add_option("--case", options->cases, "Only these cases")->option_text("NAME...");
   command->add_flag("--for-starter", options->for_starter)->group("");
