@@ -1,0 +1,98 @@
+"""What the tests of the command line share: files to name, a command that is run, and what may not come of it."""
+import hashlib
+import os
+import pathlib
+import re
+import struct
+import subprocess
+
+LIMIT = 60  # seconds; no command that is tried takes as long
+LONG = "x" * 300  # longer than any name of a file may be
+# What belongs to libraries, and not into the text for a user.
+RAW = re.compile(r"json\.exception|filesystem error|terminate called|std::|\.tmp\.|oneMKL|\d{30}|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class Ended:
+    """How a command has ended: `code` (None if it did not end), and what it said."""
+
+    def __init__(self, command, environment=None, before_start=None):
+        self.command = command
+        try:
+            ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env={**os.environ, **(environment or {})}, timeout=LIMIT, preexec_fn=before_start)
+        except subprocess.TimeoutExpired:
+            self.code, self.out, self.said = None, "", ""
+            return
+        self.code = ended.returncode
+        self.out, self.said = (text.decode(errors="replace") for text in (ended.stdout, ended.stderr))
+
+    def problems(self):
+        """What no command may do, whatever it was asked for."""
+        if self.code is None:
+            return ["it does not end"]
+        found = []
+        if self.code < 0 or self.code > 127:
+            found.append(f"it ended by a signal ({self.code})")
+        if raw := RAW.search(self.said) or RAW.search(self.out):
+            found.append(f"it says {raw.group()!r}")
+        errors = [line for line in self.said.splitlines() if line.startswith("muster: ") and " warning: " not in line]
+        if os.path.basename(self.command[0]) != "muster":
+            errors = [line for line in errors if line.startswith("muster: error: ")]
+        if len(errors) != (self.code != 0):
+            found.append("it does not say once, in one line, what is wrong")
+        return found
+
+    def __str__(self):
+        return f"{' '.join(map(repr, self.command))} ended with {self.code}\n{self.out}{self.said}"
+
+
+def snapshot(folder):
+    """What lies in a folder: kinds, links and contents; logs and locks are written by whoever looks."""
+    found = {}
+    for path in sorted(pathlib.Path(folder).rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.name == ".lock" or path.parent.name == "logs":
+            continue
+        if path.is_symlink():
+            found[name] = "link to " + os.readlink(path)
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = oct(path.lstat().st_mode)
+    return found
+
+
+def npy(path, values):
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % len(values)
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+    pathlib.Path(path).write_bytes(data + struct.pack("<%df" % len(values), *values))
+
+
+def make_files(muster, linear):
+    """In the working directory: good and bad files, a run called runs/own, and one of which a checkpoint is damaged.
+    The newest checkpoint of the first is what comes back."""
+    write = lambda name, text: pathlib.Path(name).write_text(text)
+    write("a.csv", "1,2\n3,4\n5,6\n7,8\n9,0\n")
+    write("fractions.csv", "1,2.5\n3,4.5\n")
+    npy("a.npy", [1, 2, 3, 4, 5])
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.h5")
+    os.symlink("loop", "loop")
+    os.symlink("a.csv", "link.h5")
+    os.mkdir("folder")
+    os.mkdir("pipes")
+    os.mkfifo("pipes/params.json")
+    for name, text in {"good": '{"lr": 0.2}  // as in the paper', "twice": '{"lr": 0.1, "lr": 0.2}',
+                       "broken": '{"lr": ', "null": '{"epochs": null}', "unknown": '{"learning": 1}'}.items():
+        write(name + ".json", text)
+    for command in ([muster, "convert", "csv", "a.csv", "a.h5"],
+                    [linear, "--set", "epochs=2", "--name", "own", "--progress", "none"]):
+        ended = Ended(command)
+        if ended.code != 0:
+            raise SystemExit(str(ended))
+    checkpoint = "runs/own/" + max(name for name in os.listdir("runs/own") if name.startswith("checkpoint_"))
+    os.makedirs("damaged/checkpoint_000000")
+    write("damaged/checkpoint_000000/manifest.json", "{")
+    os.symlink("../" + checkpoint, "damaged/checkpoint_000001")
+    return checkpoint
