@@ -107,7 +107,7 @@ void require_outside_records(const std::filesystem::path& output) {
   for (; folder.has_relative_path(); folder = folder.parent_path()) {
     const auto has = [&](const char* name) { return std::filesystem::exists(folder / name, ignored); };
     const bool checkpoint = is_numbered(folder) || (has("manifest.json") && has("state.h5"));
-    if (checkpoint || (has("params.json") && has("logs")))
+    if (checkpoint || (has("params.json") && has("logs") && has(".lock")))
       throw Error(ExitCode::usage, "writing " + output.string(),
                   "it lies in the " + std::string(checkpoint ? "checkpoint " : "run ") + folder.string() +
                       ", which is a record",
