@@ -154,11 +154,12 @@ CLI::Validator duration() {
 std::string fact_of(const CLI::App& app, const CLI::ParseError& error) {
   std::string fact = error.what();
   std::replace(fact.begin(), fact.end(), '\n', ' ');
-  for (auto* option : app.get_options()) {
-    const auto on_the_command_line = std::ranges::find(app.parse_order(), option) != app.parse_order().end();
-    const auto at = fact.find(option->get_name());
-    if (has_variable(*option) && !on_the_command_line && !variable(*option).empty() && at != std::string::npos)
-      return fact.replace(at, option->get_name().size(), option->get_envname());
+  for (const auto* option : app.get_options()) {
+    const auto& name = option->get_name();
+    const bool is_meant = fact.starts_with(name + ": ") || fact.starts_with("Could not convert: " + name + " = ");
+    const bool is_given = std::ranges::find(app.parse_order(), option) != app.parse_order().end();
+    if (is_meant && !is_given && has_variable(*option) && !variable(*option).empty())
+      return fact.replace(fact.find(name), name.size(), option->get_envname());
   }
   return fact;
 }
