@@ -21,9 +21,10 @@ constexpr std::string_view erase_line = "\033[K";  // of a progress line that ma
 constexpr std::array<std::string_view, 4> of_their_end{"Primary job ", " noticed that process rank ",
                                                        " detected that one ", "MPI_ABORT was invoked"};
 constexpr std::string_view unable = " was unable to ";
-constexpr std::array<std::string_view, 6> of_trouble{
-    "There are not enough slots",   "ORTE has lost", "ORTE does not know", "A daemon", "An ORTE daemon",
-    "All nodes which are allocated"};
+constexpr std::string_view of_execution = "Open MPI tried to fork a new process via the \"execve\"";
+constexpr std::array<std::string_view, 7> of_trouble{
+    "There are not enough slots",    "ORTE has lost", "ORTE does not know", "A daemon", "An ORTE daemon",
+    "All nodes which are allocated", of_execution};
 /// Lines of their own.
 constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
 constexpr std::array<std::string_view, 2> of_preemption{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
@@ -219,6 +220,18 @@ void LauncherOutput::keep_block() {
     if (const auto node = block_.find(" on node ", remote); node != std::string::npos)
       words_.host = block_.substr(node + 9, block_.find('\n', node) - node - 9);
   if (!words_.launcher.empty()) return;
+  if (block_.starts_with(of_execution)) {
+    const auto value_of = [&](std::string_view name) {
+      const auto at = block_.find(name);
+      if (at == std::string::npos) return std::string();
+      const auto begin = block_.find_first_not_of(' ', at + name.size());
+      return block_.substr(begin, block_.find('\n', begin) - begin);
+    };
+    words_.no_program = true;
+    words_.launcher = "starting " + value_of("Application name:") + ": " + value_of("Error:");
+    words_.launcher.erase(words_.launcher.find_last_not_of(" .") + 1);
+    return;
+  }
   if (unreachable_ && !words_.host) {
     words_.host = unreachable_->host;
     words_.launcher = unreachable_->said;

@@ -28,6 +28,7 @@ struct Words {
   std::optional<int> failed_rank = {};   ///< the first one that ended with a code other than 0
   std::string launcher = {};             ///< why the launcher could not start the ranks, or lost them
   std::optional<std::string> host = {};  ///< that it has lost or could not reach
+  bool no_program = false;               ///< the system cannot execute the program, at any start
 };
 
 class LauncherOutput {

@@ -7,8 +7,8 @@
 
 namespace muster::detail::supervise {
 
-/// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may have
-/// blocked them. A SIGHUP that was ignored before (nohup) stays so. One at a time.
+/// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may
+/// have blocked them. A SIGHUP that was ignored before (nohup) stays so. One at a time.
 class Signals {
  public:
   Signals();

@@ -180,7 +180,8 @@ class Supervision {
     check(options, demand_.ranks, environment);
     demand_.min_workers = options.min_workers.value_or(demand_.ranks);
     introduction_ = introduce(options, demand_.ranks);
-    if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() && find_program("rsh").empty())
+    if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&
+        find_program("rsh").empty())
       throw Error(ExitCode::missing_package, "starting the ranks on " + options.hosts, "there is no ssh in PATH",
                   "Install it (Debian: openssh-client), or name another program in OMPI_MCA_plm_rsh_agent");
     if (has_input())
@@ -351,13 +352,13 @@ class Supervision {
   Introduction introduction_;
   Signals signals_;
   OwnFolders folders_;
-  train::Failures failures_;     ///< of this muster run
-  train::Failures preemptions_;  ///< counted apart
-  Hosts lost_hosts_;             ///< the next start does without them
-  bool waits_for_ranks_ = false; ///< the saved state takes all that are wanted
-  std::string cause_to_keep_;    ///< in the run's error.txt
-  fs::file_time_type started_;   ///< an error.txt that is older is not of this start
-  fs::path run_;                 ///< the folder of the run, once a rank has told it
+  train::Failures failures_;      ///< of this muster run
+  train::Failures preemptions_;   ///< counted apart
+  Hosts lost_hosts_;              ///< the next start does without them
+  bool waits_for_ranks_ = false;  ///< the saved state takes all that are wanted
+  std::string cause_to_keep_;     ///< in the run's error.txt
+  fs::file_time_type started_;    ///< an error.txt that is older is not of this start
+  fs::path run_;                  ///< the folder of the run, once a rank has told it
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ bool lost_a_rank(const End& end) {
 }  // namespace
 
 int code_of(const End& end) {
+  if (end.words.no_program) return static_cast<int>(ExitCode::usage);
   const bool no_ranks = end.code != 0 && !end.words.launcher.empty();
   const bool broken_off = lost_a_rank(end) || end.grace_over || no_ranks;
   if (!broken_off) return end.code;

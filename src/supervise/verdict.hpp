@@ -44,8 +44,8 @@ int code_of(const End& end);
 /// state takes another number of ranks, and the job may have so many, that number is started at once.
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished);
 
-/// Whether that failure is none of the program's: a host could not be reached and there are enough others, or ranks that
-/// had begun their run have lost their node, or were ended by SIGTERM or by the scheduler's word.
+/// Whether that failure is none of the program's: a host could not be reached and there are enough others, or ranks
+/// that had begun their run have lost their node, or were ended by SIGTERM or by the scheduler's word.
 bool is_preemption(const End& end);
 
 /// Whether that is a failure, which is counted: no stop, however it was asked for, and nothing that trying again does

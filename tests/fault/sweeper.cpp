@@ -61,14 +61,13 @@ int main(int argc, char** argv) {
   launch.app().add_flag("--then-fails", then_fails, "A run follows, which fails");
   return launch.run([&] {
     const auto sweep = *launch.flags().storage / *launch.flags().name;
-    muster::TorchTrainer trainer(
-        launch,
-        [&](muster::Session& session, const muster::Config& config) {
-          if (kill_always && config.at("number") == 1) ::raise(SIGKILL);
-          train(session, config, sweep, kill);
-        },
-        {.train_loop_config = {{"number", 0}, {"epochs", 3}},
-         .run_config = {.failure_config = {.max_failures = retries}}});
+    muster::TorchTrainer trainer(launch,
+                                 [&](muster::Session& session, const muster::Config& config) {
+                                   if (kill_always && config.at("number") == 1) ::raise(SIGKILL);
+                                   train(session, config, sweep, kill);
+                                 },
+                                 {.train_loop_config = {{"number", 0}, {"epochs", 3}},
+                                  .run_config = {.failure_config = {.max_failures = retries}}});
     auto result = muster::Sweep(launch, trainer.as_trainable(),
                                 {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = metric})
                       .fit();

@@ -149,10 +149,11 @@ TEST(LauncherOutput, KeepsWhyThereAreNoRanks) {
 }
 
 TEST(LauncherOutput, NamesTheHostThatCannotBeReached) {
-  const std::string unable = dashes +
-                             "\nORTE was unable to reliably start one or more daemons.\nThis usually is caused by:\n\n* not "
-                             "finding the required libraries and/or binaries on\n  one or more nodes.\n" +
-                             dashes + "\n";
+  const std::string unable =
+      dashes +
+      "\nORTE was unable to reliably start one or more daemons.\nThis usually is caused by:\n\n* not "
+      "finding the required libraries and/or binaries on\n  one or more nodes.\n" +
+      dashes + "\n";
   for (const std::string said : {"ssh: connect to host n2.cluster port 22: No route to host",
                                  "ssh: Could not resolve hostname n2.cluster: Name or service not known"}) {
     LauncherOutput output;
