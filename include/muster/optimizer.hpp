@@ -28,9 +28,9 @@
 // every 4 KB): a change of a few elements may not be seen.
 //
 // Parameters, the optimizer's state, options and groups may be read and changed at any time outside of step() and
-// backward() (in place, through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. It
-// takes values and puts parameters back into memory of muster's: what set_data() gave is a copy then, so parameters
-// that are to be views of one buffer need Fuse::never, and what .data() gave before a step is overwritten by it. If a
+// backward() (in place, through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. A
+// fused step takes their values and moves them back into memory of its own. So parameters that are to stay views of one
+// buffer need Fuse::never, and a step overwrites tensors that .data() gave before it, also after a set_data(). If a
 // fused optimizer finds in its step that the ranks have written different values, or have different options, that is an
 // Error too, and nothing is written: an optimizer that is not prepared and steps with this rank's own gradients ends
 // so, and sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not look.
