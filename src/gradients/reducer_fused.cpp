@@ -1,5 +1,5 @@
-// The reducer's part that leaves gradients to a fused optimizer: backward() marks this rank's own gradients, and the step,
-// or whoever else wants the averages, gives them to the exchange.
+// The reducer's part that leaves gradients to a fused optimizer: backward() marks this rank's own gradients, and the
+// step, or whoever else wants the averages, gives them to the exchange.
 #include "gradients/reducer_parameter.hpp"
 #include "muster/error.hpp"
 

@@ -33,9 +33,10 @@ inline constexpr const char* full_workers = "MUSTER_FULL_WORKERS";
 
 /// What is told, followed by a space and a text without line breaks.
 inline constexpr std::string_view telling = "\x1emuster ";
-inline constexpr std::string_view telling_run = "run";          ///< the folder of the run that begins
-inline constexpr std::string_view telling_least = "least";      ///< the workers that are enough
-inline constexpr std::string_view telling_needed = "needed";    ///< the ranks that the saved state takes, no fewer and no more
+inline constexpr std::string_view telling_run = "run";      ///< the folder of the run that begins
+inline constexpr std::string_view telling_least = "least";  ///< the workers that are enough
+inline constexpr std::string_view telling_needed =
+    "needed";  ///< the ranks that the saved state takes, no fewer and no more
 inline constexpr std::string_view telling_stopped = "stopped";  ///< on request, and there was no state to save
 inline constexpr std::string_view telling_ended = "ended";      ///< the exit code: every rank is through its work
 

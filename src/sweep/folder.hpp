@@ -31,8 +31,8 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
 
 /// What became of a trial in starts that a lost rank has ended. Kept in trial.json.
 struct Losses {
-  int count = 0;     ///< starts in a row that were lost while it ran, and left no newer checkpoint of it
-  int newest = -1;   ///< index of its newest checkpoint when it began to run; -1: none
+  int count = 0;       ///< starts in a row that were lost while it ran, and left no newer checkpoint of it
+  int newest = -1;     ///< index of its newest checkpoint when it began to run; -1: none
   bool alone = false;  ///< no other trial ran at the same time, so the lost rank was its own
 
   /// That often, and the last time alone, it has failed for good.

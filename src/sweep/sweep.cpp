@@ -251,8 +251,8 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
   std::vector<int> numbers;
   for (const auto turn : {begun, fresh, lost, lost_again})
     for (std::size_t i = 0; i < trials.size(); ++i) {
-      const bool ended = has_ended_well(trials[i].status) || (trials[i].status == TrialStatus::failed &&
-                                                              losses[i].are_final());
+      const bool ended =
+          has_ended_well(trials[i].status) || (trials[i].status == TrialStatus::failed && losses[i].are_final());
       if (!ended && turn_of(i) == turn) numbers.push_back(static_cast<int>(i));
     }
   return numbers;
@@ -322,9 +322,8 @@ void run_on_groups(const Task& task, const Communicator& world, int groups) {
 /// All trials, on all groups. Those that were lost again run one at a time, to find out whose ranks they are.
 /// Collective over the launch.
 void run_all(Task& task, const Communicator& world) {
-  const auto again = std::ranges::find_if(task.to_do, [&](int trial) {
-    return task.losses[static_cast<std::size_t>(trial)].count >= Losses::most;
-  });
+  const auto again = std::ranges::find_if(
+      task.to_do, [&](int trial) { return task.losses[static_cast<std::size_t>(trial)].count >= Losses::most; });
   const std::vector<int> suspects(again, task.to_do.end());
   task.to_do.erase(again, task.to_do.end());
   const int groups = world.size() / task.options.ranks_per_trial;

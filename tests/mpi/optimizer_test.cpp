@@ -1247,7 +1247,7 @@ TEST(AFusedOptimizer, TakesGradientsThatAreViewsOfOneMemory) {
       first += p.numel();
     }
     for (int step = 0; step < 3; ++step) {
-      whole->zero_grad(/*set_to_none=*/false);
+      flat.zero_();
       m.backward(step);
       m.backward(step + 10);
       whole->step();

@@ -100,7 +100,7 @@ TEST(DataLoader, WeighsStepsByTheirSamples) {
   EXPECT_EQ(self.cursors->steps->batch().global, 0);
 }
 
-struct Broken : torch::data::Dataset<Broken> {
+struct Broken : torch::data::datasets::Dataset<Broken> {
   torch::data::Example<> get(std::size_t index) override {
     if (index == 5) throw std::runtime_error("sample 5 is broken");
     return {at::full({}, static_cast<std::int64_t>(index)), at::zeros({})};

@@ -154,7 +154,8 @@ Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const P
       continue;
     }
     Differences differences;
-    if (replication_of(entry) == Replication::per_rank) part = own_part(*part, *entry.object(), here, differences, needed);
+    if (replication_of(entry) == Replication::per_rank)
+      part = own_part(*part, *entry.object(), here, differences, needed);
     if (in_scope_of_average(entry)) differences.push_back({"", "a scope of EMA::apply() is alive"});
     if (part) entry.object()->compare(*part, parameters, differences);
     for (const auto& [path, text] : differences) lines.push_back(join(name, path) + ": " + text);

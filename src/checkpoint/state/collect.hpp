@@ -31,8 +31,9 @@ class WrongNumberOfRanks : public Error {
 void require_fit(const StateEntries& entries, const StateDict& saved, Rank here = {});
 
 /// Loads `saved` into the entries, in place where there is memory, after require_fit(). The user's own load functions
-/// come first, so that nothing else has been changed when one of them throws. An optimizer without its parameters among the entries is matched by the order of its parameters. Of what each rank
-/// had of its own, this one takes the part of rank `here`; it is refused at another number of ranks, or an unknown (0).
+/// come first, so that nothing else has been changed when one of them throws. An optimizer without its parameters among
+/// the entries is matched by the order of its parameters. Of what each rank had of its own, this one takes the part of
+/// rank `here`; it is refused at another number of ranks, or an unknown (0).
 void restore(const StateEntries& entries, const StateDict& saved, Rank here = {});
 
 /// The entry that a tensor belongs to: the first part of its path.
