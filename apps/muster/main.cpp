@@ -63,7 +63,8 @@ int run(int argc, char** argv) {
     if (const auto words = app.remaining(); !words.empty() && app.get_subcommands().empty())
       return fail(ExitCode::usage, "there is no command \"" + words.front() + "\". `muster --help` lists them");
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    if (const auto* run = app.get_subcommand("run"); run->parsed() && error.get_name() == "ExtrasError")
+    if (const auto* run = app.get_subcommand("run");
+        run->parsed() && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
       return fail(ExitCode::usage, std::string(error.what()) + ". For a flag of the program put -- before the program");
     return fail(ExitCode::usage, std::string(error.what()) + ". `" + named_command(app) + " --help` lists the options");
   }

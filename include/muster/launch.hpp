@@ -130,10 +130,10 @@ class Launch {
   /// Told of every run of this launch beside the run's own: what a sweep decides by.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// Whether this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP
-  /// unless it is ignored (nohup),
-  /// by SIGTERM where srun has started it, or since its time is over. A session's workers hear of it from each other, stop
-  /// at the same place, and the run ends with ExitCode::stopped or, where nothing could be saved, ExitCode::retry; see
-  /// Session. Under mpirun SIGTERM, to it or to a rank, ends all within two seconds, whatever a program does.
+  /// unless it is ignored (nohup), by SIGTERM where srun has started it, or since its time is over. A session's workers
+  /// hear of it from each other, stop at the same place, and the run ends with ExitCode::stopped or, where nothing
+  /// could be saved, ExitCode::retry; see Session. Under mpirun SIGTERM, to it or to a rank, ends all within two
+  /// seconds, whatever a program does.
   ///
   /// The signals count from the moment that libmuster is loaded, where they had their default. A program that makes no
   /// Launch has that default back after five minutes, and may set handlers of its own at any time.

@@ -157,8 +157,10 @@ File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
 
 void File::require_file() {
   struct stat status {};
-  if (::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode)) return;
+  const int error = ::fstat(descriptor_, &status) == 0 ? 0 : errno;
+  if (error == 0 && S_ISREG(status.st_mode)) return;
   ::close(std::exchange(descriptor_, -1));
+  if (error != 0) fail(code_of_reading(error), "opening", path_, error);
   if (S_ISDIR(status.st_mode)) fail(ExitCode::data, "opening", path_, EISDIR);
   throw Error(ExitCode::data, "opening " + path_.string(), "it is no regular file", "Name a file");
 }
