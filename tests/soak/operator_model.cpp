@@ -60,8 +60,8 @@ class ModelTrainer {
   }
 
   Json train(const OperatorCall& call) {
-    if (call.max_retries < 0) throw Failed{"max_retries is", false};
     require_open();
+    if (call.max_retries < 0) throw Failed{"max_retries is", false};
     check_steps(call);
     Meter loss, step;
     std::int64_t samples = 0, batches = 0;
@@ -111,7 +111,7 @@ class ModelTrainer {
 
   void update_scheduler(double metric) {
     require_open();
-    if (settings_.schedule != Schedule::plateau) throw Failed{"no registered scheduler waits for one"};
+    if (settings_.schedule != Schedule::plateau) throw Failed{"no registered scheduler waits for one", false};
     const double value = static_cast<float>(metric);
     if (value < state_.best * (1 - 1e-4)) {
       state_.best = value;
@@ -144,7 +144,7 @@ class ModelTrainer {
   }
   void load(const ModelState* state, const std::string& part) {
     require_open();
-    if (state == nullptr) throw Failed{part};
+    if (state == nullptr) throw Failed{part, false};
     state_ = state->copy();
     open_ = false;
   }
@@ -160,7 +160,7 @@ class ModelTrainer {
     return {batch * size, std::min(rows, (batch + 1) * size)};
   }
   static void check_steps(const OperatorCall& call) {
-    if (call.num_steps.value_or(1) < 1) throw Failed{"num_steps is " + std::to_string(*call.num_steps)};
+    if (call.num_steps.value_or(1) < 1) throw Failed{"num_steps is " + std::to_string(*call.num_steps), false};
   }
   /// The samples of the pass under way: of muster there is only the function that shuffles.
   at::Tensor order_of_pass() const {
@@ -263,7 +263,7 @@ std::vector<OperatorOutcome> play(const OperatorProgram& program) {
             saved.insert_or_assign(static_cast<int>(number), trainer.save());
           } else {
             trainer.require_open();
-            throw Failed{"something else stands there than a checkpoint"};
+            throw Failed{"something else stands there than a checkpoint", false};
           }
           break;
         case Kind::state_dict:

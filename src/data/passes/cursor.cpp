@@ -290,6 +290,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
                     " when the checkpoint was saved",
                 "Resume with the same files, or start a new run");
   if (options_.weighs()) say_if_steps_changed(of, pass, options);
+  of.restored = false;
   const bool goes_on = last.consumed > 0;
   if (goes_on) say_if_order_changed(last, options);
   last = {.number = pass.number,
