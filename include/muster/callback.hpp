@@ -30,7 +30,7 @@ class Callback {
   /// An attempt of training begins: what was counted in one before is forgotten. A copy of the session may be kept
   /// until on_failure() or on_end(). Collective.
   virtual void on_start(Session& /*session*/) {}
-  /// This epoch of session.epochs() is over.
+  /// This epoch of session.epochs() is over. Not told where a job is killed between its last report and its end.
   virtual void on_epoch(std::int64_t /*epoch*/) {}
   /// A batch has been handed out that completes a step; so many steps are there with it.
   virtual void on_batch(std::int64_t /*global_step*/) {}

@@ -44,13 +44,13 @@ std::vector<Json> as_given(std::vector<Json> of_ranks) {
   return of_ranks;
 }
 
-/// The metrics of all ranks, and how far training has come.
+/// The metrics of all ranks, and how far training has come: the row of the report that is being made.
 Json make_row(const Counters& counters, Json metrics, int world_size) {
   const double seconds = std::chrono::duration<double>(Counters::Clock::now() - counters.last_report).count();
   const auto samples = counters.steps->samples_since_report;
   Json row = std::move(metrics);
   row.emplace("epoch", counters.steps->epoch);  // the user's own wins
-  row["training_iteration"] = counters.training_iteration;
+  row["training_iteration"] = counters.training_iteration + 1;
   row["global_step"] = counters.steps->global_step;
   row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
   row["time_this_iter_s"] = seconds;
@@ -195,7 +195,6 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
     outputs.settle();
 
   for (const auto& prepared : models) prepared->synchronise_buffers();
-  ++counters.training_iteration;
   std::vector<Json> of_ranks;
   for (const auto& one : all) of_ranks.push_back(one.metrics);
   if (options.reduce) warn_of_whole_data(of_ranks);
@@ -205,6 +204,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
 
   note_report_of_epoch(entries != nullptr);
   outputs.check_score(row, saves && !validates, epoch_complete());
+  ++counters.training_iteration;  // a report that was refused does not count
   outputs.callbacks.tell(&Callback::on_report, row);
   std::optional<Checkpoint> saved;
   if (saves) {

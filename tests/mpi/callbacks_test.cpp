@@ -396,6 +396,25 @@ TEST(Callbacks, AStateThatJsonDoesNotKeepIsRefusedWhenItIsSaved) {
       << result->error->what();
 }
 
+TEST(Callbacks, AReportThatWasRefusedHasNotBeen) {
+  auto recorder = std::make_shared<Recorder>();
+  auto options = with("refused", {recorder});
+  options.run_config.checkpoint_config = {.num_to_keep = 1, .checkpoint_score_attribute = "score"};
+  const auto [code, result] = run({test::shared_folder(), {}, options}, [](Session& session, const Config&) {
+    std::int64_t next = 0;
+    auto state = session.state({{"next", next}});
+    EXPECT_THROW(session.report({{"score", "high"}}, state), Error);  // no number
+    session.report({{"score", 0.5}}, state);
+  });
+  EXPECT_EQ(code, 0) << (result && result->error ? result->error->what() : "");
+  ASSERT_TRUE(result && result->metrics.contains("training_iteration"));
+  EXPECT_EQ(result->metrics.at("training_iteration"), 1);
+  std::vector<std::string> reports;
+  for (const auto& line : recorder->moments)
+    if (line.starts_with("report")) reports.push_back(line);
+  EXPECT_EQ(reports, (std::vector<std::string>{"report 1"}));
+}
+
 TEST(Callbacks, EarlyStoppingIsSavedWithAnInfiniteMetric) {
   const auto [code, result] =
       run({test::shared_folder(), {}, with("infinite", {early_stopping({.metric = "loss", .patience = 5})})},
