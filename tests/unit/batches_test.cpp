@@ -324,6 +324,40 @@ TEST(Position, FinishedPassesComeBackEmpty) {
   EXPECT_EQ(all_of(later.shard().iter_batches(options)).size(), 10u);
 }
 
+TEST(Batches, AnIteratorThatIsAtItsEndIsAnError) {
+  const World world(4, 1);
+  const auto fact = [](auto&& use) -> std::string {
+    try {
+      use();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  auto range = world.shard().iter_batches({.batch_size = 4});
+  auto batch = range.begin();
+  EXPECT_EQ((*batch).size(), 4);
+  ++batch;
+  ASSERT_TRUE(batch == range.end());
+  EXPECT_NE(fact([&] { *batch; }).find("no more batches"), std::string::npos);
+  EXPECT_NE(fact([&] { ++batch; }).find("no more batches"), std::string::npos);
+  // A pass that the epoch had finished before the run was resumed.
+  auto& state = *world.states[0];
+  state.begin_epoch(0);
+  const auto complete = all_of(world.shard().iter_batches({.batch_size = 4}));
+  ASSERT_EQ(complete.size(), 4u);
+  auto half = world.shard().iter_batches({.batch_size = 2});
+  auto first = half.begin();
+  const auto position = state.position();
+  const World later(4, 1);
+  later.states[0]->restore(position);
+  later.states[0]->begin_epoch(0);
+  auto empty = later.shard().iter_batches({.batch_size = 4});
+  auto none = empty.begin();
+  ASSERT_TRUE(none == empty.end());
+  EXPECT_NE(fact([&] { *none; }).find("come back empty"), std::string::npos);
+}
+
 TEST(Position, TheLastBatchInHandCountsAsTaken) {
   const World world(4, 1);
   Json position;

@@ -126,7 +126,20 @@ void BatchStream::start() {
   advance();
 }
 
+void BatchStream::require_more() const {
+  if (at_end_)
+    throw Error(ExitCode::user_error, doing(), "the pass has no more batches",
+                "Compare the iterator with end() before each use. After a resume the passes that the epoch had finished "
+                "come back empty");
+}
+
+Batch& BatchStream::current() {
+  require_more();
+  return current_;
+}
+
 void BatchStream::advance() {
+  require_more();
   if (std::exchange(in_hand_, false)) shard_->end_batch(*pass_);
   current_ = {};  // its memory may serve the next
   if (error_) std::rethrow_exception(error_);

@@ -72,10 +72,10 @@ class BatchStream {
 
   /// Begins the pass: starts reading and takes the first batch in hand. Once.
   void start();
-  /// Takes the next batch in hand.
+  /// Takes the next batch in hand. An Error where the pass is over, as for current().
   void advance();
   bool at_end() const noexcept { return at_end_; }
-  Batch& current() noexcept { return current_; }
+  Batch& current();
   /// Of the pass, or of that which would begin now.
   virtual std::int64_t num_batches() const = 0;
 
@@ -94,6 +94,7 @@ class BatchStream {
   virtual std::unique_ptr<Prefetch> open(const Pass& pass) = 0;
   /// The next batch in hand, of those that were read.
   virtual std::optional<Batch> take(Prefetch& batches) { return batches.next(); }
+  void require_more() const;
   void end();
 
   std::shared_ptr<ShardState> shard_;
