@@ -45,12 +45,29 @@ Json read_json(const std::filesystem::path& path, std::string doing, bool commen
   return parse_json(read_file(path, longest_json), doing, comments);
 }
 
-void require_finite(const Json& value, const std::string& path, const std::string& remedy) {
+bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(Json(text).dump());
+    return true;
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
+void require_kept(const Json& value, const std::string& path, const std::string& remedy) {
+  const auto refuse_text = [&](const char* what) {
+    throw Error(ExitCode::user_error, "saving " + path, std::string(what) + " is not UTF-8, which JSON does not keep",
+                "Keep other bytes in a tensor of torch::kUInt8");
+  };
   if (value.is_number_float() && !std::isfinite(value.get<double>()))
     throw Error(ExitCode::user_error, "saving " + path,
                 "it is " + std::to_string(value.get<double>()) + ", which JSON does not keep", remedy);
+  if (value.is_string() && !is_utf8(value.get_ref<const std::string&>())) refuse_text("its text");
   if (!value.is_structured()) return;
-  for (const auto& [name, child] : value.items()) require_finite(child, path + '/' + name, remedy);
+  for (const auto& [name, child] : value.items()) {
+    if (!is_utf8(name)) refuse_text("a key in it");
+    require_kept(child, path + '/' + name, remedy);
+  }
 }
 
 }  // namespace muster::detail

@@ -20,8 +20,12 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments =
 /// The file's; `doing` is "reading PATH" unless given.
 Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
-/// An Error (ExitCode::user_error) with `remedy` for a number in `value` that JSON does not keep, and that would come
-/// back as null. `path` names the value, of which others are inside.
-void require_finite(const Json& value, const std::string& path, const std::string& remedy);
+/// Whether JSON keeps the text as it is.
+bool is_utf8(const std::string& text);
+
+/// An Error (ExitCode::user_error) for what JSON does not keep in `value`: a number that is not finite, which would come
+/// back as null, and text that is not UTF-8. `path` names the value, of which others are inside; `remedy` is that of
+/// numbers.
+void require_kept(const Json& value, const std::string& path, const std::string& remedy);
 
 }  // namespace muster::detail

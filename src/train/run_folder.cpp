@@ -35,16 +35,6 @@ std::string now_as_text() {
   return text;
 }
 
-/// Whether JSON keeps it, as params.json has to.
-bool is_utf8(const std::string& text) {
-  try {
-    static_cast<void>(Json(text).dump());
-    return true;
-  } catch (const Json::exception&) {
-    return false;
-  }
-}
-
 /// An Error where the run that wrote `params` in `folder` is another program's.
 void require_same_program(const Json& params, const std::string& program, const std::filesystem::path& folder) {
   const auto maker = params.is_object() ? params.value("program", Json()) : Json();

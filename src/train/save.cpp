@@ -27,7 +27,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
                               const Json& row) {
   const auto& steps = *counters.steps;
   const auto kept = [](Json state, const std::string& of) {
-    require_finite(state, of, "Let its state() keep it as null");
+    require_kept(state, of, "Let its state() keep it as null");
     return state;
   };
   const checkpoint::TrainerState progress{

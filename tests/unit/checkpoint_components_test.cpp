@@ -220,6 +220,20 @@ TEST(Components, SchedulersGoOn) {
   EXPECT_LT(lr(optimizer), 0.1) << "both schedulers have acted";
 }
 
+TEST(Components, TextThatIsNotUtf8IsNamed) {
+  std::string word = "caf\xe9";
+  Json json = {{"list", {1, "caf\xe9"}}}, key = {{"caf\xe9", 1}};
+  for (const auto& [entry, name] : std::vector<std::pair<StateEntry, std::string>>{
+           {StateEntry(word), "word"}, {StateEntry(json), "word/list/1"}, {StateEntry(key), "word"}})
+    try {
+      Checkpoint::from_dict({{"word", entry}});
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("saving " + name + ":"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("not UTF-8"), std::string::npos) << error.what();
+    }
+}
+
 TEST(Components, ValuesComeBack) {
   double best = std::numeric_limits<double>::infinity(), worst = std::nan("");
   std::int64_t count = std::numeric_limits<std::int64_t>::min();

@@ -126,7 +126,7 @@ StateDict collect(const StateEntries& entries) {
                     "Give it a value before it is saved");
       state.tensors.emplace(join(name, path), tensor.detach());
     }
-    require_finite(part.values, name, "Keep it in a double that is an entry of its own, or as null");
+    require_kept(part.values, name, "Keep it in a double that is an entry of its own, or as null");
     state.values[name] = std::move(part.values);
   }
   return state;
