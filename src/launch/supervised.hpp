@@ -38,6 +38,7 @@ inline constexpr std::string_view telling_least = "least";  ///< the workers tha
 inline constexpr std::string_view telling_needed =
     "needed";  ///< the ranks that the saved state takes, no fewer and no more
 inline constexpr std::string_view telling_stopped = "stopped";  ///< on request, and there was no state to save
+inline constexpr std::string_view telling_cause = "cause";      ///< error.txt in the run's folder is of this start
 inline constexpr std::string_view telling_ended = "ended";      ///< the exit code: every rank is through its work
 
 /// Nothing where nobody supervises.

@@ -161,6 +161,7 @@ bool LauncherOutput::keep(std::string_view line) {
     if (what == launch::telling_least) words_.least = std::atoi(text.c_str());
     if (what == launch::telling_needed) words_.needed = std::atoi(text.c_str());
     if (what == launch::telling_stopped) words_.stopped = true;
+    if (what == launch::telling_cause) words_.cause_kept = true;
     if (what == launch::telling_ended) words_.ended = std::atoi(text.c_str());
     return true;
   }

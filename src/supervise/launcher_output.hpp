@@ -22,6 +22,7 @@ struct Words {
   std::optional<int> needed = {};        ///< the ranks that the saved state takes, which were others
   bool preempted = false;                ///< Slurm says that it has taken the place for others, or lost it
   std::string error = {};                ///< the first error that a rank has printed
+  bool cause_kept = false;               ///< the ranks have written error.txt into the run's folder
   std::optional<int> ended = {};         ///< every rank was through its work, and the job was to end with that code
   bool stopped = false;                  ///< on request, and there was nothing to save
   std::optional<LostRank> lost = {};     ///< the first one

@@ -122,14 +122,12 @@ End watch(Job& job, Signals& signals, std::chrono::seconds grace) {
   return end;
 }
 
-/// What the ranks of this start have left there.
-std::string error_in_file(const fs::path& run, fs::file_time_type started) {
-  std::error_code none;
-  const auto file = run / "error.txt";
-  const auto written = fs::last_write_time(file, none);
-  if (run.empty() || none || written < started) return {};
+/// What the ranks of this start have left in error.txt. They say when they have: the times of files are those of
+/// another machine's clock.
+std::string kept_cause(const Words& words) {
+  if (words.run.empty() || !words.cause_kept) return {};
   try {
-    auto text = read_file(file, 1 << 20);
+    auto text = read_file(fs::path(words.run) / "error.txt", 1 << 20);
     while (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
   } catch (const Error& error) {
@@ -204,7 +202,7 @@ class Supervision {
       leave_out_lost_host(end);
       const int code = code_of(end);
       if (code == 0) return say_if_broken_off(end);
-      const auto cause = cause_of(end, error_in_file(run_, started_));
+      const auto cause = cause_of(end, kept_cause(end.words));
       if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count(code);
       auto next = what_next(end, counted(end), demand_, ranks, signals_.stop_wished());
       if (end.words.host) next.ranks = ranks_without(lost_hosts_, options_, demand_.ranks, environment);
@@ -225,7 +223,6 @@ class Supervision {
       Job job(launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment),
               launcher_.kind);
       keep_cause();  // which the ranks need not wait for
-      started_ = fs::file_time_type::clock::now();
       end = watch(job, signals_, options_.grace);
     }
     folders_.empty();
@@ -357,7 +354,6 @@ class Supervision {
   Hosts lost_hosts_;              ///< the next start does without them
   bool waits_for_ranks_ = false;  ///< the saved state takes all that are wanted
   std::string cause_to_keep_;     ///< in the run's error.txt
-  fs::file_time_type started_;    ///< an error.txt that is older is not of this start
   fs::path run_;                  ///< the folder of the run, once a rank has told it
 };
 

@@ -281,6 +281,7 @@ void RunFolder::put_back(Json params) noexcept {
 void RunFolder::write_error(const std::string& text) const noexcept {
   try {
     write_file(path_ / "error.txt", text + "\n");
+    launch::tell_supervisor(launch::telling_cause, path_.string());
   } catch (const std::exception& error) {
     log::warn(std::string("the cause of the failure is not kept: ") + error.what());
   }

@@ -70,6 +70,9 @@ TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
 
 TEST(LauncherOutput, KeepsWhatIsEnoughAndWhoTookThePlace) {
   LauncherOutput output;
+  EXPECT_FALSE(output.words().cause_kept) << "an error.txt that is there is of an earlier start";
+  EXPECT_EQ(output.take("\x1emuster cause /runs/demo\n"), "");
+  EXPECT_TRUE(output.words().cause_kept);
   EXPECT_EQ(output.take("\x1emuster least 2\n"), "");
   EXPECT_EQ(output.words().least, 2);
   EXPECT_FALSE(output.words().preempted);
