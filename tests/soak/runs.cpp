@@ -1,6 +1,6 @@
 // Random sequences of starts, saves, rollbacks and losses of one run, in one process, against a model of what a start
-// must find. Files are changed by calls of the C library that are counted here: a drawn one fails, or that one and all
-// after it, as if the process had died there.
+// must find. Changes of files are counted: a drawn one fails, or that one and all after it, as if the process
+// had died there.
 //   mpirun -n 1 runs --first SEED --count SEQUENCES
 //   mpirun -n 1 runs --seed SEED                       one sequence, told step by step
 #include "base/file.hpp"
@@ -12,18 +12,13 @@
 #include "muster/error.hpp"
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"
+#include "support/file_changes.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdarg>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -37,114 +32,6 @@
 #include <utility>
 #include <vector>
 
-namespace {
-
-/// The file layer. Calls on paths that begin with `watched` are counted; none where it is empty.
-struct Disk {
-  std::mutex mutex = {};
-  std::string watched = {};
-  int left = -1;      ///< calls that still go well; −1: all do
-  bool dies = false;  ///< all calls after it fail too
-  int error = 0;
-  bool hit = false;
-
-  void arm(int calls, bool and_dies, int with) {
-    const std::lock_guard lock(mutex);
-    left = calls, dies = and_dies, error = with, hit = false;
-  }
-  void disarm() {
-    const std::lock_guard lock(mutex);
-    left = -1, hit = false;
-  }
-  bool allows(const std::string& path) {
-    const std::lock_guard lock(mutex);
-    if (watched.empty() || left < 0 || !path.starts_with(watched)) return true;
-    if (left > 0) return --left, true;
-    if (hit && !dies) return true;
-    hit = true;
-    errno = error;
-    return false;
-  }
-  bool armed() {
-    const std::lock_guard lock(mutex);
-    return left >= 0;
-  }
-} disk;
-
-template <class Function>
-Function* original(const char* name) {
-  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
-}
-
-bool allows(const char* path) { return !disk.armed() || disk.allows(path); }
-bool allows(int descriptor) {
-  if (!disk.armed()) return true;
-  char path[4096];
-  const auto length = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
-  return length <= 0 || disk.allows(std::string(path, static_cast<std::size_t>(length)));
-}
-
-}  // namespace
-
-extern "C" {
-int open(const char* path, int flags, ...) {
-  std::va_list arguments;
-  va_start(arguments, flags);
-  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
-  va_end(arguments);
-  return (flags & O_CREAT) == 0 || allows(path) ? original<int(const char*, int, ...)>("open")(path, flags, mode) : -1;
-}
-int open64(const char* path, int flags, ...) {
-  std::va_list arguments;
-  va_start(arguments, flags);
-  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
-  va_end(arguments);
-  return open(path, flags, mode);
-}
-ssize_t write(int descriptor, const void* from, size_t bytes) {
-  static auto* const real = original<ssize_t(int, const void*, size_t)>("write");
-  return allows(descriptor) ? real(descriptor, from, bytes) : -1;
-}
-ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
-  static auto* const real = original<ssize_t(int, const void*, size_t, off_t)>("pwrite");
-  return allows(descriptor) ? real(descriptor, from, bytes, offset) : -1;
-}
-ssize_t pwrite64(int descriptor, const void* from, size_t bytes, off64_t offset) {
-  return pwrite(descriptor, from, bytes, offset);
-}
-int ftruncate(int descriptor, off_t bytes) noexcept {
-  static auto* const real = original<int(int, off_t)>("ftruncate");
-  return allows(descriptor) ? real(descriptor, bytes) : -1;
-}
-int ftruncate64(int descriptor, off64_t bytes) noexcept { return ftruncate(descriptor, bytes); }
-int fsync(int descriptor) {
-  static auto* const real = original<int(int)>("fsync");
-  return allows(descriptor) ? real(descriptor) : -1;
-}
-int mkdir(const char* path, mode_t mode) noexcept {
-  return allows(path) ? original<int(const char*, mode_t)>("mkdir")(path, mode) : -1;
-}
-int chmod(const char* path, mode_t mode) noexcept {
-  return allows(path) ? original<int(const char*, mode_t)>("chmod")(path, mode) : -1;
-}
-int rename(const char* from, const char* to) noexcept {
-  return allows(from) ? original<int(const char*, const char*)>("rename")(from, to) : -1;
-}
-int renameat2(int at, const char* from, int to_at, const char* to, unsigned flags) noexcept {
-  static auto* const real = original<int(int, const char*, int, const char*, unsigned)>("renameat2");
-  return allows(from) ? real(at, from, to_at, to, flags) : -1;
-}
-int symlink(const char* to, const char* path) noexcept {
-  return allows(path) ? original<int(const char*, const char*)>("symlink")(to, path) : -1;
-}
-int unlink(const char* path) noexcept { return allows(path) ? original<int(const char*)>("unlink")(path) : -1; }
-int rmdir(const char* path) noexcept { return allows(path) ? original<int(const char*)>("rmdir")(path) : -1; }
-int unlinkat(int at, const char* path, int flags) noexcept {
-  static auto* const real = original<int(int, const char*, int)>("unlinkat");
-  return (at == AT_FDCWD ? allows(path) : allows(at)) ? real(at, path, flags) : -1;
-}
-}
-
 namespace muster::soak {
 namespace {
 
@@ -152,6 +39,40 @@ namespace fs = std::filesystem;
 using detail::checkpoint::Contents;
 using detail::checkpoint::Store;
 using detail::checkpoint::Tier;
+
+/// Changes of files whose path begins with `watched` are counted; from a drawn one on they fail.
+class Disk final : public test::FileWatcher {
+ public:
+  std::string watched = {};
+  bool hit = false;
+  bool dies = false;  ///< all after it fail too
+
+  ~Disk() { disarm(); }
+  /// So many go well.
+  void arm(int changes, bool and_dies, int with) {
+    const std::lock_guard lock(mutex_);
+    left_ = changes, dies = and_dies, error_ = with, hit = false;
+    test::watch_files(this);
+  }
+  void disarm() {
+    test::watch_files(nullptr);
+    const std::lock_guard lock(mutex_);
+    hit = false;
+  }
+  bool before(const test::FileChange& change) override {
+    const std::lock_guard lock(mutex_);
+    if (!change.path.starts_with(watched)) return true;
+    if (left_ > 0) return --left_, true;
+    if (hit && !dies) return true;
+    hit = true;
+    errno = error_;
+    return false;
+  }
+
+ private:
+  std::mutex mutex_;
+  int left_ = 0, error_ = 0;
+} disk;
 
 /// What is wrong.
 struct Wrong : std::runtime_error {
@@ -182,7 +103,6 @@ class Sequence {
   ~Sequence() {
     disk.disarm();
     store_.reset();
-    disk.watched.clear();
   }
 
   void play() {
