@@ -219,6 +219,17 @@ Json about(const Task& task) {
           {"mode", options.mode == ScoreOrder::max ? "max" : "min"}};
 }
 
+/// What a lost trial has come to, which its trial.json from before does not say.
+void read_run(Trial& trial) {
+  try {
+    const auto run = Result::from_path(trial.path);
+    trial.metrics = run.metrics;
+    trial.checkpoint = run.checkpoint;
+  } catch (const Error&) {
+    // It was lost before there was a run, or its run says so when it goes on.
+  }
+}
+
 /// What runs in the folders of a sweep that has begun was lost: whoever holds the run's lock has it alone. Each such
 /// trial waits again, or has failed for good. Gives what is known of each trial's losses.
 std::vector<Losses> settle_losses(std::vector<Trial>& trials) {
@@ -228,6 +239,7 @@ std::vector<Losses> settle_losses(std::vector<Trial>& trials) {
     if (trial.status != TrialStatus::running) continue;
     losses.count = newest_of(trial.path) > losses.newest ? 0 : losses.count + 1;
     trial.status = losses.are_final() ? TrialStatus::failed : TrialStatus::waiting;
+    read_run(trial);
     if (losses.are_final())
       trial.error = Error(ExitCode::user_error, "running " + trial.name,
                           "a rank was lost in " + counted(losses.count, "start") + " without a new checkpoint",

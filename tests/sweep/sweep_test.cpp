@@ -410,6 +410,32 @@ TEST_F(Sweeps, AtTheTimeLimitNothingBegins) {
   EXPECT_EQ(statuses(ended), std::vector(2, TrialStatus::waiting));
 }
 
+TEST_F(Sweeps, OfATrialThatWasLostItsFolderTells) {
+  const auto storage = test::shared_folder();
+  const auto loop = [](Session& session, const Config& config) { count(session, config); };
+  const Config defaults{{"value", 0}, {"epochs", 2}};
+  const SweepOptions options{.space = {{"value", grid({5, 6})}}, .metric = "value"};
+  ASSERT_EQ(run({storage}, loop, defaults, options).code, 0);
+  // As a start that was killed leaves trial.json: it was written when the trial began.
+  for (const char* name : {"trial_00000", "trial_00001"}) {
+    const auto file = storage / "sweep" / name / "trial.json";
+    if (world().rank() != 0) continue;
+    auto row = json_in(file);
+    row.update({{"status", "running"}, {"metrics", nullptr}, {"checkpoint", nullptr}});
+    std::ofstream(file) << row;
+  }
+  world().barrier();
+  const auto ended = run({storage, {"--time-limit", "0"}}, loop, defaults, options);
+  EXPECT_EQ(ended.code, 85) << "state is saved: " << ended.said;
+  EXPECT_EQ(statuses(ended), std::vector(2, TrialStatus::waiting));
+  for (const auto& trial : ended.sweep->trials) {
+    ASSERT_TRUE(trial.metrics.is_object()) << trial.name;
+    EXPECT_EQ(trial.metrics.at("epochs"), 2);
+    ASSERT_TRUE(trial.checkpoint) << trial.name;
+    EXPECT_EQ(trial.checkpoint->path(), trial.path / "checkpoint_000001");
+  }
+}
+
 TEST_F(Sweeps, ATrialWithNothingToSaveIsStoppedAndHasNotFailed) {
   const auto storage = test::shared_folder();
   const auto endless = [&](Session& session, const Config&) {
