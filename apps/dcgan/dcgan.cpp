@@ -56,7 +56,8 @@ torch::Tensor loss_of(const torch::Tensor& logits, bool real) {
 }
 
 /// Pictures [64, 1, 28, 28] as one grey picture of 8 × 8 of them.
-void write_png(const std::string& path, const torch::Tensor& pictures) {
+void write_png(const std::filesystem::path& path, const torch::Tensor& pictures) {
+  std::filesystem::create_directories(path.parent_path());
   const auto grid =
       pictures.view({8, 8, 28, 28}).permute({0, 2, 1, 3}).add(1).mul(127.5).to(torch::kUInt8).contiguous();
   png_image image{};
@@ -64,7 +65,7 @@ void write_png(const std::string& path, const torch::Tensor& pictures) {
   image.format = PNG_FORMAT_GRAY;
   image.width = image.height = 8 * 28;
   if (png_image_write_to_file(&image, path.c_str(), 0, grid.const_data_ptr(), 0, nullptr) == 0)
-    throw std::runtime_error("writing " + path + ": " + image.message);
+    throw std::runtime_error("writing " + path.string() + ": " + image.message);
 }
 
 void train(muster::Session& session, const muster::Config& config) {
@@ -128,7 +129,9 @@ void train(muster::Session& session, const muster::Config& config) {
     }
     const auto likeness = torch::corrcoef(torch::stack({pictures.mean(0).flatten(), sum_of_real}))[0][1];
     if (session.world_rank() == 0)
-      write_png(config.at("pictures").get<std::string>() + "/epoch_" + std::to_string(epoch) + ".png", pictures);
+      write_png(std::filesystem::path(config.at("pictures").get<std::string>()) /
+                    ("epoch_" + std::to_string(epoch) + ".png"),
+                pictures);
     session.report({{"discriminator_loss", discriminator_loss.take()},
                     {"generator_loss", generator_loss.take()},
                     {"likeness", likeness}},
@@ -149,7 +152,6 @@ int main(int argc, char** argv) {
   launch.app().add_option("--width", width, "Channels of the largest pictures")->capture_default_str();
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   return launch.run([&] {
-    std::filesystem::create_directories(pictures);
     return muster::TorchTrainer(
                launch, train,
                {

@@ -171,7 +171,7 @@ void refuse_missing_values(int argc, char** argv) {
       throw Error(ExitCode::usage, "reading the command line", std::string(word) + " has no value", "Give it one");
 }
 
-/// A warning for each variable that nobody reads and that is called almost as one of `app`'s options is.
+/// A warning for each variable that nobody reads and that is called as one of `app`'s options is, or almost.
 void warn_of_unknown_variables(const CLI::App& app) {
   std::vector<std::string> known;
   for (const auto* option : app.get_options())
@@ -181,6 +181,7 @@ void warn_of_unknown_variables(const CLI::App& app) {
     const auto name = text.substr(0, text.find('='));
     if (!name.starts_with(variable_prefix)) continue;
     const auto word = name.substr(variable_prefix.size());
+    if (word == "SET") log::warn("nothing reads the variable " + std::string(name) + "; give --set on the command line");
     const auto close = nearest(word, known);
     if (!close.empty() && close != word)
       log::warn("nothing reads the variable " + std::string(name) + "; did you mean " + std::string(variable_prefix) +
