@@ -129,9 +129,9 @@ void train(muster::Session& session, const muster::Config& config) {
     }
     const auto likeness = torch::corrcoef(torch::stack({pictures.mean(0).flatten(), sum_of_real}))[0][1];
     if (session.world_rank() == 0)
-      write_png(std::filesystem::path(config.at("pictures").get<std::string>()) /
-                    ("epoch_" + std::to_string(epoch) + ".png"),
-                pictures);
+      write_png(
+          std::filesystem::path(config.at("pictures").get<std::string>()) / ("epoch_" + std::to_string(epoch) + ".png"),
+          pictures);
     session.report({{"discriminator_loss", discriminator_loss.take()},
                     {"generator_loss", generator_loss.take()},
                     {"likeness", likeness}},

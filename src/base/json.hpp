@@ -23,9 +23,9 @@ Json read_json(const std::filesystem::path& path, std::string doing = {}, bool c
 /// Whether JSON keeps the text as it is.
 bool is_utf8(const std::string& text);
 
-/// An Error (ExitCode::user_error) for what JSON does not keep in `value`: a number that is not finite, which would come
-/// back as null, and text that is not UTF-8. `path` names the value, of which others are inside; `remedy` is that of
-/// numbers.
+/// An Error (ExitCode::user_error) for what JSON does not keep in `value`: a number that is not finite, which would
+/// come back as null, and text that is not UTF-8. `path` names the value, of which others are inside; `remedy` is that
+/// of numbers.
 void require_kept(const Json& value, const std::string& path, const std::string& remedy);
 
 }  // namespace muster::detail

@@ -181,7 +181,8 @@ void warn_of_unknown_variables(const CLI::App& app) {
     const auto name = text.substr(0, text.find('='));
     if (!name.starts_with(variable_prefix)) continue;
     const auto word = name.substr(variable_prefix.size());
-    if (word == "SET") log::warn("nothing reads the variable " + std::string(name) + "; give --set on the command line");
+    if (word == "SET")
+      log::warn("nothing reads the variable " + std::string(name) + "; give --set on the command line");
     const auto close = nearest(word, known);
     if (!close.empty() && close != word)
       log::warn("nothing reads the variable " + std::string(name) + "; did you mean " + std::string(variable_prefix) +

@@ -128,9 +128,10 @@ void BatchStream::start() {
 
 void BatchStream::require_more() const {
   if (at_end_)
-    throw Error(ExitCode::user_error, doing(), "the pass has no more batches",
-                "Compare the iterator with end() before each use. After a resume the passes that the epoch had finished "
-                "come back empty");
+    throw Error(
+        ExitCode::user_error, doing(), "the pass has no more batches",
+        "Compare the iterator with end() before each use. After a resume the passes that the epoch had finished "
+        "come back empty");
 }
 
 Batch& BatchStream::current() {
