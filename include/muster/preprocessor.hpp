@@ -33,12 +33,12 @@ class Preprocessor {
   ///     batch.set("x", batch["x"] + 0.1 * torch::randn(batch["x"].sizes(), generator));
   ///   }
   ///
-  /// In a pass it is seeded from the run's seed, the dataset's name, the epoch, the number of the pass in the epoch,
-  /// and the position in the pass of the batch's first sample. So a batch (with ScalingConfig::virtual_workers, a
-  /// micro-batch) that begins at the same position and has as many samples gets the same numbers, however far the pass
-  /// reads ahead, after a resume, and on whichever rank. In a pass over a stream the worker and the number of its batch
-  /// take the place of the position. Dataset::read() and fitting have a seed that depends on the first sample alone,
-  /// predictors one that is always the same.
+  /// In a pass it is seeded from the run's seed, the dataset's name, the epoch, which pass of the epoch it is (of those
+  /// that do not train: after which step, too), and the position of the batch's first sample. So a batch (with
+  /// ScalingConfig::virtual_workers, a micro-batch) that begins at the same position and has as many samples gets the
+  /// same numbers, however far the pass reads ahead, after a resume, and on whichever rank. In a pass over a stream the
+  /// worker and the number of its batch take the place of the position. Dataset::read() and fitting have a seed that
+  /// depends on the first sample alone, predictors one that is always the same.
   virtual void transform(Batch& batch, at::Generator& generator) const;
   /// The same for a class that takes no generator. In a pass it is called on the thread that iterates, in the place of
   /// the batch and not ahead. torch's default generator of the CPU has the state of the one above meanwhile, and its

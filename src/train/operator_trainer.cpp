@@ -258,6 +258,7 @@ Json OperatorRun::call(const char* name, const std::function<void()>& check, con
   }
   // A worker notes what it gives before its state is saved; the others afterwards.
   const auto text = meet([&]() -> std::string {
+    session_->state().counters.steps->call = static_cast<std::int64_t>(calls_);
     try {
       auto given = work();
       if (done_.size() == calls_) done_.push_back({name, given});

@@ -111,15 +111,34 @@ void SessionState::warn_of_whole_data(const std::vector<Json>& metrics) {
               whole + ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split");
 }
 
+std::int64_t SessionState::averaged_gradients() const {
+  std::int64_t averaged = 0;
+  for (const auto& prepared : models)
+    if (const auto reducer = prepared->reducer()) averaged += reducer->passes();
+  return averaged;
+}
+
+void SessionState::begin_epoch(std::int64_t epoch) {
+  counters.own_data.averaged_before = averaged_gradients();
+  data.cursors->begin_epoch(epoch);
+}
+
+/// Whether the epoch trains over data that muster does not know. A dataset that nobody has begun to train over need not
+/// be meant for training.
+bool SessionState::over_own_data() const {
+  const auto passes = data.cursors->of_epoch();
+  using Passes = data::Cursors::Passes;
+  return passes == Passes::unknown ||
+         (passes == Passes::none && averaged_gradients() != counters.own_data.averaged_before);
+}
+
 /// Over data that muster does not know, the first report in an epoch counts as its end, since most programs report at
 /// the end of each epoch. Once a program has trained between two reports of one epoch, that is no longer assumed.
 void SessionState::note_report_of_epoch(bool has_state) {
   auto& own = counters.own_data;
   own.amid_epoch = false;
-  if (!counters.steps->in_loop || data.cursors->epoch_complete()) return;
-  std::int64_t averaged = 0;
-  for (const auto& prepared : models)
-    if (const auto reducer = prepared->reducer()) averaged += reducer->passes();
+  if (!counters.steps->in_loop || !over_own_data()) return;
+  const auto averaged = averaged_gradients();
   auto& kind = own.reports[has_state ? 1 : 0];
   const bool same_epoch = std::exchange(kind.epoch, counters.steps->epoch) == counters.steps->epoch;
   const bool trained = std::exchange(kind.averaged, averaged) != averaged || models.empty();
@@ -134,7 +153,8 @@ void SessionState::note_report_of_epoch(bool has_state) {
 }
 
 bool SessionState::epoch_complete() const {
-  return counters.epoch_over || data.cursors->epoch_complete().value_or(!counters.own_data.amid_epoch);
+  if (counters.epoch_over) return true;
+  return over_own_data() ? !counters.own_data.amid_epoch : data.cursors->of_epoch() == data::Cursors::Passes::over;
 }
 
 void SessionState::report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,

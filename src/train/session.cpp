@@ -55,7 +55,9 @@ Epochs::iterator Epochs::begin() const {
                       std::to_string(epoch) + " + n)");
   if (epoch < count_) {
     session_->data.cursors->enter_loop();
-    session_->data.cursors->begin_epoch(epoch);
+    session_->begin_epoch(epoch);
+  } else {
+    session_->counters.steps->after_loop = true;
   }
   return {session_, epoch};
 }
@@ -87,6 +89,7 @@ Epochs::iterator& Epochs::iterator::operator++() {
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
   if (epoch_ + 1 >= session_->counters.epochs) {
     session_->counters.steps->last_over = epoch_++;
+    session_->counters.steps->after_loop = true;
     session_->data.cursors->leave_loop();
     return *this;
   }
@@ -94,7 +97,7 @@ Epochs::iterator& Epochs::iterator::operator++() {
   session_->counters.epoch_over = true;
   session_->stop_if_asked();
   session_->counters.epoch_over = false;
-  session_->data.cursors->begin_epoch(epoch_);
+  session_->begin_epoch(epoch_);
   return *this;
 }
 

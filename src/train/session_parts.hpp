@@ -29,6 +29,7 @@ struct OwnDataReports {
     std::int64_t averaged = 0;  ///< gradients of prepared models, at the report
   };
   std::array<Last, 2> reports = {};
+  std::int64_t averaged_before = 0;  ///< gradients of prepared models, when the epoch began
   std::array<bool, 2> several = {};  ///< the program trains between two reports of one epoch
   bool amid_epoch = false;           ///< so the last report need not be at the end of its epoch
   bool warned = false;

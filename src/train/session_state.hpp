@@ -63,6 +63,11 @@ struct SessionState {
   void report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
               const std::optional<Checkpoint>& files, const ReportOptions& options);
 
+  /// The loop over the epochs is at the beginning of that one.
+  void begin_epoch(std::int64_t epoch);
+  /// How often gradients of the prepared models have been averaged.
+  std::int64_t averaged_gradients() const;
+  bool over_own_data() const;
   /// Notes a report in an epoch over data that muster does not know.
   void note_report_of_epoch(bool has_state);
   /// Whether a checkpoint of now says that its epoch is over.

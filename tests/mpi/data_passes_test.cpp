@@ -439,6 +439,35 @@ TEST(Passes, OverOwnDataAreOverWithTheOnlyReportOfAnEpoch) {
   EXPECT_EQ(own_data(storage, "later", 3, 4, true), (Epochs{0, 0, 0, 1, 1, 1, 1, 2, 2, 2})) << "known by then";
 }
 
+TEST(Passes, OverOwnDataAreOverBesideADatasetThatIsNotTrainedOver) {
+  const auto storage = test::shared_folder();
+  for (const bool at_the_top : {false, true}) {
+    const std::string name = at_the_top ? "top" : "end";
+    std::vector<std::int64_t> epochs;
+    for (const bool again : {false, true}) {
+      const auto options = with(name, {{"train", numbers(6)}, {"val", numbers(6)}});
+      const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+        auto net = session.prepare_model(torch::nn::Linear(1, 1));
+        auto state = session.state({{"model", net}});
+        EXPECT_EQ(state.restore(), again);
+        auto val = session.get_dataset_shard("val");
+        for (const auto epoch : session.epochs(3)) {
+          if (at_the_top) session.report({}, state);
+          if (!again && epoch == 1) throw Stop();
+          net->forward(at::ones({1, 1})).sum().backward();
+          epochs.push_back(epoch);
+          if (!at_the_top) session.report({}, state);
+          if (epoch < 2) continue;
+          const at::NoGradGuard no_gradients;
+          for (auto& batch : val.iter_torch_batches({.batch_size = 2})) EXPECT_GE(batch.size(), 0);
+        }
+      });
+      EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+    }
+    EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1, 2})) << name;
+  }
+}
+
 TEST(Passes, OfAnotherOrderAfterARestartStillTakeEachSampleOnce) {
   const auto storage = test::shared_folder();
   const BatchOptions plain{.global_batch_size = 4}, shuffled{.global_batch_size = 4, .shuffle = true},
@@ -822,54 +851,68 @@ TEST(Passes, OverTheEndOfAnEpochHaveNoPosition) {
 TEST(Passes, ThatDoNotTrainComeInTheSameOrderAfterAStop) {
   const auto storage = test::shared_folder();
   using Orders = std::map<std::string, Samples>;
-  const auto orders_of = [&](const std::string& name, std::int64_t stops_at) {
+  const auto orders_of = [&](const std::string& name, bool split, std::int64_t stops_at) {
     Orders orders;
     std::int64_t steps = 0;
-    const auto [code, result] =
-        run({storage, {}, with(name, {{"train", numbers(24)}})}, [&](Session& session, const Config&) {
-          auto state = session.state({{"steps", steps}});
-          state.restore();
-          auto shard = session.get_dataset_shard();
-          const auto look = [&](const std::string& when, bool trains) {
-            Samples samples;
-            BatchOptions options{.global_batch_size = 6, .shuffle = true};
-            options.training = trains;
-            for (auto& batch : shard.iter_torch_batches(options)) append(samples, batch["i"], batch.size());
-            orders[when] = samples;
-          };
-          for (auto epoch : session.epochs(2)) {
-            const auto of_epoch = " " + std::to_string(epoch);
-            look("before" + of_epoch, false);
-            look("before again" + of_epoch, false);
-            std::int64_t inside = 0;
-            for (auto& batch : shard.iter_torch_batches({.global_batch_size = 6, .shuffle = true})) {
-              steps += batch.size() >= 0;
-              look("inside " + std::to_string(steps) + of_epoch, false);
-              if (++inside != 2 || steps != stops_at) continue;
-              session.report({}, state);
-              throw Stop();
-            }
-            look("after" + of_epoch, false);
-            session.report({}, state);
-          }
-          look("at the end", true);
-        });
+    const auto options = with(name, {{"train", numbers(24)}, {"other", numbers(9)}}, split);
+    const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+      auto state = session.state({{"steps", steps}});
+      state.restore();
+      auto shard = session.get_dataset_shard();
+      auto other = session.get_dataset_shard("other");
+      const auto look = [&](const std::string& when, bool trains) {
+        BatchOptions options{.global_batch_size = 6, .shuffle = true};
+        options.training = trains;
+        Samples samples;
+        for (auto& batch : shard.iter_torch_batches(options)) append(samples, batch["i"], batch.size());
+        orders[when] = samples;
+        if (trains) return;
+        samples.clear();
+        for (auto& batch : other.iter_torch_batches(options)) append(samples, batch["i"], batch.size());
+        orders["other " + when] = samples;
+      };
+      const auto train = [&](const std::string& when, std::int64_t global_batch) {
+        for (auto& batch : shard.iter_torch_batches({.global_batch_size = global_batch, .shuffle = true})) {
+          steps += batch.size() >= 0;
+          if (steps % 3 != 1) look("inside " + when + " at step " + std::to_string(steps), false);
+          if (steps != stops_at) continue;
+          session.report({}, state);
+          throw Stop();
+        }
+      };
+      for (auto epoch : session.epochs(2)) {
+        const auto of_epoch = " of epoch " + std::to_string(epoch);
+        look("before" + of_epoch, false);
+        look("before again" + of_epoch, false);
+        train("the first pass" + of_epoch, 6);
+        look("between" + of_epoch, false);
+        train("the second pass" + of_epoch, 12);
+        look("after" + of_epoch, false);
+        session.report({}, state);
+      }
+      look("after the loop", false);
+      look("at the end", true);
+    });
     EXPECT_EQ(code, stops_at > 0 ? 1 : 0) << error_of(result);
     return orders;
   };
-  const auto undisturbed = orders_of("undisturbed", 0);
-  for (const std::int64_t stops_at : {2, 6}) {
-    const auto name = "stopped_at_" + std::to_string(stops_at);
-    auto orders = orders_of(name, stops_at);
-    for (const auto& [when, samples] : orders_of(name, 0)) {
-      // What comes again comes as it was.
-      const auto before = orders.find(when);
-      EXPECT_TRUE(before == orders.end() || before->second == samples) << when;
-      orders[when] = samples;
+  for (const bool split : {true, false}) {
+    const std::string kind = split ? "split" : "whole";
+    const auto undisturbed = orders_of("undisturbed_" + kind, split, 0);
+    for (const std::int64_t stops_at : {2, 5, 8, 9, 11}) {
+      const auto name = kind + "_stopped_at_" + std::to_string(stops_at);
+      auto orders = orders_of(name, split, stops_at);
+      for (const auto& [when, samples] : orders_of(name, split, 0)) {
+        // What comes again comes as it was.
+        const auto before = orders.find(when);
+        EXPECT_TRUE(before == orders.end() || before->second == samples) << when << ", " << name;
+        orders[when] = samples;
+      }
+      for (const auto& [when, samples] : undisturbed) EXPECT_EQ(orders[when], samples) << when << ", " << name;
     }
-    for (const auto& [when, samples] : undisturbed) EXPECT_EQ(orders[when], samples) << when << ", " << name;
+    for (const std::string data : {"", "other "})
+      EXPECT_NE(undisturbed.at(data + "before of epoch 0"), undisturbed.at(data + "before again of epoch 0"));
   }
-  EXPECT_NE(undisturbed.at("before 0"), undisturbed.at("before again 0"));
 }
 
 TEST(Passes, LeftAfterTheLastStateOfAnEpochAreAWarning) {

@@ -142,6 +142,48 @@ TEST(Operators, ARegistrationBetweenCallsIsMadeAgain) {
 
 // --- Calls that are refused ---
 
+struct Jitter : Preprocessor {
+  void fit(const Dataset&, const Communicator&) override {}
+  bool fitted() const override { return true; }
+  void transform(Batch& batch, at::Generator& generator) const override {
+    batch.set("x", batch["x"] + at::rand(batch["x"].sizes(), generator));
+  }
+  Json state() const override { return 1; }
+  void load_state(const Json&) override {}
+};
+
+struct Jittered : Noisy {
+  void setup(const Config& config) override {
+    Noisy::setup(config);
+    register_data({line(), {.batch_size = 4}}, OperatorLoader(line().transform(std::make_shared<Jitter>())));
+  }
+  Metrics validate_batch(Batch& batch, const BatchInfo&) override {
+    return {{"x", batch["x"].sum().item<double>()}, {"num_samples", batch.size()}};
+  }
+};
+
+TEST(Operators, ValidateWithTheSameRandomNumbersAfterACutOffCall) {
+  const auto learn = [](Launch& launch, std::int64_t fails_at) {
+    OperatorTrainer<Jittered> trainer(launch, all_ranks(launch));
+    std::vector<Json> seen;
+    for (int round = 0; round < 3; ++round) {
+      trainer.apply_all_operators([&](Jittered& its) { return its.fails_at = fails_at, Json(); });
+      trainer.train({.num_steps = 2});
+      for (int time = 0; time < 2; ++time) seen.push_back(trainer.validate().at("x"));
+    }
+    return seen;
+  };
+  std::vector<Json> undisturbed, again;
+  EXPECT_EQ(program({"--name", "validates"}, [&](Launch& launch) { undisturbed = learn(launch, -1); }), 0);
+  for (const auto& [i, j] : {std::pair(0, 1), {0, 2}, {1, 3}}) EXPECT_NE(undisturbed.at(i), undisturbed.at(j));
+  for (const std::int64_t fails_at : {2, 3, 5}) {
+    const auto name = "validates_" + std::to_string(fails_at);
+    EXPECT_NE(program({"--name", name}, [&](Launch& launch) { learn(launch, fails_at); }), 0);
+    EXPECT_EQ(program({"--name", name}, [&](Launch& launch) { again = learn(launch, -1); }), 0);
+    EXPECT_EQ(again, undisturbed) << "failed at step " << fails_at;
+  }
+}
+
 TEST(Operators, ACallThatIsRefusedChangesNothing) {
   const auto folder = storage() / "refused_states";
   const auto learn = [&](Launch& launch, bool refused, std::int64_t fails_at) {

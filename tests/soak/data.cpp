@@ -76,7 +76,8 @@ struct PassPlan {
   std::optional<std::int64_t> window = {};
   std::int64_t leave = -1;                ///< after so many batches; −1: at its end
   std::shared_ptr<PassPlan> beside = {};  ///< a pass in step with this one
-  std::shared_ptr<PassPlan> inside = {};  ///< a pass inside the second batch
+  std::shared_ptr<PassPlan> inside =
+      {};  ///< a pass inside the second step, or the first batch of one that does not train
 };
 
 enum class Step { plus, scale, min_max, one_hot, noise, old_noise, drop, fail };
@@ -171,7 +172,7 @@ Program draw(std::uint64_t seed, int ranks) {
         auto other = draw_pass(dice, program, any(), ranks);
         other.leave = pass.leave = -1;
         pass.beside = std::make_shared<PassPlan>(other);
-      } else if (dice.chance(0.2)) {
+      } else if (dice.chance(random ? 0.6 : 0.2)) {
         auto inner = draw_pass(dice, program, any(), ranks);
         inner.training = false;
         pass.inside = std::make_shared<PassPlan>(inner);
@@ -559,8 +560,9 @@ using Key = std::tuple<std::size_t, std::size_t, int>;
 /// What one program leaves on a rank over its starts.
 struct Trail {
   std::map<Key, std::int64_t> position;            ///< of passes that go on
+  std::map<Key, std::int64_t> steps;               ///< of those passes, over all starts
   std::map<Key, std::vector<std::int64_t>> taken;  ///< samples
-  std::set<std::string> noise;                     ///< of each sample in each training pass
+  std::set<std::string> noise;                     ///< of each sample in each pass
   bool stopped_inside = false;                     ///< a pass, and not at the end of the epoch
 };
 
@@ -624,6 +626,7 @@ class Player {
     epoch_ = program_.epochs.size();
     pass_ = 0;
     trail_.position.erase({epoch_, pass_, 0});
+    trail_.steps.erase({epoch_, pass_, 0});
     tell("outside the loop");
     play(program_.pass_outside);
     trail_.taken.erase({epoch_, pass_, 0});
@@ -696,12 +699,13 @@ class Player {
       auto& all = trail_.taken[running.key];
       all.insert(all.end(), taken.begin(), taken.end());
       trail_.position[running.key] = want.position;
-      if (batch.contains("noise") && epoch_ < program_.epochs.size())
-        for (std::int64_t i = 0; i < want.size; ++i)
-          trail_.noise.insert(Json{std::get<0>(running.key), std::get<1>(running.key), std::get<2>(running.key),
-                                   taken[static_cast<std::size_t>(i)], batch["noise"][i].item<double>()}
-                                  .dump());
+      if (session_.step_complete()) ++trail_.steps[running.key];
     }
+    if (batch.contains("noise") && epoch_ < program_.epochs.size())
+      for (std::int64_t i = 0; i < want.size; ++i)
+        trail_.noise.insert(Json{std::get<0>(running.key), std::get<1>(running.key), std::get<2>(running.key),
+                                 taken[static_cast<std::size_t>(i)], batch["noise"][i].item<double>()}
+                                .dump());
     running.whole.insert(running.whole.end(), taken.begin(), taken.end());
   }
 
@@ -778,7 +782,9 @@ class Player {
     }
     while (!at_end(running)) {
       take(running);
-      if (plan.inside && running.next == 2) {
+      const bool begins =
+          running.counts ? trail_.steps[running.key] == 2 && session_.step_complete() : running.next == 1;
+      if (plan.inside && begins) {
         const at::NoGradGuard no_grad;
         finish(begin(*plan.inside, 2));
       }
@@ -857,9 +863,9 @@ Key key_of(const Json& entry) {
 void share(Trail& trail, const Communicator& world) {
   auto json = Json::array();
   for (const auto& [key, position] : trail.position)
-    json.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), position});
+    json.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), position, trail.steps[key]});
   json = Json::parse(world.broadcast(Json{json, trail.stopped_inside}.dump()));
-  for (const auto& entry : json[0]) trail.position[key_of(entry)] = entry[3];
+  for (const auto& entry : json[0]) trail.position[key_of(entry)] = entry[3], trail.steps[key_of(entry)] = entry[4];
   trail.stopped_inside = json[1];
 }
 

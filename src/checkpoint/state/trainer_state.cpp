@@ -35,9 +35,9 @@ void check_position(const std::string& name, const Json& position, bool outside 
   if (position.is_null()) return;
   const auto where = "of the position in \"" + name + "\" ";
   if (!position.is_object()) refuse("the position in \"" + name + "\"", "is not an object");
-  for (const char* key : {"epoch", "passes", "finished", "asides", "workers"})
-    number_at(position, where, key, most_epochs);
+  for (const char* key : {"epoch", "passes", "finished", "workers"}) number_at(position, where, key, most_epochs);
   number_at(position, where, "window", most_samples);
+  number_at(position, where, "steps", most_counted);
   number_at(position, where, "seed", ~std::uint64_t{0});
   if (position.contains("window_seed") && !position["window_seed"].is_null())
     number_at(position, where, "window_seed", ~std::uint64_t{0});

@@ -39,7 +39,7 @@ void Cursor::Passes::begin_epoch(std::int64_t number) {
   if (number == epoch.number) return;
   epoch = {.number = number};
   awaited = false;
-  section_of_evaluations = evaluations = 0;
+  section = {};
   last.consumed = 0;
   last.under_way = false;
 }
@@ -51,16 +51,26 @@ void Cursor::begin_epoch(std::int64_t epoch) {
   }
 }
 
-/// Evaluations are numbered anew before, in and after each training pass: a run that goes on makes those before the
-/// pass under way again, and not those in it.
-std::int64_t Cursor::Passes::evaluation() const noexcept {
-  constexpr std::int64_t most_of_a_section = std::int64_t{1} << 32;
-  return section() * most_of_a_section + (section() == section_of_evaluations ? evaluations : 0);
+std::int64_t Cursor::Section::number_of(std::int64_t evaluation) const noexcept {
+  const auto number = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
+  constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+  return static_cast<std::int64_t>(
+      mix(mix(number(finished), 2 * number(step) + (after_loop ? 1 : 0)), number(evaluation)) & most);
 }
 
-void Cursor::Passes::count_evaluation() noexcept {
-  if (std::exchange(section_of_evaluations, section()) != section()) evaluations = 0;
+std::int64_t Cursor::Passes::number_of_evaluation(const Section& now) const noexcept {
+  return now.number_of(now == section ? evaluations : 0);
+}
+
+void Cursor::Passes::count_evaluation(const Section& now) noexcept {
+  if (std::exchange(section, now) != now) evaluations = 0;
   ++evaluations;
+}
+
+Cursor::Section Cursor::section() const {
+  const auto epoch = passes(steps_->in_loop).epoch.number;
+  const auto all = owner_.lock();
+  return all ? all->section(epoch, steps_->in_loop) : Section{.epoch = epoch};
 }
 
 void Cursor::set_epoch(std::int64_t epoch) {
@@ -90,11 +100,11 @@ std::int64_t Cursor::Passes::to_run_again() const noexcept {
   return last.under_way && last.late && epoch.straddled ? epoch.finished - 1 : epoch.finished;
 }
 
-Json Cursor::Passes::position() const {
+Json Cursor::Passes::position(std::int64_t global_step) const {
   return {{"epoch", epoch.number},
           {"passes", epoch.passes},
           {"finished", to_run_again()},
-          {"asides", last.under_way && section() == section_of_evaluations ? evaluations : 0},
+          {"steps", last.under_way ? global_step - last.first_step : last.steps_before},
           {"consumed", last.consumed},
           {"window", last.window},
           {"shuffle", last.shuffle ? Json(*last.shuffle) : Json()},
@@ -106,10 +116,10 @@ Json Cursor::Passes::position() const {
 
 Json Cursor::position() const {
   if (!options_.split) return nullptr;
-  auto position = passes(steps_->looped).position();
+  auto position = passes(steps_->looped).position(steps_->global_step);
   position["seed"] = options_.seed;
   position["in_loop"] = steps_->looped;
-  if (steps_->looped && outside_.unfinished()) position["outside"] = outside_.position();
+  if (steps_->looped && outside_.unfinished()) position["outside"] = outside_.position(steps_->global_step);
   return position;
 }
 
@@ -123,8 +133,8 @@ void Cursor::Passes::restore(const Json& position) {
            .finished = finished,
            .made = made,
            .to_skip = finished - std::min(made, finished)};
-  evaluations_in_middle = position.value("asides", std::int64_t{0});
   last.consumed = position.at("consumed");
+  last.steps_before = position.value("steps", std::int64_t{0});
   awaited = last.consumed > 0;
   skipped = false;
   last.outside = last.consumed > 0 && !position.value("inside", false);
@@ -192,8 +202,7 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                      .seed = options_.seed,
                      .window_seed = options.local_shuffle_seed.value_or(options_.seed),
                      .random_seed = options_.seed ^ hash_of(options_.name),
-                     .epoch = epoch.number + (after_loop ? 1 : 0),
-                     .pass = split ? -1 - of.evaluation() : of.evaluation()};
+                     .epoch = epoch.number + (after_loop ? 1 : 0)};
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);
     if (!last.under_way && last.consumed > 0) {  // goes on
@@ -202,6 +211,9 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
       order.window_seed = last.window_seed.value_or(order.window_seed);
       pass.position = last.consumed;
     }
+  } else {
+    const auto evaluation = of.number_of_evaluation(section());
+    order.pass = split ? -1 - evaluation : evaluation;
   }
   pass.order = Order(count, order);
   return pass;
@@ -246,7 +258,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   auto& last = of.last;
   if (!pass.training) {
     pass.number = steps_->next_number();
-    of.count_evaluation();
+    of.count_evaluation(section());
     evaluated_ = true;
     pass.whole = !options_.split && options.training && pass.in_loop && at::GradMode::is_enabled();
     if (pass.whole)
@@ -296,6 +308,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   last = {.number = pass.number,
           .under_way = true,
           .consumed = last.consumed,
+          .first_step = steps_->global_step - (goes_on ? last.steps_before : 0),
           .window = goes_on ? last.window : window_of(options, options_.share),
           .shuffle = goes_on && last.shuffle ? last.shuffle : options.shuffle,
           .window_seed =
@@ -311,10 +324,6 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
                                         .in_loop = pass.in_loop,
                                         .position = pass.position}),
           .outside = goes_on && last.outside};
-  if (goes_on) {
-    of.section_of_evaluations = of.section();
-    of.evaluations = std::exchange(of.evaluations_in_middle, 0);
-  }
   last.late = std::ranges::any_of(last.others, [](const auto& other) { return other.batch > 1; });
   return pass;
 }

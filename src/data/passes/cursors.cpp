@@ -2,6 +2,7 @@
 
 #include "muster/error.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace muster::detail::data {
@@ -81,7 +82,7 @@ void Cursors::restore(const std::string& name, const Json& position, bool comple
     cursor->second->restore(position, complete), taken_[name] = {position, complete};
 }
 
-std::optional<bool> Cursors::epoch_complete() const {
+Cursors::Passes Cursors::of_epoch() const {
   bool data = false, unfinished = false;
   bool passed = steps->looped && !steps->in_loop;  // the loop is over
   for (const auto& [name, cursor] : cursors_) {
@@ -96,8 +97,8 @@ std::optional<bool> Cursors::epoch_complete() const {
     passed = passed || saved.position.value("passes", 0) > 0;
     unfinished = unfinished || saved.position.value("consumed", 0) > 0 || saved.position.contains("outside");
   }
-  if (!data) return {};
-  return !unfinished && passed;
+  if (!data) return Passes::unknown;
+  return unfinished ? Passes::under_way : passed ? Passes::over : Passes::none;
 }
 
 std::string Cursors::with_rest() const {
@@ -118,6 +119,18 @@ std::string Cursors::not_taken() const {
         (saved.position.value("finished", 0) > 0 || saved.position.value("consumed", 0) > 0))
       return name;
   return {};
+}
+
+Cursor::Section Cursors::section(std::int64_t epoch, bool in_loop) const {
+  Cursor::Section section{.epoch = epoch};
+  if (!in_loop) section.step = steps->call + 1, section.after_loop = steps->after_loop;
+  for (const auto& [name, cursor] : cursors_) {
+    const auto& of = cursor->passes(in_loop);
+    if (of.epoch.number != epoch) continue;
+    section.finished += of.to_run_again() - of.epoch.to_skip;
+    if (of.last.under_way) section.step = std::max(section.step, 1 + steps->global_step - of.last.first_step);
+  }
+  return section;
 }
 
 }  // namespace muster::detail::data

@@ -107,11 +107,24 @@ class Cursor {
     std::int64_t to_skip = 0;   ///< of those, the ones that have yet to come back empty
     bool straddled = false;     ///< the last pass counted in `finished` ended while another was open
   };
+  /// What passes that do not train are numbered in, from 0. A run that goes on makes those before the training pass
+  /// under way again, and in that pass only those of the steps that are left; both must find the numbers that they had.
+  struct Section {
+    std::int64_t epoch = -1;
+    std::int64_t finished = 0;  ///< training passes of the epoch, of all data
+    std::int64_t step = 0;      ///< of those under way, from 1; 0 if there is none. Of an operator: the trainer's call
+    bool after_loop = false;    ///< over the epochs
+    bool operator==(const Section&) const = default;
+    /// The same for each section and number, and hardly ever for two of them.
+    std::int64_t number_of(std::int64_t evaluation) const noexcept;
+  };
   /// The training pass begun last, here or before the restart.
   struct LastPass {
     std::int64_t number = 0;  ///< 0: none was begun here
     bool under_way = false;
     std::int64_t consumed = 0;         ///< samples that it has taken, or that a restored one had
+    std::int64_t steps_before = 0;     ///< steps of the run between its begin and the restart
+    std::int64_t first_step = 0;       ///< of the run, when it began
     std::int64_t window = 0;           ///< of its local shuffle: depends on the number of workers when it began
     std::optional<bool> shuffle = {};  ///< none: not known
     std::optional<std::uint64_t> window_seed = {};  ///< of its local shuffle; none: not known
@@ -132,22 +145,18 @@ class Cursor {
     bool skipped = false;   ///< since then one has come back empty
 
     // Passes that do not train.
-    std::int64_t evaluations = 0;  ///< in the section of the last one
-    std::int64_t section_of_evaluations = 0;
-    std::int64_t evaluations_in_middle = 0;  ///< of the pass that has been restored in its middle
+    Section section = {};          ///< of the last one
+    std::int64_t evaluations = 0;  ///< in that section
 
-    /// Even: before the next training pass of the epoch; odd: in it.
-    std::int64_t section() const noexcept { return 2 * (epoch.passes - epoch.to_skip) + (last.under_way ? 1 : 0); }
-    /// The number of the next evaluation in its epoch.
-    std::int64_t evaluation() const noexcept;
-    void count_evaluation() noexcept;
     /// Whether samples are left of the pass under way.
     bool has_rest() const noexcept { return last.under_way && last.consumed < last.samples; }
     bool unfinished() const noexcept { return last.under_way || last.consumed > 0; }
     bool none() const noexcept { return last.number == 0 && epoch.passes == 0 && last.consumed == 0; }
     std::int64_t to_run_again() const noexcept;
+    std::int64_t number_of_evaluation(const Section& now) const noexcept;
+    void count_evaluation(const Section& now) noexcept;
     void begin_epoch(std::int64_t number);
-    Json position() const;
+    Json position(std::int64_t global_step) const;
     void restore(const Json& position);
   };
 
@@ -158,6 +167,8 @@ class Cursor {
   /// No pass has begun since a position was restored.
   bool waits() const noexcept { return in_loop_.restored || outside_.restored; }
   bool under_way() const noexcept { return in_loop_.last.under_way || outside_.last.under_way; }
+  /// Where a pass that does not train would stand now.
+  Section section() const;
   void finish(Passes& of);
   std::string named() const;  ///< the beginning of a message about it
   void say_if_steps_changed(Passes& of, const Pass& pass, const BatchOptions& options);
@@ -196,9 +207,9 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   /// Positions by name, of this epoch, as JSON; and back, before or after a name is added.
   Json positions() const;
   void restore(const std::string& name, const Json& position, bool complete);
-  /// Whether there was a training pass in this epoch and all of them are over; nullopt where no dataset is split, so
-  /// that nobody can tell.
-  std::optional<bool> epoch_complete() const;
+  enum class Passes { unknown, none, under_way, over };
+  /// How far the training passes of this epoch are; unknown where no dataset is split.
+  Passes of_epoch() const;
   /// The name of a dataset of which a training pass is under way that has samples left; empty if there is none.
   std::string with_rest() const;
   /// The name of a dataset that was saved in the middle of a pass of that kind and has not reached that pass again,
@@ -207,6 +218,8 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   /// The name of a dataset that had passes in this epoch when the run was saved and that the program has not asked for
   /// since; empty if there is none.
   std::string not_taken() const;
+  /// What evaluations of that kind are numbered in.
+  Cursor::Section section(std::int64_t epoch, bool in_loop) const;
 
  private:
   struct Saved {

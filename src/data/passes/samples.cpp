@@ -7,14 +7,12 @@ namespace muster::detail::data {
 namespace {
 
 /// The finaliser of splitmix64 (Steele, Lea, Flood, 2014): every bit of the argument moves every bit of the result.
-std::uint64_t mix(std::uint64_t x) noexcept {
+std::uint64_t scramble(std::uint64_t x) noexcept {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-
-std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return mix(mix(a) ^ b); }
 
 /// A number below `bound` (at most 2^32) from 32 random bits.
 std::uint64_t below(std::uint64_t bound, std::uint64_t bits) noexcept { return ((bits >> 32) * bound) >> 32; }
@@ -28,6 +26,8 @@ std::uint64_t key_of(std::uint64_t seed, const OrderOptions& options, Purpose pu
 
 }  // namespace
 
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return scramble(scramble(a) ^ b); }
+
 Range share_of(std::int64_t count, int world, int rank) noexcept {
   const std::int64_t each = count / world, more = count % world;
   return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
@@ -38,7 +38,7 @@ Permutation::Permutation(std::int64_t size, std::uint64_t key) noexcept : size_(
   constexpr std::uint64_t smallest = 8;
   left_ = std::max(smallest, static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size_))));
   right_ = std::max(smallest, (size_ + left_ - 1) / left_);
-  for (auto& round_key : keys_) round_key = key = mix(key);
+  for (auto& round_key : keys_) round_key = key = scramble(key);
 }
 
 std::int64_t Permutation::operator()(std::int64_t index) const noexcept {
@@ -46,9 +46,9 @@ std::int64_t Permutation::operator()(std::int64_t index) const noexcept {
   do {
     std::uint64_t left = value / right_, right = value % right_;
     for (int round = 0; round < rounds; round += 2) {
-      left += below(left_, mix(right ^ keys_[round]));
+      left += below(left_, scramble(right ^ keys_[round]));
       if (left >= left_) left -= left_;
-      right += below(right_, mix(left ^ keys_[round + 1]));
+      right += below(right_, scramble(left ^ keys_[round + 1]));
       if (right >= right_) right -= right_;
     }
     value = left * right_ + right;

@@ -33,6 +33,9 @@ class Permutation {
   std::uint64_t keys_[rounds];
 };
 
+/// Another number for each pair, the same on every machine.
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept;
+
 /// How the samples of one pass are ordered.
 struct OrderOptions {
   bool shuffle = false;              ///< a permutation of all
