@@ -128,6 +128,8 @@ struct FailureConfig {
   /// Failures since the last new checkpoint after which training goes on from it: 0 none, -1 no limit. Errors that all
   /// ranks know of are tried again inside the job: at once, then after 1, 2, 4 … s, at most a minute. Errors of usage
   /// (64) and of data (65) are not. After a lost or stuck rank (ExitCode::retry) `muster run` starts the job again.
+  /// What lives outside of the training function stays as the failed attempt has left it, if no State restores it: make
+  /// optimizers and schedulers inside.
   int max_failures = 0;
   /// The same for ends that are not the program's fault, which `muster run` counts apart: a node that is lost, or
   /// SIGTERM to ranks that do not know it, as where a scheduler takes the place for others.

@@ -13,6 +13,7 @@ namespace muster {
 /// of ranks new ones. (Virtual workers draw from their own in any case.)
 ///
 /// To be called before the first tensor is on a GPU, on all ranks, in main or first of all in the training function.
+/// With several trainers call it in main: a start that finds the first one finished does not run its function.
 void enable_reproducibility(std::uint64_t seed = 0);
 
 }  // namespace muster

@@ -65,6 +65,7 @@ class StateEntry {
   StateEntry(const Holder& holder) : StateEntry(std::shared_ptr<torch::nn::Module>(holder.ptr())) {}
   /// SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS.
   StateEntry(torch::optim::Optimizer& optimizer);
+  /// Its number of steps. A class of your own that has more to keep is StateEntry(save, load).
   StateEntry(torch::optim::LRScheduler& scheduler);
   StateEntry(torch::optim::ReduceLROnPlateauScheduler& scheduler);
   /// Restored in place: shape and type must be those saved.

@@ -1,6 +1,9 @@
 #include "muster/trainer.hpp"
 
 #include "base/log.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/state/trainer_state.hpp"
+#include "checkpoint/tier.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
@@ -33,6 +36,42 @@ int newest_checkpoint(const detail::train::RunFolder& run) noexcept try {
   return detail::train::newest_index(run.path());
 } catch (const std::exception&) {
   return -1;
+}
+
+/// What the newest checkpoint has of the preprocessor; null, with a warning, if nobody can say.
+Json saved_preprocessor(const std::filesystem::path& run) {
+  std::string fact = "has no checkpoint";
+  try {
+    const auto published = detail::checkpoint::Tier(run).list().published;
+    if (!published.empty())
+      return detail::checkpoint::trainer_state_from_json(
+                 detail::checkpoint::read_manifest(published.rbegin()->second).progress)
+          .preprocessor;
+  } catch (const Error& error) {
+    fact = std::string("has a checkpoint that cannot be read: ") + error.what();
+  }
+  detail::log::warn("the finished run " + run.string() + " " + fact +
+                    ". Its preprocessor is not fitted, so another trainer that uses it fits it anew");
+  return nullptr;
+}
+
+/// Where it is not fitted the trainer's preprocessor takes over the state that it has on rank 0, or in the finished
+/// run, so that a trainer after this one finds the same on every rank and after every start. Collective.
+void share_preprocessor(const detail::train::Plan& plan, const detail::train::RunFolder& run) {
+  namespace comm = detail::comm;
+  const auto& preprocessor = plan.options.preprocessor;
+  const auto bytes = comm::on_root(plan.world(), [&] {
+    if (!preprocessor) return std::string();
+    const auto state = preprocessor->fitted() ? preprocessor->state() : saved_preprocessor(run.path());
+    const auto packed = Json::to_cbor(state);
+    return std::string(packed.begin(), packed.end());
+  });
+  if (bytes.empty()) return;
+  const auto state = Json::from_cbor(bytes);
+  comm::on_all(plan.world(), [&] {
+    if (preprocessor && !preprocessor->fitted() && !state.is_null()) preprocessor->load_state(state);
+    return std::string();
+  });
 }
 
 class TorchBackendConfig final : public BackendConfig {
@@ -123,10 +162,12 @@ Result DataParallelTrainer::fit() {
     const int newest = newest_checkpoint(*run);
     if (!start(*plan, *run)) {
       validation.finish({});
+      share_preprocessor(*plan, *run);
       return read_result(*plan, *run);
     }
     const auto ended = train_with_retries(*plan, *run, device, train_loop_, validation);
     validation.finish(ended.error);
+    if (!ended.error) share_preprocessor(*plan, *run);
     const bool was_finished = before.is_object() && before.value("finished", false);
     if (was_finished && ended.error && ended.error->code() == ExitCode::data && world.rank() == 0 &&
         newest_checkpoint(*run) <= newest)

@@ -122,6 +122,13 @@ TEST_P(Sizes, AChainFitsEachOnWhatComesBefore) {
   EXPECT_TRUE(at::allclose(batch["x"].to(at::kDouble), (x - x.mean()) / deviation, 1e-4, 1e-5));
 }
 
+TEST(Preprocessors, RefuseAColumnThatIsNamedTwice) {
+  const auto text = error_of([] { standard_scaler({"x", "y", "x"}); });
+  EXPECT_TRUE(contains(text, "\"x\" is named twice")) << text;
+  error_of([] { min_max_scaler({"x", "x"}); });
+  error_of([] { one_hot_encoder({"x", "x"}); });
+}
+
 TEST(Preprocessors, LearnTheSameOnEveryRank) {
   const auto dataset = Dataset::from_tensors({{"x", at::arange(999, at::kDouble).sin()}});
   const auto scaler = standard_scaler({"x"});

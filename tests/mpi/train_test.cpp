@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -1075,6 +1076,47 @@ TEST(Train, APreprocessorIsTheRunsOwn) {
     EXPECT_EQ(code, 0);
     EXPECT_EQ(scaler->state(), name == std::string("fitted") ? before : of_line->state());
     EXPECT_EQ(result->metrics.at("training_iteration"), 1) << "another run's reports are not its own";
+  }
+}
+
+TEST(Train, APreprocessorOfTwoTrainersIsFittedOnceOnAllRanksAndAtAllStarts) {
+  const auto storage = test::shared_folder();
+  auto first = with_line("first");
+  const int workers = std::max(1, world().size() - 1);  // the last rank only waits
+  first.scaling_config.num_workers = workers;
+  auto second = first;
+  second.run_config.name = "second";
+  second.datasets = {{"train", Dataset::from_tensors({{"x", torch::arange(5.0).unsqueeze(1)}})}};
+  second.scaling_config.num_workers = world().size();
+  Json learned;
+  for (const bool again : {false, true}) {
+    const auto scaler = standard_scaler({"x"});
+    first.preprocessor = second.preprocessor = scaler;
+    int trained = 0;
+    const auto [code, result] = test::launch({storage}, [&](Launch& launch) {
+      TorchTrainer(
+          launch,
+          [&](Session& session, const Config&) {
+            ++trained;
+            auto state = session.state({});
+            session.report({{"a", 1}}, state);
+          },
+          first)
+          .fit();
+      EXPECT_TRUE(scaler->fitted()) << "on rank " << world().rank();
+      if (!again) learned = scaler->state();
+      EXPECT_EQ(scaler->state(), learned);
+      return TorchTrainer(
+                 launch,
+                 [&](Session&, const Config&) {
+                   if (!again) throw std::runtime_error("not yet");
+                 },
+                 second)
+          .fit();
+    });
+    EXPECT_EQ(code, again ? 0 : 1);
+    EXPECT_EQ(trained, !again && world().rank() < workers ? 1 : 0);
+    EXPECT_EQ(scaler->state(), learned) << "the second trainer leaves it as it is";
   }
 }
 

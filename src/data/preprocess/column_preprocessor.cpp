@@ -93,6 +93,10 @@ std::vector<Part> gather(const Communicator& communicator, const std::vector<Par
 ColumnPreprocessor::ColumnPreprocessor(std::string kind, std::vector<std::string> columns)
     : kind_(std::move(kind)), columns_(std::move(columns)) {
   if (columns_.empty()) throw Error(ExitCode::usage, "making a " + kind_, "it has no columns", "Name at least one");
+  for (auto name = columns_.begin(); name != columns_.end(); ++name)
+    if (std::find(columns_.begin(), name, *name) != name)
+      throw Error(ExitCode::usage, "making a " + kind_, "column \"" + *name + "\" is named twice",
+                  "Name each column once; chain() applies one preprocessor after the other");
 }
 
 void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communicator) {
