@@ -3,6 +3,9 @@
 // had died there.
 //   mpirun -n 1 runs --first SEED --count SEQUENCES
 //   mpirun -n 1 runs --seed SEED                       one sequence, told step by step
+//   mpirun -n RANKS runs --killed SEED --start N --ending FILE --name NAME --storage FOLDER
+// The last is one start of a run that is started for real: ranks or mpirun are killed, it is stopped or throws.
+// FILE.ending has "kill" or the code that it ends with, FILE.compared is there when the run has come to its end.
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
@@ -12,6 +15,7 @@
 #include "muster/error.hpp"
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"
+#include "soak/started_runs.hpp"
 #include "support/file_changes.hpp"
 
 #include <ATen/ops/arange.h>
@@ -29,6 +33,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -389,6 +394,8 @@ class Sequence {
 
 int main(int argc, char** argv) {
   using namespace muster;
+  for (int i = 1; i < argc; ++i)
+    if (std::string_view(argv[i]) == "--killed") return soak::play_started_run(argc, argv);
   return soak::drive(argc, argv, "runs", [](const Communicator& world) {
     return [&world](const soak::Round& round) {
       const detail::log::Scope as_before;
