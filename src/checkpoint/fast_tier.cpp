@@ -270,7 +270,8 @@ std::optional<std::vector<Part>> choose_parts(const Communicator& communicator, 
 /// Whether the run's folder has a whole one of that index or a newer one. One of that index which is not is set aside:
 /// after a copy that failed, and then lost the power, it may be there in part.
 bool has_as_new(const Tier& run, int index) {
-  for (const auto& [there, path] : run.list().published | std::views::reverse) {
+  const auto published = run.list().published;
+  for (const auto& [there, path] : published | std::views::reverse) {
     if (there < index) break;
     const auto problem = problem_seen([&] { verify(path, read_manifest(path)); });
     if (problem.empty()) return true;

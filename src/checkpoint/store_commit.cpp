@@ -92,7 +92,7 @@ Checkpoint Store::commit(Contents contents, When when) {
     if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_, needed_); });
   };
   if (behind)
-    go_on_behind([=, this, place = first](const Communicator& communicator) mutable {
+    go_on_behind([=, place = first](const Communicator& communicator) mutable {
       or_abandon(place, [&] { write(communicator, place); });
       to_run(communicator);
     });

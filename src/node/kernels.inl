@@ -3,6 +3,7 @@
 // same reason nothing of the standard library is called here. Loops stand in functions that are not inlined, whose
 // arrays do not overlap: that is what the compiler makes vectors of.
 
+#include "base/vectorize.hpp"
 #include "node/kernels_table.hpp"
 
 #include <cstdint>
@@ -203,7 +204,7 @@ template <class T>
 /// The commonest case in one go: two arrays, and the result to both of them or to one.
 template <class Op, class T>
 [[gnu::noinline]] void reduce_two(T* to, T* also, const T* a, const T* b, T factor, std::size_t n) {
-#pragma GCC ivdep
+  MUSTER_INDEPENDENT_ITERATIONS
   for (std::size_t i = 0; i < n; ++i) {
     const T result = Op::apply(a[i], b[i]) * factor;
     to[i] = result;

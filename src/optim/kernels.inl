@@ -1,6 +1,7 @@
 // The body of the kernels, compiled once for each instruction set with MUSTER_ISA as its name. All is internal to the
 // file that includes this, and nothing of the standard library is called, so that no code for a newer processor is
 // shared with the rest. Constants are rounded as torch rounds them: scalars in the type of the parameters.
+#include "base/vectorize.hpp"
 #include "optim/kernels.hpp"
 
 namespace muster::detail::optim {
@@ -25,7 +26,7 @@ inline T decayed(T gradient, T decay, T parameter) {
 template <class T, bool decays>
 [[gnu::noinline]] void sgd_without_momentum(T lr, T decay, const Tile<T>& s) {
   const auto [g, from, to, v_from, v_to, count] = s;
-#pragma GCC ivdep
+  MUSTER_INDEPENDENT_ITERATIONS
   for (std::size_t i = 0; i < count; ++i) to[i] = from[i] - lr * decayed<decays>(g[i], decay, from[i]);
 }
 
@@ -33,7 +34,7 @@ template <class T, bool decays>
 template <class T, bool decays, bool first, bool nesterov>
 [[gnu::noinline]] void sgd_with_momentum(T lr, T decay, T momentum, T keep, const Tile<T>& s) {
   const auto [g, from, to, v_from, v_to, count] = s;
-#pragma GCC ivdep
+  MUSTER_INDEPENDENT_ITERATIONS
   for (std::size_t i = 0; i < count; ++i) {
     const T d = decayed<decays>(g[i], decay, from[i]);
     const T v = first ? d : momentum * v_from[0][i] + keep * d;
@@ -67,7 +68,7 @@ struct AdamConstants {
 template <class T, bool decays, bool first>
 [[gnu::noinline]] void adam_tile(const AdamConstants<T>& c, const Tile<T>& s) {
   const auto [gradient, from, to, moments_from, moments_to, count] = s;
-#pragma GCC ivdep
+  MUSTER_INDEPENDENT_ITERATIONS
   for (std::size_t i = 0; i < count; ++i) {
     const T p = from[i] * c.keep;
     const T g = decayed<decays>(gradient[i], c.decay, from[i]);

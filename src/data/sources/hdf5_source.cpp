@@ -74,11 +74,11 @@ class Hdf5Source final : public Source {
   }
 
   std::int64_t count() override {
-    open();
+    ensure_open();
     return count_;
   }
   const Schema& schema() override {
-    open();
+    ensure_open();
     return schema_;
   }
   bool has_column_order() const noexcept override { return !options_.columns.empty(); }
@@ -87,7 +87,7 @@ class Hdf5Source final : public Source {
   }
 
   Batch read(std::span<const std::int64_t> samples) override {
-    open();
+    ensure_open();
     std::vector<Batch::Item> items;
     for (const auto& column : schema_) {
       auto shape = column.shape;
@@ -119,7 +119,7 @@ class Hdf5Source final : public Source {
   }
 
   Fingerprint fingerprint() override {
-    open();
+    ensure_open();
     Fingerprint print{.count = count_, .schema = described(schema_)};
     for (const auto& file : files_)
       print.portions.push_back(look_at(*file.bytes, blocks_of_dataset / static_cast<int>(files_.size())));
@@ -127,7 +127,7 @@ class Hdf5Source final : public Source {
   }
 
  private:
-  void open() {
+  void ensure_open() {
     std::call_once(opened_, [this] { open_all(); });
   }
 
