@@ -6,7 +6,7 @@
 //
 // Every member function marked collective must be called by all ranks of the communicator, in the same order. A
 // communicator is driven by one thread at a time; threads that talk at once use duplicates. Copies are cheap and are
-// the same communicator. Nothing is freed before the end of the launch, so a copy may die on one rank alone.
+// the same communicator. No rank waits where the last copy is destroyed, so it may be destroyed on one rank alone.
 //
 // No call blocks for good: a wait ends with the result, at the time limit of the launch (Error, ExitCode::retry: who is
 // late), by another rank's error (RemoteError), or where ranks are in different calls (ExitCode::user_error).

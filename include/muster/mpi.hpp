@@ -11,8 +11,8 @@ namespace muster {
 /// MPI_THREAD_SERIALIZED its main thread calls (else an Error, ExitCode::usage), here and in all that is done with the
 /// communicator. Collective over `comm`; an Error (ExitCode::retry) where ranks of it do not come within half an hour.
 ///
-/// What muster makes of MPI's communicators stays until MPI ends: about 20 for a launch that trains. Open MPI has room
-/// for 65,000, so some thousand launches may follow one another.
+/// Any number of launches may follow one another: they use the same MPI communicators again, about 20 for a launch that
+/// trains, which stay until MPI ends.
 ///
 ///   MPI_Comm_split(MPI_COMM_WORLD, rank < size / 2, rank, &half);   // a simulation, which trains on half of its ranks
 ///   if (rank < size / 2) {

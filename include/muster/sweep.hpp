@@ -131,8 +131,8 @@ struct SweepResult {
 /// trials have alike (the trainer's train_loop_config, --config, --set) must be the same: else an Error
 /// (ExitCode::usage) names the first that is not. Of another Trainable, such as an operator's, only --config and --set
 /// are known. What asks a run to stop (signals, the file `stop` in the sweep's folder, --time-limit) stops all trials,
-/// each with its state saved. One start has room for some thousand trials per group: each keeps about 10 of MPI's
-/// communicators, of which Open MPI has 65,000.
+/// each with its state saved. A start has room for any number of trials: each uses the MPI communicators of the one
+/// before again.
 ///
 /// The folder has sweep.json and sweep.csv, a row per trial, and a folder for each. A run of the same name may follow,
 /// with the best settings; it lies there beside them.

@@ -121,7 +121,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     std::vector<MPI_Request> receives, sends;
     std::vector<int> lengths;
   };
-  auto memory = std::make_unique<Memory>();
+  const auto memory = std::make_shared<Memory>();
   // Others may have left because of what this rank has raised: it stands.
   const auto raised_here = shared.alarm.raised();
   memory->mine = {static_cast<char>(raised_here.has_value()), static_cast<char>(shared.depth)};
@@ -188,7 +188,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     for (const int r : ranks)
       names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" +
                shared.placement.hosts[static_cast<std::size_t>(r)] + ")";
-    memory.release();
+    shared.agreement->abandon(memory->receives, memory->sends, memory);
     // Who has waited too long knows best, then whoever is first.
     using namespace std::chrono_literals;
     const bool first = given_up ? shared.alarm.stalled() == world.rank() : lowest == rank;
@@ -218,6 +218,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   ++shared.agreements;
   if (std::ranges::any_of(outcomes, [](const Outcome& o) { return o.kind != Outcome::Kind::done; })) {
     ++shared.failures;
+    Channel::release_idle();
     Channel::of(world)->renew();
   }
   if (const int outermost = std::ranges::min(depths); outermost < shared.depth) {

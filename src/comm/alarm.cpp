@@ -14,8 +14,10 @@ constexpr std::size_t longest_notice = 3000;
 
 }  // namespace
 
-Alarm::Alarm(MPI_Comm comm)
-    : comm_(comm), rank_(rank_in(comm)), size_(size_in(comm)), heard_(static_cast<std::size_t>(size_)) {}
+Alarm::Alarm(PooledCommunicator comm)
+    : comm_(std::move(comm)), rank_(rank_in(comm_)), size_(size_in(comm_)), heard_(static_cast<std::size_t>(size_)) {}
+
+Alarm::~Alarm() { comm_->abandon({}, sends_, sent_); }
 
 void Alarm::raise(const Outcome& mine) {
   const std::lock_guard lock(mutex_);
@@ -23,11 +25,11 @@ void Alarm::raise(const Outcome& mine) {
   raised_ = mine;
   if (mine.stalled) note_stalled(rank_);
   if (size_ == 1) return;
-  sent_ = pack(mine, longest_notice);
+  sent_ = std::make_shared<std::string>(pack(mine, longest_notice));
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     sends_.push_back(MPI_REQUEST_NULL);
-    check(MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_BYTE, r, tag_, comm_, &sends_.back()),
+    check(MPI_Isend(sent_->data(), static_cast<int>(sent_->size()), MPI_BYTE, r, tag_, comm_, &sends_.back()),
           "MPI_Isend");
   }
 }

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "comm/agreement.hpp"
+#include "comm/pool.hpp"
 
 #include <mpi.h>
 
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -16,7 +18,10 @@ namespace muster::detail::comm {
 
 class Alarm {
  public:
-  explicit Alarm(MPI_Comm comm);
+  explicit Alarm(PooledCommunicator comm);
+  Alarm(const Alarm&) = delete;
+  Alarm& operator=(const Alarm&) = delete;
+  ~Alarm();
 
   /// Sends the notice to all other ranks, once per attempt.
   void raise(const Outcome& mine);
@@ -41,14 +46,14 @@ class Alarm {
   void take(const MPI_Status& status);
   void note_stalled(int rank);
 
-  const MPI_Comm comm_;
+  const PooledCommunicator comm_;
   const int rank_;
   const int size_;
   mutable std::mutex mutex_;
   std::optional<Outcome> raised_;
-  std::string sent_;                // stays until the sends are through
-  std::vector<MPI_Request> sends_;  // of this attempt
-  std::vector<bool> heard_;         // [rank], in this attempt
+  std::shared_ptr<std::string> sent_;  // stays until the sends are through
+  std::vector<MPI_Request> sends_;     // of this attempt
+  std::vector<bool> heard_;            // [rank], in this attempt
   std::atomic<bool> sounding_{false};
   int cause_rank_ = -1;
   Outcome cause_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <iterator>
 #include <map>
 
 namespace muster::detail::comm {
@@ -31,20 +32,12 @@ Topology make_topology(const Placement& placement, const std::vector<int>& ranks
   return topology;
 }
 
-/// A number that all ranks of `comm` have, and no other communicator has. Collective.
-std::uint64_t new_id(MPI_Comm comm, int first) {
-  static std::atomic<std::uint32_t> made{0};
-  std::uint64_t id = (static_cast<std::uint64_t>(first) + 1) << 32 | ++made;
-  check(MPI_Bcast(&id, 1, MPI_UINT64_T, 0, comm), "MPI_Bcast");
-  return id;
-}
-
-/// Null where ranks of a node cannot share memory. Collective over `comm`.
-std::unique_ptr<Hierarchy> make_hierarchy(MPI_Comm comm, const Topology& topology,
+/// Null where ranks of a node cannot share memory. Collective over `over`.
+std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology& topology,
                                           const std::vector<int>& world_ranks) {
   const auto size = topology.node_of_rank.size();
   if (size == 1) return nullptr;
-  auto made = std::make_unique<Hierarchy>();
+  auto made = std::make_shared<Hierarchy>();
   auto& ranks = made->leaders_of_node;
   ranks.resize(static_cast<std::size_t>(topology.num_nodes));
   for (std::size_t r = 0; r < size; ++r)
@@ -62,7 +55,7 @@ std::unique_ptr<Hierarchy> make_hierarchy(MPI_Comm comm, const Topology& topolog
     memory = own.get();
     made->memory = own;
   } else {
-    const auto segment = map_together(comm, made->ranks, bytes, 0, topology.local_rank == 0 ? bytes : 0);
+    const auto segment = map_together(over, made->ranks, bytes, 0, topology.local_rank == 0 ? bytes : 0);
     if (!segment) return nullptr;
     memory = segment->data();
     made->memory = segment;
@@ -78,6 +71,7 @@ std::unique_ptr<Hierarchy> make_hierarchy(MPI_Comm comm, const Topology& topolog
 struct Channels {
   std::mutex mutex;
   std::vector<Channel*> all;
+  std::vector<std::shared_ptr<Channel>> kept;  ///< until they are idle
 };
 Channels& channels() {
   static auto* const channels = new Channels;  // to the end of the process, whatever is destroyed before
@@ -86,38 +80,64 @@ Channels& channels() {
 
 }  // namespace
 
-Channel::Channel(MPI_Comm own, std::shared_ptr<World> the_world, std::vector<int> ranks)
+Channel::Channel(std::vector<PooledCommunicator> own, std::shared_ptr<World> the_world, std::vector<int> ranks)
     : world(std::move(the_world)),
       world_ranks(std::move(ranks)),
-      rank(rank_in(own)),
-      size(size_in(own)),
+      rank(rank_in(own[0])),
+      size(size_in(own[0])),
       topology(make_topology(world->placement, world_ranks, rank)),
-      id(new_id(own, world_ranks.front())),
+      id(new_id(own[0], world_ranks.front())),
       turns_slot(world->watch.own().turns.open(id)),
-      collective(own),
-      point_to_point(duplicate(own)),
-      hierarchy(make_hierarchy(own, topology, world_ranks)) {
+      transport(new Transport{std::move(own[0]), std::move(own[1]), nullptr}) {
+  transport->hierarchy = make_hierarchy(*transport->collective, topology, world_ranks);
   const std::lock_guard lock(channels().mutex);
   channels().all.push_back(this);
 }
 
 Channel::~Channel() {
-  const std::lock_guard lock(channels().mutex);
-  std::erase(channels().all, this);
+  {
+    const std::lock_guard lock(channels().mutex);
+    std::erase(channels().all, this);
+  }
+  abandon_over_nodes();
+}
+
+void Channel::abandon_over_nodes() {
+  if (hierarchy()) hierarchy()->over_nodes.clear();
+}
+
+std::vector<int> Channel::all_ranks() const { return ranks_in(transport->collective); }
+
+std::vector<int> Channel::members(const std::vector<int>& ranks) const {
+  std::vector<int> members;
+  for (const int r : ranks)
+    members.push_back(world->members[static_cast<std::size_t>(world_ranks[static_cast<std::size_t>(r)])]);
+  return members;
+}
+
+std::vector<PooledCommunicator> Channel::take_from_pool(std::size_t count, const std::vector<int>& ranks,
+                                                        const char* doing) const {
+  return world->pool->take(count, members(ranks), *transport->collective, ranks, doing);
+}
+
+Communicator Channel::open_part(const std::vector<int>& ranks, const char* doing) const {
+  std::vector<int> theirs;
+  for (const int r : ranks) theirs.push_back(world_ranks[static_cast<std::size_t>(r)]);
+  return open(take_from_pool(2, ranks, doing), world, std::move(theirs));
 }
 
 void Channel::note_under_way() {
-  const bool idle = !hierarchy || hierarchy->communicator->idle();
+  const bool idle = !hierarchy() || hierarchy()->communicator->idle();
   under_way_ = idle ? -1 : world->failures.load();
 }
 
 void Channel::try_to_advance() {
-  if (under_way_.load(std::memory_order_relaxed) != world->failures.load(std::memory_order_relaxed)) return;
+  if (!is_under_way()) return;
   const std::unique_lock lock(driving_, std::try_to_lock);
-  if (!lock || !hierarchy) return;
+  if (!lock || !hierarchy()) return;
   try {
     advance_over_nodes(*this);
-    hierarchy->communicator->advance();
+    hierarchy()->communicator->advance();
     note_under_way();
   } catch (const Error&) {
     under_way_ = -1;
@@ -125,23 +145,41 @@ void Channel::try_to_advance() {
 }
 
 void Channel::advance_all() {
-  const std::unique_lock lock(channels().mutex, std::try_to_lock);
-  if (!lock) return;  // another thread does it
-  for (auto* channel : channels().all) channel->try_to_advance();
+  {
+    const std::unique_lock lock(channels().mutex, std::try_to_lock);
+    if (!lock) return;  // another thread does it
+    for (auto* channel : channels().all) channel->try_to_advance();
+    if (channels().kept.empty()) return;
+  }
+  release_idle();
+}
+
+void Channel::release_idle() {
+  std::vector<std::shared_ptr<Channel>> idle;  // destroyed after the lock, which their destructor takes
+  const std::lock_guard lock(channels().mutex);
+  auto& kept = channels().kept;
+  const auto rest = std::ranges::partition(kept, [](const auto& channel) { return channel->is_under_way(); });
+  idle.assign(std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
+  kept.erase(rest.begin(), rest.end());
+}
+
+void Channel::keep_until_idle(std::shared_ptr<Channel> channel) {
+  const std::lock_guard lock(channels().mutex);
+  auto& kept = channels().kept;
+  if (std::ranges::find(kept, channel) == kept.end()) kept.push_back(std::move(channel));
 }
 
 void Channel::renew() {
-  Channel fresh(duplicate(world->agreement), world, world_ranks);
+  const auto all = all_ranks();
+  Channel fresh(world->pool->take(2, world->members, *world->agreement, all, "beginning anew after a failure"), world,
+                world_ranks);
   const std::lock_guard lock(driving_);
+  abandon_over_nodes();
   id = fresh.id;
   turns = 0;
   turns_slot = fresh.turns_slot;
-  collective = fresh.collective;
-  point_to_point = fresh.point_to_point;
-  hierarchy.swap(fresh.hierarchy);
+  transport.swap(fresh.transport);
   under_way_ = -1;
-  // The old one stays as it is: MPI may still write to memory that the node's communicator knows.
-  static_cast<void>(fresh.hierarchy.release());
 }
 
 Channel::Begun Channel::begin(const node::Call& call, const char* name) {

@@ -20,6 +20,7 @@ struct Expected {
 /// Goes one of two ways: MPI's requests or the ticket of the node's communicator.
 struct Request::State {
   std::shared_ptr<Channel> channel;
+  std::shared_ptr<Transport> transport;  ///< of the channel when the operation began
   node::Call call;
   Channel::Begun begun;
   std::vector<MPI_Request> pending = {};
@@ -87,10 +88,13 @@ struct Request::State {
     channel->end(begun);
     if (local != nullptr) {
       if (kept.empty() && channel->topology.num_nodes == 1) channel->drive([&] { local->leave(ticket); });
-      kept.push_back(channel);  // other ranks need this one's part
+      Channel::keep_until_idle(channel);
     }
-    // It may still be read or written, so this memory is given up for good.
-    if (!kept.empty()) new std::vector<std::shared_ptr<void>>(std::move(kept));
+    // MPI may still read or write what is kept.
+    std::vector<MPI_Request> receives, others;
+    for (std::size_t i = 0; i < pending.size(); ++i) (expected[i].count < 0 ? others : receives).push_back(pending[i]);
+    (call.collective() ? transport->collective : transport->point_to_point)
+        ->abandon(std::move(receives), others, std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept)));
   }
 };
 
@@ -152,19 +156,20 @@ using Kind = node::Call::Kind;
 std::unique_ptr<Request::State> start(const Communicator& communicator, const node::Call& call, const char* name) {
   const auto& channel = Channel::of(communicator);
   const auto begun = channel->begin(call, name);
-  return std::unique_ptr<Request::State>(new Request::State{.channel = channel, .call = call, .begun = begun});
+  return std::unique_ptr<Request::State>(
+      new Request::State{.channel = channel, .transport = channel->transport, .call = call, .begun = begun});
 }
 
 /// Whether one node holds all ranks, and they share memory.
 bool on_one_node(const Communicator& communicator) {
   const auto& channel = *Channel::of(communicator);
-  return channel.hierarchy && channel.topology.num_nodes == 1;
+  return channel.hierarchy() && channel.topology.num_nodes == 1;
 }
 
 /// Starts what goes through the memory of the node: start(its communicator) gives the ticket.
 template <class Start>
 Request on_node(std::unique_ptr<Request::State> state, Start&& start) {
-  auto& local = *state->channel->hierarchy->communicator;
+  auto& local = *state->transport->hierarchy->communicator;
   state->channel->drive([&] {
     local.number(state->begun.turn);
     state->ticket = start(local);
@@ -195,13 +200,22 @@ void start_receive(Request::State& state, MPI_Comm comm, const Message& message,
   start_message<true>(MPI_Irecv, "MPI_Irecv", state, comm, message, type, tag, chunk);
 }
 
+/// Starts MPI's collectives for the chunks of `data`.
+void start_in_mpi(Request::State& state, void* data, std::size_t chunk) {
+  auto of_chunk = state.call;
+  each_chunk(state.call.count, chunk, [&](std::size_t first, int part) {
+    of_chunk.count = static_cast<std::size_t>(part);
+    *state.request() = state.transport->collective->start(of_chunk, at(data, first, of_chunk.type));
+  });
+}
+
 }  // namespace
 
 Request Collectives::barrier() {
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {.kind = Kind::barrier}, name_);
   if (on_one_node(communicator_)) return on_node(std::move(state), [](auto& local) { return local.barrier(); });
-  check(MPI_Ibarrier(state->channel->collective, state->request()), "MPI_Ibarrier");
+  start_in_mpi(*state, nullptr, chunk_);
   return Request(std::move(state));
 }
 
@@ -210,42 +224,30 @@ Request Collectives::broadcast(void* data, std::size_t count, Dtype type, int ro
   auto state = start(communicator_, {.kind = Kind::broadcast, .type = type, .root = root, .count = count}, name_);
   if (on_one_node(communicator_))
     return on_node(std::move(state), [&](auto& local) { return local.broadcast(data, count * size_of(type), root); });
-  each_chunk(count, chunk_, [&](std::size_t first, int part) {
-    check(MPI_Ibcast(at(data, first, type), part, mpi_type(type), root, state->channel->collective, state->request()),
-          "MPI_Ibcast");
-  });
+  start_in_mpi(*state, data, chunk_);
   return Request(std::move(state));
 }
 
 Request Collectives::all_reduce(void* data, std::size_t count, Dtype type, ReduceOp op) {
-  const MPI_Op native = mpi_op(op, type);
+  require_reducible(type, op, "starting a reduction");
   if (communicator_.size() == 1) return {};
   auto state = start(communicator_, {.kind = Kind::all_reduce, .type = type, .op = op, .count = count}, name_);
   if (on_one_node(communicator_))
     return on_node(std::move(state), [&](auto& local) { return local.all_reduce(data, count, {type, op}); });
-  if (auto& channel = *state->channel; channel.hierarchy)
+  if (auto& channel = *state->channel; channel.hierarchy())
     return on_node(std::move(state), [&](auto&) { return all_reduce_over_nodes(channel, data, count, {type, op}); });
-  each_chunk(count, chunk_, [&](std::size_t first, int part) {
-    check(MPI_Iallreduce(MPI_IN_PLACE, at(data, first, type), part, mpi_type(type), native, state->channel->collective,
-                         state->request()),
-          "MPI_Iallreduce");
-  });
+  start_in_mpi(*state, data, chunk_);
   return Request(std::move(state));
 }
 
 Request Collectives::reduce(void* data, std::size_t count, Dtype type, ReduceOp op, int root) {
-  const MPI_Op native = mpi_op(op, type);
+  require_reducible(type, op, "starting a reduction");
   if (communicator_.size() == 1) return {};
   auto state =
       start(communicator_, {.kind = Kind::reduce, .type = type, .op = op, .root = root, .count = count}, name_);
   if (on_one_node(communicator_))
     return on_node(std::move(state), [&](auto& local) { return local.reduce(data, count, {type, op}, root); });
-  const bool here = state->channel->rank == root;
-  each_chunk(count, chunk_, [&](std::size_t first, int part) {
-    check(MPI_Ireduce(here ? MPI_IN_PLACE : at(data, first, type), here ? at(data, first, type) : nullptr, part,
-                      mpi_type(type), native, root, state->channel->collective, state->request()),
-          "MPI_Ireduce");
-  });
+  start_in_mpi(*state, data, chunk_);
   return Request(std::move(state));
 }
 
@@ -266,13 +268,13 @@ Request Collectives::all_to_all(const std::vector<Message>& sends, const std::ve
     if (piece.rank == rank)
       to_self.push_back(&piece);
     else
-      start_receive(*state, state->channel->collective, piece, type, 0, chunk_);
+      start_receive(*state, state->transport->collective, piece, type, 0, chunk_);
   }
   for (const auto& piece : sends) {
     if (piece.rank == rank)
       from_self.push_back(&piece);
     else
-      start_send(*state, state->channel->collective, piece, type, 0, chunk_);
+      start_send(*state, state->transport->collective, piece, type, 0, chunk_);
   }
   for (std::size_t i = 0; i < std::min(from_self.size(), to_self.size()); ++i) {
     const auto bytes = std::min(from_self[i]->count, to_self[i]->count) * size_of(type);
@@ -283,13 +285,13 @@ Request Collectives::all_to_all(const std::vector<Message>& sends, const std::ve
 
 Request Collectives::send(const void* data, std::size_t count, Dtype type, int to, int tag) {
   auto state = start(communicator_, {.kind = Kind::send, .type = type, .root = to, .count = count}, name_);
-  start_send(*state, state->channel->point_to_point, {const_cast<void*>(data), count, to}, type, tag, chunk_);
+  start_send(*state, state->transport->point_to_point, {const_cast<void*>(data), count, to}, type, tag, chunk_);
   return Request(std::move(state));
 }
 
 Request Collectives::receive(void* data, std::size_t count, Dtype type, int from, int tag) {
   auto state = start(communicator_, {.kind = Kind::receive, .type = type, .root = from, .count = count}, name_);
-  start_receive(*state, state->channel->point_to_point, {data, count, from}, type, tag, chunk_);
+  start_receive(*state, state->transport->point_to_point, {data, count, from}, type, tag, chunk_);
   state->source = from;
   return Request(std::move(state));
 }
@@ -299,7 +301,7 @@ Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int 
     throw Error(ExitCode::usage, "receiving from any rank",
                 std::to_string(count) + " elements are more than one message holds", "Receive from a named rank");
   auto state = start(communicator_, {.kind = Kind::receive, .type = type, .count = count}, name_);
-  start_receive(*state, state->channel->point_to_point, {data, count, MPI_ANY_SOURCE}, type, tag, chunk_);
+  start_receive(*state, state->transport->point_to_point, {data, count, MPI_ANY_SOURCE}, type, tag, chunk_);
   return Request(std::move(state));
 }
 

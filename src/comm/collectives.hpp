@@ -30,7 +30,7 @@ using node::size_of;
 /// own or another's, of any communicator.
 ///
 /// Destroying one that has not finished leaves it to itself: the other ranks may still need this one's part. What it
-/// holds by keep() is then never freed, since MPI may still write there; memory that it does not hold must outlive it,
+/// holds by keep() then lives until MPI no longer uses it; memory that it does not hold must outlive the communicator,
 /// except in what the ranks of one node do among themselves, which goes on in memory of its own.
 class Request {
  public:

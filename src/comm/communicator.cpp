@@ -23,22 +23,26 @@ int Communicator::size() const noexcept { return channel_->size; }
 const Topology& Communicator::topology() const noexcept { return channel_->topology; }
 
 Communicator Communicator::duplicate() const {
-  detail::comm::rendezvous(*this, "duplicating a communicator");
-  return Channel::open(detail::comm::duplicate(channel_->collective), channel_->world, channel_->world_ranks);
+  constexpr auto doing = "duplicating a communicator";
+  detail::comm::rendezvous(*this, doing);
+  return channel_->open_part(channel_->all_ranks(), doing);
 }
 
 Communicator Communicator::split(int color, int key) const {
+  constexpr auto doing = "splitting a communicator";
   if (color < 0)
-    throw Error(ExitCode::usage, "splitting a communicator", "the colour " + std::to_string(color) + " is negative",
+    throw Error(ExitCode::usage, doing, "the colour " + std::to_string(color) + " is negative",
                 "Give every rank a colour of 0 or more");
-  detail::comm::rendezvous(*this, "splitting a communicator");
-  MPI_Comm part = MPI_COMM_NULL;
-  check(MPI_Comm_split(channel_->collective, color, key, &part), "MPI_Comm_split");
-  check(MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  const int mine = channel_->world_ranks[static_cast<std::size_t>(rank())];
-  std::vector<int> ranks(static_cast<std::size_t>(detail::comm::size_in(part)));
-  check(MPI_Allgather(&mine, 1, MPI_INT, ranks.data(), 1, MPI_INT, part), "MPI_Allgather");
-  return Channel::open(part, channel_->world, std::move(ranks));
+  detail::comm::rendezvous(*this, doing);
+  detail::comm::Handshake handshake(*channel_->transport->collective, doing);
+  const auto colors = handshake.each(std::to_string(color)), keys = handshake.each(std::to_string(key));
+  std::vector<std::pair<int, int>> part;  // key and rank
+  for (std::size_t r = 0; r < colors.size(); ++r)
+    if (colors[r] == std::to_string(color)) part.emplace_back(std::stoi(keys[r]), static_cast<int>(r));
+  std::ranges::sort(part);
+  std::vector<int> ranks;
+  for (const auto& [unused, rank] : part) ranks.push_back(rank);
+  return channel_->open_part(ranks, doing);
 }
 
 namespace {

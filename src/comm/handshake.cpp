@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/mpi_communicator.hpp"
 #include "comm/wait.hpp"
 #include "muster/error.hpp"
 
@@ -35,11 +36,13 @@ struct Handshake::Memory {
   std::vector<MPI_Request> pending;
 };
 
-Handshake::Handshake(MPI_Comm comm, const char* doing)
-    : comm_(comm), doing_(doing), memory_(std::make_unique<Memory>()) {}
+Handshake::Handshake(MpiCommunicator& over, const char* doing)
+    : over_(over), doing_(doing), memory_(std::make_unique<Memory>()) {}
 
 Handshake::~Handshake() {
-  if (!memory_->pending.empty()) static_cast<void>(memory_.release());
+  if (memory_->pending.empty()) return;
+  static_cast<void>(memory_.release());
+  over_.mark_unusable();
 }
 
 MPI_Request* Handshake::start() { return &memory_->pending.emplace_back(MPI_REQUEST_NULL); }
@@ -60,17 +63,17 @@ void Handshake::finish() {
 
 bool Handshake::all(bool mine) {
   memory_->all = mine ? 1 : 0;
-  check(MPI_Iallreduce(MPI_IN_PLACE, &memory_->all, 1, MPI_INT, MPI_MIN, comm_, start()), "MPI_Iallreduce");
+  check(MPI_Iallreduce(MPI_IN_PLACE, &memory_->all, 1, MPI_INT, MPI_MIN, over_.comm, start()), "MPI_Iallreduce");
   finish();
   return memory_->all == 1;
 }
 
 std::vector<std::string> Handshake::each(const std::string& mine) {
   memory_->mine = text_of(mine);
-  memory_->texts.resize(static_cast<std::size_t>(size_in(comm_)));
-  check(
-      MPI_Iallgather(memory_->mine.data(), longest, MPI_CHAR, memory_->texts.data(), longest, MPI_CHAR, comm_, start()),
-      "MPI_Iallgather");
+  memory_->texts.resize(static_cast<std::size_t>(size_in(over_.comm)));
+  check(MPI_Iallgather(memory_->mine.data(), longest, MPI_CHAR, memory_->texts.data(), longest, MPI_CHAR, over_.comm,
+                       start()),
+        "MPI_Iallgather");
   finish();
   std::vector<std::string> all;
   for (const auto& text : memory_->texts) all.emplace_back(text.data());
@@ -79,21 +82,21 @@ std::vector<std::string> Handshake::each(const std::string& mine) {
 
 std::string Handshake::from_first(const std::vector<int>& ranks, const std::string& mine) {
   memory_->mine = text_of(mine);
-  const bool first = rank_in(comm_) == ranks.front();
+  const bool first = rank_in(over_.comm) == ranks.front();
   for (const int r : ranks)
     if (first && r != ranks.front())
-      check(MPI_Isend(memory_->mine.data(), longest, MPI_CHAR, r, handshake_tag, comm_, start()), "MPI_Isend");
+      check(MPI_Isend(memory_->mine.data(), longest, MPI_CHAR, r, handshake_tag, over_.comm, start()), "MPI_Isend");
   if (!first)
-    check(MPI_Irecv(memory_->mine.data(), longest, MPI_CHAR, ranks.front(), handshake_tag, comm_, start()),
+    check(MPI_Irecv(memory_->mine.data(), longest, MPI_CHAR, ranks.front(), handshake_tag, over_.comm, start()),
           "MPI_Irecv");
   finish();
   return memory_->mine.data();
 }
 
-std::shared_ptr<node::SharedSegment> map_together(MPI_Comm comm, const std::vector<int>& node, std::size_t bytes,
-                                                  std::size_t first, std::size_t reserved) {
-  Handshake handshake(comm, "sharing memory on a node");
-  const int rank = rank_in(comm);
+std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const std::vector<int>& node,
+                                                  std::size_t bytes, std::size_t first, std::size_t reserved) {
+  Handshake handshake(over, "sharing memory on a node");
+  const int rank = rank_in(over.comm);
   const bool here = rank == node.front();
   auto segment = std::make_shared<node::SharedSegment>();
   std::string problem;

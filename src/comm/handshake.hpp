@@ -15,6 +15,8 @@
 
 namespace muster::detail::comm {
 
+class MpiCommunicator;
+
 /// How ranks make sure that they all come. A barrier is not enough: a rank may hear an alarm, or run out of time, in
 /// the moment in which the others see it complete, and they would then wait for it in MPI for good. So the first rank
 /// decides: it lets the others go once all have said that they are here, and a rank that wants to leave after that word
@@ -29,7 +31,8 @@ void rendezvous(const Communicator& communicator, const char* doing);
 class Handshake {
  public:
   /// `doing` begins the error.
-  Handshake(MPI_Comm comm, const char* doing);
+  Handshake(MpiCommunicator& over, const char* doing);
+  /// If it was left before its end, the communicator is not used again.
   ~Handshake();
   Handshake(const Handshake&) = delete;
   Handshake& operator=(const Handshake&) = delete;
@@ -46,15 +49,15 @@ class Handshake {
   MPI_Request* start();
   void finish();
 
-  const MPI_Comm comm_;
+  MpiCommunicator& over_;
   const char* const doing_;
   std::unique_ptr<Memory> memory_;
 };
 
 /// The ranks of a node map a segment of `bytes`, and each takes memory for `reserved` bytes from `first` on. Null on
-/// all ranks of `comm` where that fails on any, for want of room in /dev/shm; a warning says so once. Its name is gone
-/// already. Collective over `comm`, whose ranks have all come; `node`: those on this node.
-std::shared_ptr<node::SharedSegment> map_together(MPI_Comm comm, const std::vector<int>& node, std::size_t bytes,
-                                                  std::size_t first, std::size_t reserved);
+/// all ranks of `over` where that fails on any, for want of room in /dev/shm; a warning says so once. Its name is gone
+/// already. Collective over `over`, whose ranks have all come; `node`: those on this node.
+std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const std::vector<int>& node,
+                                                  std::size_t bytes, std::size_t first, std::size_t reserved);
 
 }  // namespace muster::detail::comm

@@ -40,8 +40,12 @@ class SliceExchange {
     scatter();
   }
   ~SliceExchange() {
-    // MPI may still read or write there, so this memory is given up for good.
-    if (!memory_->pending.empty()) static_cast<void>(memory_.release());
+    if (memory_->pending.empty()) return;
+    const auto sends = memory_->pending.begin() + static_cast<std::ptrdiff_t>(memory_->num_receives);
+    const std::vector<MPI_Request> receives(memory_->pending.begin(), sends), others(sends, memory_->pending.end());
+    // MPI may also use memory that the node's communicator holds.
+    memory_->hierarchy = channel_.transport->hierarchy;
+    channel_.transport->collective->abandon(receives, others, memory_);
   }
   SliceExchange(const SliceExchange&) = delete;
   SliceExchange& operator=(const SliceExchange&) = delete;
@@ -74,8 +78,8 @@ class SliceExchange {
     const auto slice = static_cast<std::size_t>(channel_.topology.local_rank);
     memory_->pending.push_back(MPI_REQUEST_NULL);
     check(start(data, static_cast<int>(count), mpi_type(reduction_.type),
-                channel_.hierarchy->leaders_of_node[static_cast<std::size_t>(node)][slice], tag, channel_.collective,
-                &memory_->pending.back()),
+                channel_.hierarchy()->leaders_of_node[static_cast<std::size_t>(node)][slice], tag,
+                channel_.transport->collective, &memory_->pending.back()),
           call);
   }
   void send(const node::Slice& share, int node, int tag) {
@@ -83,6 +87,7 @@ class SliceExchange {
   }
   void receive(std::byte* data, std::size_t count, int node, int tag) {
     start(MPI_Irecv, "MPI_Irecv", data, count, node, tag);
+    ++memory_->num_receives;
   }
 
   void scatter() {
@@ -118,8 +123,10 @@ class SliceExchange {
     for (int call = 0; call < calls_per_look && flag == 0; ++call)
       check(MPI_Testall(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &flag, MPI_STATUSES_IGNORE),
             "MPI_Testall");
-    if (flag) memory_->pending.clear();
-    return flag != 0;
+    if (!flag) return false;
+    memory_->pending.clear();
+    memory_->num_receives = 0;
+    return true;
   }
 
   Channel& channel_;  ///< whose hierarchy has this
@@ -128,30 +135,32 @@ class SliceExchange {
   node::Reduction reduction_;
   const int nodes_ = channel_.topology.num_nodes;
   const int here_ = channel_.topology.node_rank;
-  const unsigned number_ = channel_.hierarchy->exchanges++;  ///< of this exchange, the same on all nodes
+  const unsigned number_ = channel_.hierarchy()->exchanges++;  ///< of this exchange, the same on all nodes
   /// Every node reduces the whole slice: one exchange in place of two.
   const bool whole_ = count_ * size_of(reduction_.type) <= short_bytes;
   struct Memory {
     std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares
-    std::vector<MPI_Request> pending;
+    std::vector<MPI_Request> pending;       ///< receives come first
+    std::size_t num_receives = 0;
+    std::shared_ptr<Hierarchy> hierarchy = nullptr;
   };
-  std::unique_ptr<Memory> memory_ = std::make_unique<Memory>();  ///< what MPI may touch
+  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();  ///< what MPI may touch
   enum class State { scattering, gathering, done } state_ = State::scattering;
 };
 
 class HierarchicalAllReduce {
  public:
   HierarchicalAllReduce(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
-      : channel_(channel), local_(*channel.hierarchy->communicator), reduction_(reduction) {
+      : channel_(channel), local_(*channel.hierarchy()->communicator), reduction_(reduction) {
     const auto element = size_of(reduction.type);
-    const auto most = std::max<std::size_t>(1, piece_bytes(channel_.hierarchy->leaders) / element);
+    const auto most = std::max<std::size_t>(1, piece_bytes(channel_.hierarchy()->leaders) / element);
     // The sums of the nodes are multiplied once they are whole.
     auto inside = reduction;
     inside.scale = 1.0;
     // One piece is on the network while the next is reduced.
     for (std::size_t first = 0; first < count; first += most) {
       const auto n = std::min(most, count - first);
-      const int leaders = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_.hierarchy->leaders);
+      const int leaders = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_.hierarchy()->leaders);
       auto* const begin = data + first * element;
       const auto reduced = local_.reduce_scatter(begin, n, leaders, inside);
       if (!pieces_.empty()) share(pieces_.back());
@@ -210,16 +219,16 @@ node::Communicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, s
                                                  const node::Reduction& reduction) {
   const auto started =
       std::make_shared<HierarchicalAllReduce>(channel, static_cast<std::byte*>(data), count, reduction);
-  channel.hierarchy->over_nodes.push_back(started);
+  channel.hierarchy()->over_nodes.push_back(started);
   advance_over_nodes(channel);
   return started->ticket();
 }
 
 void advance_over_nodes(Channel& channel) {
-  if (!channel.hierarchy) return;
-  auto& under_way = channel.hierarchy->over_nodes;
+  if (!channel.hierarchy()) return;
+  auto& under_way = channel.hierarchy()->over_nodes;
   for (const auto& all_reduce : under_way) all_reduce->advance();
-  while (!under_way.empty() && channel.hierarchy->communicator->finished(under_way.front()->ticket()))
+  while (!under_way.empty() && channel.hierarchy()->communicator->finished(under_way.front()->ticket()))
     under_way.pop_front();
 }
 

@@ -5,7 +5,9 @@
 #include "comm/mpi_call.hpp"
 
 #include <list>
+#include <memory>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::comm {
 
@@ -24,22 +26,23 @@ struct Mailbox::Memory {
     });
   }
 
-  MPI_Comm comm = MPI_COMM_NULL;
+  PooledCommunicator comm;
   std::list<Letter> sent = {};
 };
 
-Mailbox::Mailbox(const Communicator& ranks) : memory_(std::make_unique<Memory>()) {
-  rendezvous(ranks, "opening a mailbox");
-  memory_->comm = duplicate(Channel::of(ranks)->collective);
+Mailbox::Mailbox(const Communicator& ranks) {
+  constexpr auto doing = "opening a mailbox";
+  rendezvous(ranks, doing);
+  const auto& channel = *Channel::of(ranks);
+  memory_.reset(new Memory{std::move(channel.take_from_pool(1, channel.all_ranks(), doing).front())});
 }
 
 Mailbox::~Mailbox() {
-  try {
-    memory_->tidy();
-  } catch (...) {
-    // Of MPI, which may still read what is left.
-  }
-  if (!memory_->sent.empty()) static_cast<void>(memory_.release());
+  // MPI may still read what has not arrived.
+  const auto sent = std::make_shared<std::list<Memory::Letter>>(std::move(memory_->sent));
+  std::vector<MPI_Request> requests;
+  for (const auto& letter : *sent) requests.push_back(letter.request);
+  memory_->comm->abandon({}, requests, sent);
 }
 
 void Mailbox::send(int rank, std::string text) {

@@ -9,8 +9,8 @@
 
 namespace muster::detail::comm {
 
-/// Over channels of its own, in which nothing is ever half done: it outlives failed attempts. One thread of a rank uses
-/// it.
+/// Over a communicator of its own, on which no collective is ever half done: it outlives failed attempts. One thread of
+/// a rank uses it.
 class Mailbox {
  public:
   /// Collective.

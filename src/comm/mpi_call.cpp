@@ -6,9 +6,11 @@
 
 #include <array>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::comm {
 namespace {
@@ -60,6 +62,12 @@ int size_in(MPI_Comm comm) {
   int size = 1;
   check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
   return size;
+}
+
+std::vector<int> ranks_in(MPI_Comm comm) {
+  std::vector<int> ranks(static_cast<std::size_t>(size_in(comm)));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 MPI_Comm duplicate(MPI_Comm comm) {

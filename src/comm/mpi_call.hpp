@@ -6,6 +6,8 @@
 
 #include <mpi.h>
 
+#include <vector>
+
 namespace muster::detail::comm {
 
 /// Throws what `code` means (ExitCode::retry).
@@ -18,6 +20,8 @@ inline void check(int code, const char* call) {
 /// This rank in `comm`, and how many there are.
 int rank_in(MPI_Comm comm);
 int size_in(MPI_Comm comm);
+/// All of its ranks: 0, 1, ….
+std::vector<int> ranks_in(MPI_Comm comm);
 
 /// A duplicate with MPI_ERRORS_RETURN. Collective.
 MPI_Comm duplicate(MPI_Comm comm);

@@ -47,7 +47,7 @@ class Rendezvous {
     channel_.end(call_);
     int sent = 0;
     MPI_Testall(static_cast<int>(sends_->requests.size()), sends_->requests.data(), &sent, MPI_STATUSES_IGNORE);
-    if (!sent) static_cast<void>(sends_.release());  // MPI may still read it
+    if (!sent) channel_.transport->collective->abandon({}, sends_->requests, sends_);  // MPI may still read it
   }
 
   /// Rank 0.
@@ -107,7 +107,7 @@ class Rendezvous {
 
   void tell(int rank, Word word) {
     const auto& note = sends_->notes.emplace_back(Note{attempt_, number_, word});
-    check(MPI_Isend(&note, sizeof note, MPI_BYTE, rank, rendezvous_tag, channel_.collective,
+    check(MPI_Isend(&note, sizeof note, MPI_BYTE, rank, rendezvous_tag, channel_.transport->collective,
                     &sends_->requests.emplace_back(MPI_REQUEST_NULL)),
           "MPI_Isend");
   }
@@ -120,10 +120,10 @@ class Rendezvous {
     for (;;) {
       int flag = 0;
       MPI_Status status;
-      check(MPI_Iprobe(from, rendezvous_tag, channel_.collective, &flag, &status), "MPI_Iprobe");
+      check(MPI_Iprobe(from, rendezvous_tag, channel_.transport->collective, &flag, &status), "MPI_Iprobe");
       if (!flag) return std::nullopt;
       Note note;
-      check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, rendezvous_tag, channel_.collective,
+      check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, rendezvous_tag, channel_.transport->collective,
                      MPI_STATUS_IGNORE),
             "MPI_Recv");
       if (note.attempt == attempt_ && note.number == number_) return note.word;
@@ -156,7 +156,7 @@ class Rendezvous {
   std::int64_t attempt_;
   std::int64_t number_ = 0;
   Channel::Begun call_;
-  std::unique_ptr<Sends> sends_ = std::make_unique<Sends>();
+  std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
 };
 
 }  // namespace

@@ -10,11 +10,12 @@ namespace muster::detail::comm {
 
 std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
   const auto& channel = *Channel::of(communicator);
-  if (!channel.hierarchy || channel.topology.num_nodes == channel.size) return std::nullopt;
+  if (!channel.hierarchy() || channel.topology.num_nodes == channel.size) return std::nullopt;
   rendezvous(communicator, "sharing memory on a node");
   const auto stride = node::whole_pages(std::max<std::size_t>(1, bytes));
   const int local = channel.topology.local_rank;
-  auto segment = map_together(channel.collective, channel.hierarchy->ranks, stride * channel.hierarchy->ranks.size(),
+  const auto& node = channel.hierarchy()->ranks;
+  auto segment = map_together(*channel.transport->collective, node, stride * node.size(),
                               static_cast<std::size_t>(local) * stride, reserved);
   if (!segment) return std::nullopt;
   const node::Region region{segment->data(), stride, segment};
@@ -30,7 +31,7 @@ std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::
   const auto shared = share(communicator, bytes, bytes);
   if (!shared) return own_memory(bytes);
   auto& channel = *Channel::of(communicator);
-  channel.drive([&] { channel.hierarchy->communicator->add(shared->region); });
+  channel.drive([&] { channel.hierarchy()->communicator->add(shared->region); });
   // The engine keeps the addresses; the memory itself goes with its last user on this rank.
   return {shared->data(), [shared = *shared](std::byte* data) {
             shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);
@@ -40,9 +41,9 @@ std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::
 bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes) {
   if (communicator.size() == 1) return false;
   const auto& channel = *Channel::of(communicator);
-  if (!channel.hierarchy) return true;
+  if (!channel.hierarchy()) return true;
   // Inside a node only this rank writes to its own memory; a region lives as long as the channel.
-  return channel.topology.num_nodes > 1 && !channel.hierarchy->communicator->registered(data, bytes);
+  return channel.topology.num_nodes > 1 && !channel.hierarchy()->communicator->registered(data, bytes);
 }
 
 }  // namespace muster::detail::comm

@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
-#include <deque>
 #include <iterator>
 #include <map>
 #include <set>
@@ -92,8 +91,8 @@ struct Watch::Finding {
   static Finding unpack(const Json& f) { return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]}; }
 };
 
-Watch::Watch(MPI_Comm comm, const Placement& placement)
-    : comm_(comm), rank_(rank_in(comm)), placement_(placement), records_(placement.node_of_rank.size()) {
+Watch::Watch(PooledCommunicator comm, const Placement& placement)
+    : comm_(std::move(comm)), rank_(rank_in(comm_)), placement_(placement), records_(placement.node_of_rank.size()) {
   const auto size = records_.size();
   const auto own = static_cast<std::size_t>(rank_);
   const auto stride = node::whole_pages(sizeof(Record));
@@ -104,7 +103,7 @@ Watch::Watch(MPI_Comm comm, const Placement& placement)
   const std::set<int> nodes(placement_.node_of_rank.begin(), placement_.node_of_rank.end());
   if (nodes.size() < size) {
     const auto local = static_cast<std::size_t>(std::ranges::find(here, rank_) - here.begin());
-    segment = map_together(comm, here, stride * here.size(), stride * local, stride);
+    segment = map_together(*comm_, here, stride * here.size(), stride * local, stride);
   }
   shares_ = nodes.size() == size || segment != nullptr;
   if (segment) {
@@ -189,12 +188,12 @@ void Watch::serve() try {
     add_stacks(findings);
     Json answer{question[0], Json::array()};
     for (const auto& finding : findings) answer[1].push_back(finding.pack());
-    // Whoever asked may be gone, so this memory is given up for good.
-    auto* const sent = new std::vector<std::uint8_t>(Json::to_cbor(answer));
+    const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(answer));
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_,
                     &request),
           "MPI_Isend");
+    comm_->abandon({}, {request}, sent);  // whoever asked may be gone
   }
 } catch (const std::exception& error) {
   log::debug(std::string("answering another node: ") + error.what());
@@ -285,18 +284,14 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
       // Ranks that share no memory answer each for itself.
       of_node[shares_ ? placement_.node_of_rank[static_cast<std::size_t>(r)] : -1 - r].push_back(r);
   const auto number = ++questions_;
-  struct Sent {
-    std::vector<std::uint8_t> bytes;
-    MPI_Request request = MPI_REQUEST_NULL;
-  };
-  auto* const sends = new std::deque<Sent>;  // given up for good: not all may be taken
   for (const auto& [unused, ranks] : of_node) {
-    auto& send = sends->emplace_back();
-    send.bytes =
-        Json::to_cbor(Json{number, call.channel, call.turn, ranks, late ? *late : std::vector<int>(), late != nullptr});
-    check(MPI_Isend(send.bytes.data(), static_cast<int>(send.bytes.size()), MPI_BYTE, ranks.front(), question_tag,
-                    comm_, &send.request),
-          "MPI_Isend");
+    const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(
+        Json{number, call.channel, call.turn, ranks, late ? *late : std::vector<int>(), late != nullptr}));
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(
+        MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks.front(), question_tag, comm_, &request),
+        "MPI_Isend");
+    comm_->abandon({}, {request}, sent);  // nobody there may receive it
   }
   std::vector<Finding> findings;
   auto left = of_node.size();

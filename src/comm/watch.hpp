@@ -4,6 +4,7 @@
 // thread of a rank answers for all of its node, whatever its main thread does.
 #pragma once
 
+#include "comm/pool.hpp"
 #include "comm/world.hpp"
 #include "watch/process.hpp"
 #include "watch/record.hpp"
@@ -33,8 +34,8 @@ struct WaitedFor {
 
 class Watch {
  public:
-  /// Takes `comm`, a duplicate that nobody else uses. Collective; the ranks have all come.
-  Watch(MPI_Comm comm, const Placement& placement);
+  /// Collective; the ranks have all come.
+  Watch(PooledCommunicator comm, const Placement& placement);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -79,7 +80,7 @@ class Watch {
   std::string where(const watch::Record& record) const;
   const std::string& host(int rank) const { return placement_.hosts[static_cast<std::size_t>(rank)]; }
 
-  const MPI_Comm comm_;
+  const PooledCommunicator comm_;
   const std::thread::id main_thread_ = std::this_thread::get_id();
   const int rank_;
   const Placement placement_;

@@ -12,13 +12,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <numeric>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -74,8 +75,8 @@ std::string own_cpus() {
 
 /// The nodes are found here and not by MPI_Comm_split_type, which goes by the names of hosts: where containers are all
 /// called "localhost", its communicators contradict each other, and the ranks hang in them. Collective.
-Placement find_placement(MPI_Comm comm) {
-  Handshake handshake(comm, "finding the ranks of each node");
+Placement find_placement(MpiCommunicator& over) {
+  Handshake handshake(over, "finding the ranks of each node");
   Placement placement{.node_of_rank = {}, .hosts = handshake.each(host_name())};
   const auto memories = handshake.each(memory_name());
   const auto cpus = handshake.each(own_cpus());
@@ -85,7 +86,7 @@ Placement find_placement(MPI_Comm comm) {
         first_rank.try_emplace({placement.hosts[r], memories[r]}, static_cast<int>(r)).first->second);
 
   // What this rank does for its node.
-  const auto rank = rank_in(comm);
+  const auto rank = rank_in(over.comm);
   const auto node = placement.node_of_rank[static_cast<std::size_t>(rank)];
   std::set<std::size_t> cores;
   std::size_t ranks = 0;
@@ -102,11 +103,34 @@ Placement find_placement(MPI_Comm comm) {
   return placement;
 }
 
-/// Over `collective`, a duplicate that nobody else uses.
-Communicator make_world(MPI_Comm collective, Placement placement) {
-  std::vector<int> ranks(placement.node_of_rank.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return Channel::open(collective, std::make_shared<World>(collective, std::move(placement)), std::move(ranks));
+/// The ranks of `comm` as MPI_COMM_WORLD numbers them; MPI_UNDEFINED for a rank that it does not have. Local.
+std::vector<int> world_ranks_of(MPI_Comm comm) {
+  const auto ranks = ranks_in(comm);
+  std::vector<int> world_ranks(ranks.size());
+  MPI_Group own = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+  check(MPI_Comm_group(comm, &own), "MPI_Comm_group");
+  check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+  check(MPI_Group_translate_ranks(own, static_cast<int>(ranks.size()), ranks.data(), all, world_ranks.data()),
+        "MPI_Group_translate_ranks");
+  check(MPI_Group_free(&own), "MPI_Group_free");
+  check(MPI_Group_free(&all), "MPI_Group_free");
+  return world_ranks;
+}
+
+/// The pool of the ranks of MPI_COMM_WORLD. It is never destroyed: its communicators live as long as MPI.
+const std::shared_ptr<Pool>& pool_of_mpi() {
+  static const auto& pool = *new std::shared_ptr<Pool>(new Pool);
+  return pool;
+}
+
+/// Of all ranks of `over`; `members`: their numbers in the pool.
+Communicator make_world(const std::shared_ptr<Pool>& pool, const std::vector<int>& members, MpiCommunicator& over,
+                        Placement placement) {
+  constexpr auto doing = "making a world";
+  const auto ranks = ranks_in(over.comm);
+  auto for_world = pool->take(3, members, over, ranks, doing), for_channel = pool->take(2, members, over, ranks, doing);
+  const auto world = std::make_shared<World>(pool, members, std::move(for_world), std::move(placement));
+  return Channel::open(std::move(for_channel), world, ranks);
 }
 
 }  // namespace
@@ -152,7 +176,9 @@ bool threads_may_call_mpi() noexcept {
 }
 
 Communicator make_world(const Communicator& ranks, Placement placement) {
-  return make_world(duplicate(Channel::of(ranks)->collective), std::move(placement));
+  const auto& channel = *Channel::of(ranks);
+  return make_world(channel.world->pool, channel.members(channel.all_ranks()), *channel.transport->collective,
+                    std::move(placement));
 }
 
 Communicator make_world_apart(const Communicator& ranks) {
@@ -200,10 +226,17 @@ Communicator from_mpi(MPI_Comm comm) {
   using namespace detail::comm;
   constexpr auto doing = "taking up an MPI communicator";
   require_mpi(doing);
+  auto members = world_ranks_of(comm);
+  auto pool = pool_of_mpi();
+  // Ranks of another MPI_COMM_WORLD, as after MPI_Comm_spawn, have no numbers in that pool.
+  if (std::ranges::count(members, MPI_UNDEFINED) > 0) {
+    members = ranks_in(comm);
+    pool = std::make_shared<Pool>();
+  }
+  MpiCommunicator given(comm, members, 0);  // the caller's: it is not in the pool
   // Nothing ends the calls that follow, so they begin when all ranks have come.
-  Handshake(comm, doing).all(true);
-  const MPI_Comm collective = duplicate(comm);
-  return make_world(collective, find_placement(collective));
+  Handshake(given, doing).all(true);
+  return make_world(pool, members, given, find_placement(given));
 }
 
 }  // namespace muster

@@ -20,7 +20,7 @@ namespace muster::detail::group {
 /// It makes progress only while this process waits for something: inside isCompleted(), wait(), synchronize() and
 /// getFuture(), its own or another's, of any group. Where one of its own finds it finished, the last step (averaging,
 /// copying back) runs, once. Dropped before that, it is left to itself: the
-/// tensors are never freed, and what they hold is not defined.
+/// tensors live until nobody writes to them any more, and what they hold is not defined.
 ///
 /// What another rank has raised ends it, and stays its exception(). A wait() past its limit throws and leaves it under
 /// way: it may be waited for again.
