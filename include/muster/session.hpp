@@ -167,6 +167,10 @@ class StepScope {
 /// if a report has saved files of the user's own, the next report is waited for. While batches of two training passes
 /// are in hand, the boundary is the next epoch or report.
 ///
+/// What is added up for a later step is waited for while there is time for another batch and a save. Gradients that the
+/// program throws away, as a GAN does with those that its other loss leaves, and those that no optimizer steps with are
+/// not waited for, or for one batch. Prepared optimizers say when they step; of others it is seen by the parameters.
+///
 /// Where a Callback ends training, an exception leads out of the training function too; that is no failure.
 ///
 /// The file `stop` in the run's folder is looked for once a second, and removed when it has been obeyed or training has

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace muster::detail::gradients {
 namespace {
@@ -68,28 +69,28 @@ bool all_finite(const at::Tensor& dense) {
 
 }  // namespace
 
-Fingerprint::Fingerprint(const std::vector<at::Tensor>& parameters) {
+Fingerprint::Fingerprint(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> elsewhere;
-  for (std::size_t p = 0; p < std::min(most_tensors, parameters.size()); ++p) {
-    const auto& tensor = parameters[p];
+  for (const auto& tensor : parameters_) {
     if (tensor.numel() == 0) continue;
     if (tensor.is_cpu()) {
       const auto* values = static_cast<const char*>(tensor.const_data_ptr());
       const auto size = tensor.element_size();
       for (std::int64_t part = 0; part < of_each; ++part)
         host_.append(values + offset_at(tensor, part) * static_cast<std::int64_t>(size), size);
-    } else if (tensor.scalar_type() == parameters.front().scalar_type() &&
-               tensor.device() == parameters.front().device()) {
+    } else if (tensor.scalar_type() == parameters_.front().scalar_type() &&
+               tensor.device() == parameters_.front().device()) {
       elsewhere.push_back(tensor.detach().as_strided({}, {}, tensor.storage_offset() + offset_at(tensor, of_each / 2)));
     }
   }
   if (!elsewhere.empty()) device_ = at::stack(elsewhere);
 }
 
-bool Fingerprint::operator==(const Fingerprint& other) const {
-  return host_ == other.host_ && device_.defined() == other.device_.defined() &&
-         (!device_.defined() || at::equal(device_, other.device_));
+bool Fingerprint::changed() const {
+  const Fingerprint now(parameters_);
+  return now.host_ != host_ || now.device_.defined() != device_.defined() ||
+         (device_.defined() && !at::equal(now.device_, device_));
 }
 
 GradientMark::GradientMark(const at::Tensor& gradient)

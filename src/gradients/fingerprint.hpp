@@ -11,15 +11,15 @@
 
 namespace muster::detail::gradients {
 
-/// Cheap to take: it waits for no GPU. Two of the same parameters differ if one of the elements does.
+/// Cheap to take: it waits for no GPU.
 class Fingerprint {
  public:
-  static constexpr std::size_t most_tensors = 8;
-  /// Of the first so many.
-  explicit Fingerprint(const std::vector<at::Tensor>& parameters);
-  bool operator==(const Fingerprint& other) const;
+  explicit Fingerprint(std::vector<at::Tensor> parameters);
+  /// Whether one of the elements is another now.
+  bool changed() const;
 
  private:
+  std::vector<at::Tensor> parameters_;
   std::string host_;
   at::Tensor device_;
 };

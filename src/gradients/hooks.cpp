@@ -26,6 +26,7 @@ class AfterAccumulation : public autograd::PostAccumulateGradHook {
   }
   bool alive() const noexcept { return !reducer_.expired(); }
   std::shared_ptr<Reducer> reducer() const noexcept { return reducer_.lock(); }
+  std::size_t index() const noexcept { return index_; }
 
  private:
   std::weak_ptr<Reducer> reducer_;
@@ -46,9 +47,13 @@ const autograd::PostAccumulateGradHook* post_hook_of(const at::Tensor& parameter
   return autograd::impl::post_acc_grad_hooks(parameter).get();
 }
 
+const AfterAccumulation* our_hook_of(const at::Tensor& parameter) {
+  return dynamic_cast<const AfterAccumulation*>(post_hook_of(parameter));
+}
+
 /// Null if the parameter is not prepared.
 std::shared_ptr<Reducer> reducer_of(const at::Tensor& parameter) {
-  const auto* const ours = dynamic_cast<const AfterAccumulation*>(post_hook_of(parameter));
+  const auto* const ours = our_hook_of(parameter);
   return ours ? ours->reducer() : nullptr;
 }
 
@@ -95,6 +100,11 @@ void fetch_averages(const std::vector<at::Tensor>& parameters) {
 
 void allow_change(const std::vector<at::Tensor>& parameters) {
   for (const auto& reducer : reducers_of(parameters)) reducer->allow_change();
+}
+
+void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
+  for (const auto& parameter : parameters)
+    if (const auto reducer = reducer_of(parameter)) reducer->note_step(our_hook_of(parameter)->index(), optimizer);
 }
 
 bool amid_step(const at::Tensor& parameter) {

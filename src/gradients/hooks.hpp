@@ -34,6 +34,8 @@ bool amid_step(const at::Tensor& parameter);
 void fetch_averages(const std::vector<at::Tensor>& parameters);
 /// Before muster changes those gradients itself (Reducer::allow_change).
 void allow_change(const std::vector<at::Tensor>& parameters);
+/// After a prepared optimizer's step with them (Reducer::note_step).
+void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
 
 /// `index` is what the reducer is told.
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index);

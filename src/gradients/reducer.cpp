@@ -21,7 +21,8 @@
 namespace muster::detail::gradients {
 namespace {
 
-constexpr std::int64_t few = 4096;  ///< elements that are looked at in no time: biases and the like
+constexpr std::int64_t few = 4096;         ///< elements that are looked at in no time: biases and the like
+constexpr std::size_t most_looked_at = 8;  ///< parameters of which a few elements are, in every pass
 
 [[noreturn]] void refuse(const std::string& fact) {
   throw Error(ExitCode::data, averaging, fact, "Change the model first, then call prepare_model");
@@ -184,6 +185,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
   if (!pass) pass = begin_pass();  // a backward() inside this one has ended its pass
   auto& p = parameters_[parameter];
   p.check_gradient();
+  p.waits = true;
   if (p.reached)
     throw Error(ExitCode::data, averaging, "parameter " + p.name + " was given a gradient twice in one backward()",
                 "Do not run backward() inside backward()");
@@ -250,7 +252,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   // On all ranks alike, also on one whose last pass an exception has cut off: the ranks compare what was noted.
   if (fused_ && begun_since_step_) fused_->another_pass();
   begun_since_step_ |= averages;
-  before_ = fingerprint();
+  if (any_left_) note_dropped();
 
   const auto pass = std::make_shared<Pass>();
   pass->reducer = weak_from_this();
@@ -259,7 +261,9 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   if (!averages) {
     at_end_of_backward([pass, weak = weak_from_this()] {  // it lives until then
       const auto self = weak.lock();
-      if (self && self->fused_) self->mark_gradients();
+      if (!self) return;
+      if (self->fused_) self->mark_gradients();
+      self->passed_ = self->fingerprint();
     });
     return pass;
   }
@@ -374,6 +378,7 @@ void Reducer::finish_pass() {
     if (dense_->adds_up()) restore_earlier();
     throw;
   }
+  passed_ = fingerprint();
 }
 
 /// The thread of the dense ones may use the process group until they are finished.
@@ -497,18 +502,50 @@ void Reducer::recover() {
   finish_abandoned();
 }
 
+/// Of parameters that have a gradient to be stepped with, from the first to the last. While a stop waits, of all.
 Fingerprint Reducer::fingerprint() const {
-  std::vector<at::Tensor> trained;
-  for (auto p = parameters_.rbegin(); p != parameters_.rend() && trained.size() < Fingerprint::most_tensors; ++p)
-    if (p->tensor.requires_grad()) trained.push_back(p->tensor);
-  return Fingerprint(trained);
+  std::vector<const at::Tensor*> trained;
+  for (const auto& p : parameters_)
+    if (p.tensor.grad().defined()) trained.push_back(&p.tensor);
+  const auto count = any_left_ ? trained.size() : std::min(trained.size(), most_looked_at);
+  std::vector<at::Tensor> some;
+  for (std::size_t i = 0; i < count; ++i)
+    some.push_back(*trained[count > 1 ? i * (trained.size() - 1) / (count - 1) : 0]);
+  return Fingerprint(std::move(some));
 }
 
-bool Reducer::stepped() const {
-  const bool none = std::none_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) {
-    return p.tensor.grad().defined() && any_nonzero(p.tensor.grad());
-  });
-  return none || !before_ || (state_ != State::awaiting_step && !(fingerprint() == *before_));
+/// An optimizer that is not prepared has stepped, if parameters have changed.
+void Reducer::note_change_of_parameters() {
+  if (!passed_ || state_ == State::awaiting_step || !passed_->changed()) return;
+  for (auto& p : parameters_) p.waits = p.waits && !p.optimizer.expired();
+}
+
+/// As a pass begins: what was left at the last boundary was thrown away, or it is added to.
+void Reducer::note_dropped() {
+  note_change_of_parameters();
+  for (auto& p : parameters_)
+    if (std::exchange(p.left, false) && p.waits)
+      p.dropped = !p.tensor.grad().defined() || !any_nonzero(p.tensor.grad());
+}
+
+void Reducer::note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer) {
+  auto& p = parameters_[parameter];
+  p.optimizer = optimizer;
+  p.waits = false;
+}
+
+bool Reducer::stepped() {
+  note_change_of_parameters();
+  const bool prepared = std::ranges::any_of(parameters_, [](const Parameter& p) { return !p.optimizer.expired(); });
+  any_left_ = false;
+  bool none_waits = true;
+  for (auto& p : parameters_) {
+    const bool counts = p.waits && (!prepared || !p.optimizer.expired());
+    p.left = counts && p.tensor.grad().defined() && any_nonzero(p.tensor.grad());
+    any_left_ |= p.left;
+    none_waits = none_waits && (!p.left || p.dropped);
+  }
+  return none_waits;
 }
 
 }  // namespace muster::detail::gradients

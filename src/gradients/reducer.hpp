@@ -157,9 +157,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // For a session that is to be saved between two passes.
   /// Finishes what exceptions have cut off, for which other ranks may wait. Collective where there is any.
   void recover();
-  /// Whether an optimizer has stepped since the last backward(), or .grad is empty: whether nothing would be lost with
-  /// the gradients. An optimizer that has changed next to nothing is not seen.
-  bool stepped() const;
+  /// Whether nothing would be lost with the gradients that are in .grad: optimizers have stepped with them since the
+  /// last backward(), or the program throws such gradients away, as a GAN does with those that the discriminator gets
+  /// from the generator's loss. That is known from the second time on that it is asked, at a boundary each.
+  ///
+  /// Prepared optimizers say what they step; what none of them has stepped counts for nothing then. Of others a change
+  /// of any parameter is taken for a step of all; one that changes next to nothing is not seen.
+  bool stepped();
+  /// A prepared optimizer has stepped the parameter, or has left the step out; `optimizer` lives as long as it.
+  void note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer);
 
  private:
   struct Parameter;
@@ -246,7 +252,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void abandon_pass();
   void finish_abandoned();
 
+  // Whether gradients wait for a step.
   Fingerprint fingerprint() const;
+  void note_change_of_parameters();
+  void note_dropped();
 
   int order_;  ///< among all reducers, the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
@@ -271,7 +280,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::function<Correction(bool averages)> before_pass_;
   bool keeps_averages_ = false;
   std::exception_ptr failure_;
-  std::optional<Fingerprint> before_;  ///< of the parameters when the last backward() began
+  std::optional<Fingerprint> passed_;  ///< of the parameters when the last backward() was over
+  bool any_left_ = false;              ///< gradients, when stepped() was asked for the last time
 
   State state_ = State::idle;
   std::vector<Abandoned> abandoned_;  ///< only the first may have begun

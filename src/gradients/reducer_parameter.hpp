@@ -6,6 +6,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <memory>
+
 namespace muster::detail::gradients {
 
 inline constexpr const char* averaging = "averaging gradients";
@@ -34,6 +36,11 @@ struct Reducer::Parameter {
   at::Tensor earlier = {};     ///< in .grad before a step of several passes, to which its average is to be added
   /// Inside join(): what earlier passes had averaged into .grad.
   at::Tensor averaged_before = {};
+  // For a session that is asked to stop.
+  std::weak_ptr<const void> optimizer = {};  ///< lives as long as the prepared one that was the last to step it
+  bool waits = false;                        ///< .grad has grown, and no step has been seen since
+  bool left = false;                         ///< so it was when stepped() was asked, and no pass has begun since
+  bool dropped = false;                      ///< what was left so the last time was thrown away
   // For a fused optimizer.
   std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it
   bool altered = false;                   ///< .grad was changed by hand since then

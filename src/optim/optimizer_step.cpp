@@ -236,7 +236,32 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
 
   at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
                   const std::function<at::Tensor(Closure)>& plain) override {
-    if (closure && evaluates_) return step_by_evaluations(optimizer, closure, plain);
+    const auto loss =
+        closure && evaluates_ ? step_by_evaluations(optimizer, closure, plain) : step_once(optimizer, closure, plain);
+    gradients::note_step(parameters_of(optimizer), life_);
+    return loss;
+  }
+
+  void average_gradients(torch::optim::Optimizer& optimizer) override {
+    gradients::fetch_averages(parameters_of(optimizer));
+  }
+
+  // Its state stays where it is, in memory to which nobody else writes any more.
+  void end_fusing() noexcept override { fused_.reset(); }
+  void another_pass() override {
+    if (fused_ && !gradients_.expired()) fused_->note_written();
+  }
+
+  double grad_norm() const noexcept override { return grad_norm_; }
+  bool fused() const noexcept override { return fused_ != nullptr; }
+  std::int64_t skipped_steps() const noexcept override { return numbers_.skipped(); }
+  std::optional<FrozenMemory> freeze() override {
+    return fused_ && !gradients_.expired() ? fused_->freeze() : std::nullopt;
+  }
+
+ private:
+  at::Tensor step_once(torch::optim::Optimizer& optimizer, const Closure& closure,
+                       const std::function<at::Tensor(Closure)>& plain) {
     at::Tensor loss;
     if (closure) {
       const at::AutoGradMode grad(true);
@@ -264,24 +289,6 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     return loss;
   }
 
-  void average_gradients(torch::optim::Optimizer& optimizer) override {
-    gradients::fetch_averages(parameters_of(optimizer));
-  }
-
-  // Its state stays where it is, in memory to which nobody else writes any more.
-  void end_fusing() noexcept override { fused_.reset(); }
-  void another_pass() override {
-    if (fused_ && !gradients_.expired()) fused_->note_written();
-  }
-
-  double grad_norm() const noexcept override { return grad_norm_; }
-  bool fused() const noexcept override { return fused_ != nullptr; }
-  std::int64_t skipped_steps() const noexcept override { return numbers_.skipped(); }
-  std::optional<FrozenMemory> freeze() override {
-    return fused_ && !gradients_.expired() ? fused_->freeze() : std::nullopt;
-  }
-
- private:
   void step_fused(torch::optim::Optimizer& optimizer, gradients::Reducer& reducer) {
     const auto word = fused_->prepare(optimizer);
     reducer.begin_step(word);
@@ -364,7 +371,8 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
   Numbers numbers_;
   std::shared_ptr<Freezables> freezables_;
   std::unique_ptr<FusedStep> fused_;
-  std::weak_ptr<gradients::FusableGradients> gradients_;  ///< what it works on; gone with its exchange
+  std::weak_ptr<gradients::FusableGradients> gradients_;               ///< what it works on; gone with its exchange
+  const std::shared_ptr<const void> life_ = std::make_shared<char>();  ///< by which reducers know it
   double grad_norm_ = 0;
 };
 

@@ -109,6 +109,8 @@ struct SessionState {
 
  private:
   void save_and_stop(bool in_report);
+  bool has_position() const;
+  bool may_wait_for_a_step() const;
   bool no_gradients_wait(const StateEntries* entries);
   [[noreturn]] void throw_stopped(bool saved);
 };

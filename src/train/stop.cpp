@@ -26,7 +26,7 @@
 namespace muster::detail::train {
 namespace {
 
-/// Gradients that wait for longer are given up: a learning rate of 0 looks like that too.
+/// Boundaries after which gradients that wait are given up: a learning rate of 0 looks like that too.
 constexpr int longest_accumulation = 1000;
 
 bool is_joined(const std::shared_ptr<gradients::DataParallel>& model) {
@@ -95,9 +95,18 @@ void Reserve::come() noexcept {
 }
 
 std::chrono::nanoseconds Reserve::length(std::optional<Clock::duration> under_way) const noexcept {
+  return way_ + saves(2, under_way) + std::chrono::seconds(1);
+}
+
+std::chrono::nanoseconds Reserve::least(std::optional<Clock::duration> under_way) const noexcept {
+  return way_ + saves(1, under_way);
+}
+
+/// How long so many saves take, and the one that is under way.
+std::chrono::nanoseconds Reserve::saves(int number, std::optional<Clock::duration> under_way) const noexcept {
   const auto save = std::max(slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)),
                              under_way.value_or(Clock::duration{}));
-  return way_ + (under_way ? 3 : 2) * save + std::chrono::seconds(1);
+  return (under_way ? number + 1 : number) * save;
 }
 
 bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& models) {
@@ -227,15 +236,30 @@ void SessionState::save_and_stop(bool in_report) {
   outputs.settle_quietly();
   const auto entries = stop.last_state.lock();
   const bool settled = no_gradients_wait(entries.get());
-  std::array<std::int64_t, 3> everywhere{entries != nullptr, settled, !stop.files_reported};
+  std::array<std::int64_t, 5> everywhere{entries != nullptr, !stop.files_reported, has_position(), settled,
+                                         may_wait_for_a_step()};
   workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
-  const auto [has_state, all_settled, no_files] = everywhere;
+  const auto [has_state, no_files, all_have_position, all_settled, all_may_wait] = everywhere;
   if (!has_state && (in_report || no_files)) throw_stopped(false);
-  if (!has_state || !all_settled) return;
+  if (!has_state || !all_have_position || (!all_settled && all_may_wait)) return;
+  if (!all_settled && workers.is_first())
+    log::warn("gradients that wait for an optimizer's step are not saved: none has come in the time that there is");
   for (const auto& prepared : models) prepared->synchronise_buffers();
   save(entries.get(), std::nullopt, false, Json::object());
   outputs.settle();
   throw_stopped(true);
+}
+
+/// Whether a checkpoint can say where the data are.
+bool SessionState::has_position() const {
+  if (counters.steps->without_position() != nullptr) return false;
+  return counters.epoch_over || counters.steps->left_out() == nullptr;
+}
+
+bool SessionState::may_wait_for_a_step() const {
+  if (stop.boundaries_with_gradients > longest_accumulation) return false;
+  const auto left = plan.launch.time_left();
+  return !left || !outputs.store || *left > stop.reserve.least(outputs.store->under_way());
 }
 
 bool SessionState::no_gradients_wait(const StateEntries* entries) {
@@ -244,7 +268,7 @@ bool SessionState::no_gradients_wait(const StateEntries* entries) {
   for (const auto& prepared : models) {
     const auto reducer = prepared->reducer();
     if (!reducer) continue;
-    settled = settled && reducer->stepped();
+    settled = reducer->stepped() && settled;  // each is to know of this boundary
     for (const auto& tensor : prepared->module()->parameters()) known.insert(tensor.unsafeGetTensorImpl());
   }
   std::vector<std::vector<at::Tensor>> others;
@@ -255,13 +279,8 @@ bool SessionState::no_gradients_wait(const StateEntries* entries) {
         if (!known.contains(tensor.unsafeGetTensorImpl())) others.back().push_back(tensor);
     }
   settled = !stop.accumulated.any(others) && settled;
-  if (counters.steps->without_position() != nullptr) return false;
-  if (!counters.epoch_over && counters.steps->left_out() != nullptr) return false;
   stop.boundaries_with_gradients = settled ? 0 : stop.boundaries_with_gradients + 1;
-  if (stop.boundaries_with_gradients <= longest_accumulation) return settled;
-  log::warn("no step of an optimizer was seen for " + std::to_string(longest_accumulation) +
-            " batches: gradients that are still added up are not saved");
-  return true;
+  return settled;
 }
 
 void SessionState::throw_stopped(bool saved) {

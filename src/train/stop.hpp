@@ -77,8 +77,12 @@ class Reserve {
   void saved(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
   /// `under_way`: for how long one has been, behind training.
   std::chrono::nanoseconds length(std::optional<Clock::duration> under_way) const noexcept;
+  /// Less than that, with which a run still comes to the next boundary and saves there.
+  std::chrono::nanoseconds least(std::optional<Clock::duration> under_way) const noexcept;
 
  private:
+  std::chrono::nanoseconds saves(int number, std::optional<Clock::duration> under_way) const noexcept;
+
   Clock::time_point left_{};
   Clock::duration way_{};
   std::chrono::duration<double> expected_{};

@@ -1,5 +1,7 @@
 // Runs that are asked to stop: all workers do at the same place, what can be saved is, and what goes on ends as if
 // nothing had been.
+#include "comm/world.hpp"
+#include "launch/part.hpp"
 #include "support/job.hpp"
 
 #include "muster/muster.hpp"
@@ -18,6 +20,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -77,6 +80,17 @@ std::string text_of(const std::optional<Result>& result) {
 
 std::size_t saved(const std::filesystem::path& run) { return list_checkpoints(run).size(); }
 
+/// A run that is asked to stop where `asked` is true.
+std::pair<int, std::optional<Result>> run_until(const bool& asked, const test::Job& job,
+                                                const std::function<void(Session&, const Config&)>& loop) {
+  return test::launch(job, [&](Launch& whole) {
+    Launch launch(whole, {.ranks = detail::comm::make_world_apart(whole.communicator()),
+                          .flags = whole.flags(),
+                          .asked_to_stop = [&] { return asked; }});
+    return TorchTrainer(launch, loop, job.options).fit();
+  });
+}
+
 void expect_same_everywhere(std::int64_t value) {
   for (const auto& theirs : world().all_gather(std::to_string(value))) EXPECT_EQ(theirs, std::to_string(value));
 }
@@ -102,15 +116,11 @@ TEST_P(Ways, InMidEpochIsAtOnePlaceAndGoesOnBitForBit) {
       [&](Session& session, const Config&) { fit_line(session, straight, accumulate, no_sync); });
   options.run_config.name = "stopped";
 
-  const int late = world().size() - 1;
-  const auto first = test::launch({storage, {"--time-limit", "2"}}, [&](Launch& launch) {
-    const auto train = [&](Session& session, const Config&) {
-      fit_line(session, stopped, accumulate, no_sync, [&](std::int64_t step) {
-        while (step == 7 && session.world_rank() == late && !launch.stop_requested()) {
-        }
-      });
-    };
-    return TorchTrainer(launch, train, options).fit();
+  bool asked = false;
+  const auto first = run_until(asked, {storage, {}, options}, [&](Session& session, const Config&) {
+    fit_line(session, stopped, accumulate, no_sync, [&](std::int64_t step) {
+      asked = asked || (step == 7 && session.world_rank() == session.world_size() - 1);
+    });
   });
   EXPECT_EQ(first.first, 85) << text_of(first.second);
   EXPECT_EQ(saved(storage / "stopped"), 1u);
@@ -125,6 +135,174 @@ TEST_P(Ways, InMidEpochIsAtOnePlaceAndGoesOnBitForBit) {
             0);
   EXPECT_EQ(stopped.steps, straight.steps) << "stopped after " << before;
   EXPECT_EQ(stopped.weights, straight.weights);
+}
+
+/// What a training function makes, and how it trains on a batch.
+struct Program {
+  StateEntries entries;
+  std::function<void(Batch& batch, int number)> train;
+};
+
+/// Asks the last rank to stop in that batch, counted from 1: how many batches have been trained when it has stopped.
+int batches_until_it_stops(int asked_in, const std::function<Program(Session&)>& make) {
+  const auto storage = test::shared_folder();
+  bool asked = false;
+  int batches = 0;
+  const auto [code, result] = run_until(asked, {storage, {}, with_line("asked")}, [&](Session& session, const Config&) {
+    const auto program = make(session);
+    auto state = session.state(program.entries);
+    state.restore();
+    for ([[maybe_unused]] auto epoch : session.epochs(10))
+      for (auto& batch : session.get_dataset_shard().iter_torch_batches({.global_batch_size = 8})) {
+        asked = ++batches >= asked_in && session.world_rank() == session.world_size() - 1;
+        program.train(batch, batches);
+      }
+  });
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(saved(storage / "asked"), 1u);
+  expect_same_everywhere(batches);
+  return batches;
+}
+
+enum class Stepped { plainly, prepared, fused };
+
+std::shared_ptr<torch::optim::Optimizer> sgd(Session& session, Stepped by, std::vector<at::Tensor> parameters,
+                                             double lr = 0.01) {
+  torch::optim::SGD own(std::move(parameters), torch::optim::SGDOptions(lr));
+  if (by == Stepped::plainly) return std::make_shared<torch::optim::SGD>(std::move(own));
+  return std::make_shared<PreparedOptimizer<torch::optim::SGD>>(
+      session.prepare_optimizer(std::move(own), {.fuse = by == Stepped::fused ? Fuse::always : Fuse::never}));
+}
+
+torch::nn::Sequential layers(int count) {
+  torch::nn::Sequential net(torch::nn::Linear(1, 4));
+  for (int i = 2; i < count; ++i) net->push_back(torch::nn::Linear(4, 4));
+  net->push_back(torch::nn::Linear(4, 1));
+  return net;
+}
+
+class Steps : public testing::TestWithParam<Stepped> {};
+INSTANTIATE_TEST_SUITE_P(Stop, Steps, testing::Values(Stepped::plainly, Stepped::prepared, Stepped::fused));
+class PreparedSteps : public testing::TestWithParam<Stepped> {};
+INSTANTIATE_TEST_SUITE_P(Stop, PreparedSteps, testing::Values(Stepped::prepared, Stepped::fused));
+
+TEST_P(Steps, DoesNotWaitForGradientsThatAGanThrowsAway) {
+  for (const bool to_none : {true, false}) {
+    const auto make = [&](Session& session) -> Program {
+      auto generator = session.prepare_model(layers(2)), critic = session.prepare_model(layers(2));
+      auto of_generator = sgd(session, GetParam(), generator->parameters());
+      auto of_critic = sgd(session, GetParam(), critic->parameters());
+      const auto train = [=](Batch& batch, int) mutable {
+        const auto &x = batch["x"], &y = batch["y"];
+        of_critic->zero_grad(to_none);
+        // Without detach() the generator gets gradients too.
+        (critic->forward(generator->forward(x)) - critic->forward(y)).square().mean().backward();
+        of_critic->step();
+        of_generator->zero_grad(to_none);
+        critic->forward(generator->forward(x)).square().mean().backward();
+        of_generator->step();
+      };
+      return {{{"generator", generator}, {"critic", critic}}, train};
+    };
+    EXPECT_LE(batches_until_it_stops(5, make), 6) << to_none;
+  }
+}
+
+TEST_P(Steps, DoesNotWaitForLayersThatAreNotUsed) {
+  const auto make = [](Session& session) -> Program {
+    auto net = session.prepare_model(layers(7));
+    auto optimizer = sgd(session, GetParam(), net->parameters());
+    const auto train = [=](Batch& batch, int) mutable {
+      optimizer->zero_grad();
+      net[0]->as<torch::nn::Linear>()->forward(batch["x"]).square().mean().backward();
+      optimizer->step();
+    };
+    return {{{"net", net}, {"optimizer", *optimizer}}, train};
+  };
+  EXPECT_EQ(batches_until_it_stops(5, make), 5);
+}
+
+TEST_P(Steps, DoesNotWaitForParametersThatNoOptimizerHas) {
+  for (const bool zero_all : {true, false}) {
+    const auto make = [&](Session& session) -> Program {
+      auto net = session.prepare_model(layers(12));
+      auto optimizer = sgd(session, GetParam(), net[3]->parameters());
+      const auto train = [=](Batch& batch, int) mutable {
+        zero_all ? net->zero_grad() : optimizer->zero_grad();
+        net->forward(batch["x"]).square().mean().backward();
+        optimizer->step();
+      };
+      return {{{"net", net}, {"optimizer", *optimizer}}, train};
+    };
+    EXPECT_LE(batches_until_it_stops(5, make), 6) << zero_all;
+  }
+}
+
+TEST_P(Steps, WaitsForGradientsThatAreAddedUp) {
+  for (const bool zero_first : {true, false}) {
+    const auto make = [&](Session& session) -> Program {
+      auto net = session.prepare_model(layers(7));
+      auto optimizer = sgd(session, GetParam(), net->parameters());
+      const auto train = [=](Batch& batch, int number) mutable {
+        if (zero_first && number % 3 == 1) optimizer->zero_grad();
+        torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+        if (number % 3 != 0) return;
+        optimizer->step();
+        if (!zero_first) optimizer->zero_grad();
+      };
+      return {{{"net", net}, {"optimizer", *optimizer}}, train};
+    };
+    EXPECT_EQ(batches_until_it_stops(4, make), 6) << zero_first;
+  }
+}
+
+TEST_P(PreparedSteps, WaitsForThatOfSeveralOptimizersWhichAddsUp) {
+  const auto make = [](Session& session) -> Program {
+    auto net = session.prepare_model(layers(3));
+    auto first = sgd(session, GetParam(), net[0]->parameters()), other = sgd(session, GetParam(), net[1]->parameters());
+    const auto train = [=](Batch& batch, int number) mutable {
+      first->zero_grad();
+      if (number % 3 == 1) other->zero_grad();
+      torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+      first->step();
+      if (number % 3 == 0) other->step();
+    };
+    return {{{"net", net}, {"first", *first}, {"other", *other}}, train};
+  };
+  EXPECT_EQ(batches_until_it_stops(4, make), 6);
+}
+
+TEST_P(PreparedSteps, ThatChangeNothingAreSeen) {
+  const auto make = [](Session& session) -> Program {
+    auto net = session.prepare_model(layers(3));
+    auto optimizer = sgd(session, GetParam(), net->parameters(), 0);
+    const auto train = [=](Batch& batch, int) mutable {
+      optimizer->zero_grad();
+      torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+      optimizer->step();
+    };
+    return {{{"net", net}, {"optimizer", *optimizer}}, train};
+  };
+  EXPECT_EQ(batches_until_it_stops(5, make), 5);
+}
+
+TEST(Stop, WaitsForNoStepLongerThanThereIsTime) {
+  const auto storage = test::shared_folder();
+  const auto begin = Clock::now();
+  const auto [code, result] =
+      run({storage, {"--time-limit", "3"}, with_line("unstepped")}, [](Session& session, const Config&) {
+        auto net = session.prepare_model(torch::nn::Linear(1, 1));
+        auto state = session.state({{"net", net}});
+        state.restore();
+        for ([[maybe_unused]] auto epoch : session.epochs(10))
+          for (auto& batch : session.get_dataset_shard().iter_torch_batches({.global_batch_size = 8})) {
+            torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          }
+      });
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(saved(storage / "unstepped"), 1u);
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(4));
 }
 
 TEST(Stop, AFileInTheRunsFolderAsksForIt) {
