@@ -68,6 +68,9 @@ class FusableGradients {
   virtual const Communicator& communicator() const noexcept = 0;
   /// A bucket is what is reduced as a whole.
   virtual const FlatLayout& layout() const noexcept = 0;
+  /// The strides in which that gradient is given to the other ranks: those that its parameter has when it is added, or
+  /// where it is copied, those that it had when this was made.
+  virtual at::IntArrayRef strides(std::size_t index) const = 0;
   /// Of all buckets together; each is one rank's in a round.
   virtual std::size_t chunks() const noexcept = 0;
   /// In place of Exchange::finish(), with `on_chunk` in place of the average: the gradients stay as they are, and

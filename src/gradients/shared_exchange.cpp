@@ -273,6 +273,11 @@ Flags SharedExchange::flags() const {
   return all;
 }
 
+at::IntArrayRef SharedExchange::strides(std::size_t index) const {
+  const auto& gradient = gradients_[index];
+  return buckets_[layout_.ranges[index].bucket].large ? gradient.parameter.strides() : gradient.copy.strides();
+}
+
 void SharedExchange::set_word(std::uint32_t word) {
   word_ = word;
   reduction_.write_word(gradients_.size() + 1, word);

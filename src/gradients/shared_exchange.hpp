@@ -36,6 +36,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
 
   const Communicator& communicator() const noexcept override { return communicator_; }
   const FlatLayout& layout() const noexcept override { return layout_; }
+  at::IntArrayRef strides(std::size_t index) const override;
   std::size_t chunks() const noexcept override { return reduction_.chunks(); }
   void finish_with(const node::BucketReduction::OnChunk& on_chunk) override;
   void set_word(std::uint32_t word) override;

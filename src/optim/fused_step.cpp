@@ -164,12 +164,15 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
         const auto& view = copies_[c]->view;
         target.shared[c].push_back(copies_[c]->region.region.base + offset);
         target.views[c].push_back(at::from_blob(
-            view.get() + offset, parameter.sizes(), parameter.strides(), [view](void*) {},
+            view.get() + offset, parameter.sizes(), gradients.strides(i), [view](void*) {},
             parameter.options().requires_grad(false)));
       }
     // The same values on all ranks; one of them puts them there.
-    if (current().region.local_rank == 0)
-      std::memcpy(target.shared[0][0], parameter.const_data_ptr(), parameter.nbytes());
+    if (current().region.local_rank == 0) {
+      const auto& view = target.views[0][0];
+      const auto values = parameter.strides() == view.strides() ? parameter.detach() : copy_like(view, parameter);
+      std::memcpy(target.shared[0][0], values.const_data_ptr(), values.nbytes());
+    }
   }
   gradients.communicator().barrier();
   show();

@@ -393,6 +393,37 @@ TEST(PreparedOptimizer, OtherMemoryMayHaveAnotherOrder) {
       "transposed");
 }
 
+TEST(AFusedOptimizer, BeginsWithAnotherOrderThanTheModelWasPreparedWith) {
+  // Of parameters that are exchanged where they are, and of small ones, which are copied.
+  for (const std::int64_t channels : {4, 64}) {
+    SCOPED_TRACE(channels);
+    std::vector<at::Tensor> ends;
+    for (const auto fuse : {Fuse::always, Fuse::never}) {
+      nn::Sequential net(nn::Conv2d(3, 8, 3), nn::Conv2d(8, channels, 3));
+      {
+        const at::NoGradGuard no_grad;
+        for (auto& p : net->parameters()) p.copy_(at::sin(at::arange(p.numel()) * 0.37).view(p.sizes()) * 0.1);
+      }
+      const test::Preparation prepare;
+      const auto prepared = prepare(net.ptr());
+      for (auto& p : net->parameters())
+        if (p.dim() == 4) p.set_data(p.detach().contiguous(at::MemoryFormat::ChannelsLast));
+      torch::optim::SGD own(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
+      PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+      EXPECT_EQ(optimizer.fused(), fuse == Fuse::always && world().size() > 1 && !test::by("hook"));
+      for (int number = 0; number < 4; ++number) {
+        optimizer.zero_grad();
+        net->forward(values({2, 3, 6, 6}, number)).square().mean().backward();
+        optimizer.step();
+      }
+      for (const auto& p : net->parameters()) ends.push_back(p.detach().contiguous().view({-1}));
+    }
+    const auto count = ends.size() / 2;
+    for (std::size_t i = 0; i < count; ++i) expect_close(ends[i], ends[count + i], "parameter " + std::to_string(i));
+  }
+}
+
 TEST(PreparedOptimizer, TheStateMayBeChangedBetweenSteps) {
   expect_alike_changing<torch::optim::SGD>(
       torch::optim::SGDOptions(0.01).momentum(0.9),
