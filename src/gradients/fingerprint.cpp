@@ -93,10 +93,8 @@ bool Fingerprint::changed() const {
          (device_.defined() && !at::equal(now.device_, device_));
 }
 
-GradientMark::GradientMark(const at::Tensor& gradient)
-    : data_(gradient.const_data_ptr()),
-      // Views of one memory share a version, which a write through any of them counts up.
-      version_(gradient.storage().use_count() > 1 ? 0 : static_cast<std::uint32_t>(gradient._version())) {
+GradientMark::GradientMark(const at::Tensor& gradient) : data_(gradient.const_data_ptr()) {
+  if (gradient.storage().use_count() == 1) version_ = static_cast<std::uint32_t>(gradient._version());
   if (!gradient.is_cpu() || !gradient.is_non_overlapping_and_dense()) return;
   const auto* const bytes = static_cast<const char*>(data_);
   const auto count = gradient.nbytes();
@@ -105,6 +103,11 @@ GradientMark::GradientMark(const at::Tensor& gradient)
     return;
   }
   hash_ = hash_of_samples(bytes, count);
+}
+
+bool GradientMark::operator==(const GradientMark& other) const {
+  const bool same_version = !version_ || !other.version_ || *version_ == *other.version_;
+  return data_ == other.data_ && hash_ == other.hash_ && same_version;
 }
 
 std::uint64_t hash_of(const void* memory, std::size_t bytes, std::uint64_t seed) {

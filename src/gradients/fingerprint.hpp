@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,11 +32,12 @@ class Fingerprint {
 class GradientMark {
  public:
   explicit GradientMark(const at::Tensor& gradient);
-  bool operator==(const GradientMark& other) const = default;
+  bool operator==(const GradientMark& other) const;
 
  private:
   const void* data_;
-  std::uint32_t version_;
+  /// Writes; none where others have the memory, too: views share a count, which a write through any of them raises.
+  std::optional<std::uint32_t> version_;
   std::uint64_t hash_ = 0;
 };
 

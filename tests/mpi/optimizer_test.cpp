@@ -1148,6 +1148,54 @@ TEST(GradientMark, SeesWhatIsWrittenBehindTorchsBack) {
   }
 }
 
+TEST(GradientMark, IsTheSameWhileSomebodyHoldsAView) {
+  using gradients::GradientMark;
+  const auto gradient = at::sin(at::arange(4096).to(at::kFloat)).clone();
+  gradient.mul_(2);
+  const GradientMark alone(gradient);
+  {
+    const auto view = gradient.view({64, 64});
+    EXPECT_TRUE(alone == GradientMark(gradient));
+    const GradientMark shared(gradient);
+    view.neg_();
+    EXPECT_FALSE(alone == GradientMark(gradient));
+    EXPECT_FALSE(shared == GradientMark(gradient));
+    view.neg_();
+    EXPECT_TRUE(shared == GradientMark(gradient));
+  }
+  EXPECT_FALSE(alone == GradientMark(gradient)) << "it was written to";
+}
+
+TEST(AFusedOptimizer, TakesGradientsOfWhichSomebodyHoldsAView) {
+  const auto program = [](bool to_none, bool before_the_last_pass) {
+    return [=](Model& m) {
+      const auto whole = m.sgd(0.05);
+      for (int step = 0; step < 3; ++step) {
+        whole->zero_grad(to_none);
+        m.backward(step);
+        std::vector<at::Tensor> held;
+        const auto hold = [&] {
+          for (const auto& p : m.net->parameters()) {
+            held.push_back(p.grad().detach());
+            held.push_back(p.grad().view({-1}));
+          }
+        };
+        if (before_the_last_pass) hold();
+        m.backward(step + 10);
+        if (before_the_last_pass)
+          held.clear();
+        else
+          hold();
+        whole->step();
+      }
+    };
+  };
+  for (const bool to_none : {true, false}) {
+    expect_alike_fused("over the step", program(to_none, false));
+    expect_alike_fused("over a pass", program(to_none, true));
+  }
+}
+
 TEST(AFusedOptimizer, ClipsAfterUnscaling) {
   for (const bool by_hand : {true, false})
     expect_alike_fused("scaled", [&](Model& m) {
