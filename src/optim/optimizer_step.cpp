@@ -349,12 +349,13 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     });
   }
 
-  /// Whether the optimizer steps these parameters and no others.
+  /// Whether the optimizer steps these parameters and no others: as torch's, it steps a frozen one that has a gradient.
   static bool owns(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
     const auto stepped = parameters_of(optimizer);
     const auto known = identities(parameters), owned = identities(stepped);
     return std::ranges::includes(owned, known) && std::ranges::all_of(stepped, [&](const at::Tensor& parameter) {
-             return !parameter.requires_grad() || known.contains(parameter.unsafeGetTensorImpl());
+             return known.contains(parameter.unsafeGetTensorImpl()) ||
+                    (!parameter.requires_grad() && !parameter.grad().defined());
            });
   }
 

@@ -424,6 +424,27 @@ TEST(AFusedOptimizer, BeginsWithAnotherOrderThanTheModelWasPreparedWith) {
   }
 }
 
+TEST(PreparedOptimizer, AFrozenParameterIsSteppedWithAGradientOfTheProgramsOwn) {
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    Net net;
+    for (auto& p : net->extra->parameters()) p.set_requires_grad(false);
+    test::Preparation prepare;
+    const auto prepared = prepare(net.ptr());
+    torch::optim::SGD own(net->parameters(), torch::optim::SGDOptions(0.1));
+    auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+    const auto want = net->extra->weight.detach() - 0.1;
+    for (int i = 0; i < 3; ++i) {
+      optimizer.zero_grad();
+      net->forward(values({5, 3}, i), true).square().mean().backward();
+      if (i == 1) net->extra->weight.mutable_grad() = at::ones({96, 96});
+      optimizer.step();
+    }
+    expect_close(net->extra->weight, want, fuse == Fuse::always ? "fused" : "plain");
+    for (const auto& p : net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
+  }
+}
+
 TEST(PreparedOptimizer, TheStateMayBeChangedBetweenSteps) {
   expect_alike_changing<torch::optim::SGD>(
       torch::optim::SGDOptions(0.01).momentum(0.9),
