@@ -6,7 +6,8 @@
 // In training, on several ranks, mean and variance are those of the samples of all ranks, each sample once; outputs,
 // gradients and running statistics are those of one rank with the whole batch, up to rounding. A batch that only fills
 // up a step (see Session::prepare_model; its weight is 0) does not count. In evaluation, in a model that is not
-// prepared or on one rank it is torch's batch-norm, whose options, names and state it has in any case.
+// prepared, in a clone() of one that is, or on one rank it is torch's batch-norm, whose options, names and state it
+// has.
 //
 // A forward pass in training is collective, and so is its backward pass: all ranks run the same ones in the same order,
 // without join() and without virtual workers. Inputs may be in 16 bits; statistics are in float, and summed in double.
@@ -30,6 +31,10 @@ class SharedStatistics;
 /// What prepare_model looks for in a module.
 class Synchronised {
  public:
+  Synchronised() = default;
+  /// A copy, as by clone(), is an ordinary one until its own model is prepared.
+  Synchronised(const Synchronised&) noexcept {}
+  Synchronised& operator=(const Synchronised&) noexcept { return *this; }
   virtual ~Synchronised() = default;
   /// Held weakly: the module may outlive its session, and is then an ordinary one.
   void synchronise_over(const std::shared_ptr<SharedStatistics>& ranks, int layer) {

@@ -257,6 +257,8 @@ TEST(SyncBatchNorm, IsOrdinaryWhereNothingIsPrepared) {
     const Prepared prepare;
     const auto prepared = prepare(norm.ptr());
     norm->forward(x);
+    SyncBatchNorm1d copy(std::dynamic_pointer_cast<SyncBatchNorm1dImpl>(norm->clone()));
+    expect_ordinary(copy, "a copy of a prepared one");
   }
   expect_ordinary(norm, "after its session");
   EXPECT_NE(std::dynamic_pointer_cast<SyncBatchNorm1dImpl>(norm->clone()), nullptr);
