@@ -23,7 +23,8 @@ Json read_list(const fs::path& run) {
     return step.contains(key) && step.at(key).is_number_unsigned() && step.at(key).get<std::uint64_t>() <= 999'999'999;
   };
   const auto is_step = [&](const Json& step) {
-    return is_index(step, "to") && is_index(step, "over") && step.at("to") <= step.at("over");
+    return is_index(step, "to") && is_index(step, "over") && step.at("to") <= step.at("over") &&
+           (!step.contains("name") || step.at("name").is_string());
   };
   if (!list.is_array() || !std::ranges::all_of(list, is_step))
     throw Error(ExitCode::data, "reading " + path.string(), "it is not a list of steps back",
@@ -35,13 +36,14 @@ Json read_list(const fs::path& run) {
 
 std::vector<Rollback> read_rollbacks(const fs::path& run) {
   std::vector<Rollback> rollbacks;
-  for (const auto& rollback : read_list(run)) rollbacks.push_back({rollback.at("to"), rollback.at("over")});
+  for (const auto& rollback : read_list(run))
+    rollbacks.push_back({rollback.at("to"), rollback.at("over"), rollback.value("name", "")});
   return rollbacks;
 }
 
 void add_rollback(const fs::path& run, const Rollback& rollback) {
   auto list = read_list(run);
-  list.push_back({{"to", rollback.to}, {"over", rollback.over}, {"time", time_now()}});
+  list.push_back({{"to", rollback.to}, {"over", rollback.over}, {"name", rollback.name}, {"time", time_now()}});
   write_file(file_of(run), list.dump(2) + "\n");
 }
 

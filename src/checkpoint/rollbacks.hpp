@@ -1,12 +1,14 @@
 // Rollbacks: `--resume RUN/checkpoint_000003` makes the run go on from there and rolls back those after it.
 // RUN/steps_back.json keeps that, so that it is done once, and so that nothing goes on from what was rolled back:
-//   [{"to": 3, "over": 5, "time": "2026-01-31T12:00:00Z"}, …]     oldest first; 4 and 5 are rolled back
+//   [{"to": 3, "over": 5, "name": "best", "time": "2026-01-31T12:00:00Z"}, …]
+// Oldest first; 4 and 5 are rolled back. "name" is how the checkpoint was named, since a name may lead elsewhere later.
 #pragma once
 
 #include "checkpoint/tier.hpp"
 
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,7 +16,8 @@ namespace muster::detail::checkpoint {
 
 struct Rollback {
   int to = 0;
-  int over = 0;  ///< the highest index that there was
+  int over = 0;           ///< the highest index that there was
+  std::string name = {};  ///< of the checkpoint, as it was asked for; empty if nobody knows
 };
 
 /// Those of a run, none where it has no such file. An Error (ExitCode::data) if the file is damaged.

@@ -72,8 +72,10 @@ class Store {
   std::optional<Checkpoint> newest();
 
   /// Rolls back to that checkpoint, once: newest() then passes over those that are newer, until one newer than all of
-  /// them is committed. An Error (ExitCode::data) if it is not there or not whole.
-  void roll_back(int index);
+  /// them is committed. An Error (ExitCode::data) if it is not there or not whole. `name`: how it was asked for.
+  void roll_back(int index, const std::string& name = {});
+  /// Whether the last rollback was asked for by that name, wherever that leads now. Not collective; for rank 0.
+  bool has_rolled_back(const std::string& name) const;
 
   /// Verified, unless newest() has just done so, and read; one that no run has made by merge_entries(). Tensors may be
   /// views of the file, which takes space until they are gone. A directory that is not muster's gives nothing.
@@ -89,9 +91,10 @@ class Store {
   /// not all ranks see the same files.
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   void take_back_what_is_whole() const;
-  /// A name of a checkpoint that is rolled back goes to the newest other one that had it, or is removed. Not
-  /// collective.
-  void move_names() const;
+  /// A name of a checkpoint that is rolled back, or has been set aside, goes to the newest other one that had it, or is
+  /// removed. Not collective.
+  void move_names(std::optional<int> set_aside = {}) const;
+  void say_rolled_back(int index) const;
   void go_on_behind(std::function<void(const Communicator&)> work);
   /// Nothing in a fast tier is needed any more: notes that, and removes what earlier jobs have left in theirs.
   void give_up_tiers(const Communicator& communicator);

@@ -32,9 +32,11 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
                 "Give 1 or more, or leave it out to keep all");
   has_earlier_tier_ = finish_copying(communicator_, tier_);
   next_index_ = std::stoi(on_root(communicator_, [&] {
-    const auto next = tier_.list().next_index;  // before what is unfinished goes: its indices count
+    const auto there = tier_.list();  // before what is unfinished goes: its indices count
+    for (const auto& path : there.others)
+      log::warn(path.string() + " is a link or a file, so the run does not go on from it. Move the folder back there");
     tier_.remove_unfinished();
-    return std::to_string(next);
+    return std::to_string(there.next_index);
   }));
   if (!config_.fast_tier.empty()) fast_ = make_fast_place(communicator_, tier_, config_.fast_tier);
   if (fast_ || config_.async_save) behind_ = comm::make_world_apart(communicator_);

@@ -105,11 +105,12 @@ std::optional<Checkpoint> Store::newest() {
     on_root(communicator_, [&] {
       const auto aside = tier_.set_aside(index);
       log::warn(path.filename().string() + " is damaged and now called " + aside.filename().string() + ": " + problem);
+      move_names(index);
     });
   }
 }
 
-void Store::move_names() const {
+void Store::move_names(std::optional<int> set_aside) const {
   const auto rollbacks = read_rollbacks(tier_.folder());
   const auto published = tier_.list().published;
   std::map<std::string, std::string> checkpoints;  // by the name that their report has given
@@ -120,27 +121,41 @@ void Store::move_names() const {
     } catch (const Error&) {
       // Damaged: it keeps the name that it has.
     }
-  std::error_code ignored;
-  for (const auto& [index, path] : published) {
-    if (!rolled_back(rollbacks, index)) continue;
+  const auto move_names_of = [&](int index) {
     for (const auto& name : tier_.names_of(index)) {
       const auto before = checkpoints.find(name.filename());
+      std::error_code ignored;
       if (before != checkpoints.end())
         tier_.give_name(before->second, before->first);
       else
         fs::remove(name, ignored);
     }
-  }
+  };
+  for (const auto& [index, path] : published)
+    if (rolled_back(rollbacks, index)) move_names_of(index);
+  if (set_aside) move_names_of(*set_aside);
 }
 
-void Store::roll_back(int index) {
+/// The last rollback was that one, and a job that was killed may not have come to the names.
+void Store::say_rolled_back(int index) const {
+  move_names();
+  log::info("this run has gone back to " + tier_.published(index).filename().string() +
+            " already and goes on from its newest; to go back once more, remove its steps_back.json");
+}
+
+bool Store::has_rolled_back(const std::string& name) const {
+  const auto rollbacks = read_rollbacks(tier_.folder());
+  const bool done = !rollbacks.empty() && !name.empty() && rollbacks.back().name == name;
+  if (done) say_rolled_back(rollbacks.back().to);
+  return done;
+}
+
+void Store::roll_back(int index, const std::string& name) {
   const auto path = tier_.published(index);
   const auto done = on_root(communicator_, [&] {
     const auto rollbacks = read_rollbacks(tier_.folder());
     if (!rollbacks.empty() && rollbacks.back().to == index) {
-      move_names();  // a job that was killed may not have come to that
-      log::info("this run has gone back to " + path.filename().string() +
-                " already and goes on from its newest; to go back once more, remove its steps_back.json");
+      say_rolled_back(index);
       return std::string("done");
     }
     if (!tier_.list().published.contains(index))
@@ -151,7 +166,7 @@ void Store::roll_back(int index) {
   if (!done.empty()) return;
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
   on_root(communicator_, [&] {
-    add_rollback(tier_.folder(), {index, next_index_ - 1});
+    add_rollback(tier_.folder(), {index, next_index_ - 1, name});
     move_names();
   });
   if (has_earlier_tier_) give_up_tiers(communicator_);  // what is newer there is given up too

@@ -57,8 +57,13 @@ Tier::Listing Tier::list() const {
   for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
     const auto name = at->path().filename().string();
     const auto index = leading_index(std::string_view(name).substr(name.starts_with('.') ? 1 : 0));
-    if (!index || status_of(at->path()).type() != fs::file_type::directory) continue;
-    if (name == name_of(*index))
+    if (!index) continue;
+    const bool is_folder = status_of(at->path()).type() == fs::file_type::directory;
+    if (!is_folder && name == name_of(*index))
+      listing.others.push_back(at->path());
+    else if (!is_folder)
+      continue;
+    else if (name == name_of(*index))
       listing.published.emplace(*index, at->path());
     else if (name == saving(*index).filename() || name == pruning(*index).filename())
       listing.unfinished.push_back(at->path());

@@ -21,11 +21,12 @@ namespace muster::detail::checkpoint {
 
 class Tier {
  public:
-  /// What stands there. Symbolic links and names of any other form are not ours and not here.
+  /// What stands there. Names of any other form are not ours and not here.
   struct Listing {
     std::map<int, std::filesystem::path> published;  ///< by index
     std::multimap<int, std::filesystem::path> damaged;
     std::vector<std::filesystem::path> unfinished;  ///< interrupted saves and removals
+    std::vector<std::filesystem::path> others;      ///< called like a published one, and links or files: not ours
     int next_index = 0;                             ///< above all of them
   };
 

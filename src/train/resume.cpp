@@ -13,6 +13,9 @@
 #include "train/validation.hpp"
 #include "watch/record.hpp"
 
+#include <filesystem>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace muster::detail::train {
@@ -30,20 +33,42 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
   }));
 }
 
-/// The index of the checkpoint of this very run that `path` names, by whatever name the folder is reached; empty if it
-/// names anything else. Collective.
-std::string own_checkpoint(const std::filesystem::path& path, const RunFolder& run, const Communicator& control) {
-  return comm::on_root(control, [&] {
+/// --resume PATH is for a run that has no checkpoint of its own.
+void say_not_taken(const std::filesystem::path& path, const std::filesystem::path& newest) {
+  std::error_code ignored;
+  const auto text = "the run goes on from its own " + newest.filename().string() + ", not from " + path.string();
+  if (std::filesystem::exists(path, ignored))
+    log::info(text + ", from which only a run without a checkpoint starts");
+  else
+    log::warn(text + ", which is not there");
+}
+
+/// The checkpoint of this very run that `path` names, by whatever name the folder is reached.
+struct OwnCheckpoint {
+  bool is_own = false;         ///< else it names anything else
+  std::optional<int> index{};  ///< none where the run has gone back to it already
+};
+
+/// Collective.
+OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const RunFolder& run, const Communicator& control,
+                             const checkpoint::Store& store) {
+  namespace fs = std::filesystem;
+  const auto found = Json::parse(comm::on_root(control, [&]() -> std::string {
     std::error_code ignored;  // of a path that is not there
-    if (path.parent_path() != run.path() && !std::filesystem::equivalent(path.parent_path(), run.path(), ignored))
-      return std::string();
-    const auto linked = std::filesystem::read_symlink(path, ignored);  // by a name that a report has given it
-    const auto index = checkpoint::Tier::index_of(linked.empty() ? path.filename() : linked);
+    const auto is_in_run = [&](const fs::path& one) {
+      return one.parent_path() == run.path() || fs::equivalent(one.parent_path(), run.path(), ignored);
+    };
+    const auto target = fs::canonical(path, ignored);  // by a name that a report has given it, or a link from elsewhere
+    if (!is_in_run(path) && (target.empty() || !is_in_run(target))) return "false";
+    if (is_in_run(path) && store.has_rolled_back(path.filename().string())) return "true";
+    const auto index = checkpoint::Tier::index_of(target.empty() ? path.filename() : target.filename());
     if (!index)
       throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
                   "Name a checkpoint; `muster checkpoint ls` shows those that are there");
     return std::to_string(*index);
-  });
+  }));
+  if (found.is_boolean()) return {.is_own = found.get<bool>()};
+  return {.is_own = true, .index = found.get<int>()};
 }
 
 /// The run's own newest checkpoint, else --resume PATH, else resume_from_checkpoint.
@@ -54,9 +79,12 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
   const auto is_meant = [&] { return std::string(run.is_of_an_earlier_trainer(path) ? "" : "yes"); };
   const bool named = !path.empty() && !comm::on_root(control, is_meant).empty();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
-  if (named)
-    if (const auto own = own_checkpoint(path, run, control); !own.empty()) store.roll_back(std::stoi(own));
-  if (auto newest = store.newest()) return newest;
+  const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
+  if (own.index) store.roll_back(*own.index, path.filename().string());
+  if (auto newest = store.newest()) {
+    if (named && !own.is_own && run.is_first()) say_not_taken(path, newest->path());
+    return newest;
+  }
   if (named) return checkpoint_at(path, control);
   const auto& given = plan.options.resume_from_checkpoint;
   if (flags.resume == Resume::must && !given && run.is_first())

@@ -22,6 +22,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 
 namespace muster::detail::train {
 namespace {
@@ -97,6 +98,16 @@ std::string default_name(const std::string& program, const std::filesystem::path
   for (int i = 2; !is_free(); ++i) name = numbered_name(first, i);
   taken.insert(storage / name);
   return name;
+}
+
+/// Of two trainers of this process over one run, which goes on where the first has ended.
+void warn_of_same_run(const std::filesystem::path& run, int trainer) {
+  static std::map<std::filesystem::path, int> trainers;
+  const auto [known, is_new] = trainers.try_emplace(run, trainer);
+  if (!is_new && std::exchange(known->second, trainer) != trainer)
+    log::warn("the run " + run.string() +
+              " is that of an earlier trainer of this program, and this one goes on with it. Give each trainer a "
+              "RunConfig::name of its own, or none");
 }
 
 }  // namespace
@@ -199,6 +210,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", "trial.json",
                              "sweep.json", "sweep.csv", ".token", ".owner", "logs/.owner"})
       remove_unfinished(path_ / name);
+    warn_of_same_run(path_, trainer);
   });
 }
 

@@ -1363,6 +1363,105 @@ TEST(Train, RetriesAfterAStepBackStartFromTheNewest) {
   EXPECT_EQ(began_with, (std::vector<int>{0, 0, last + 1}));
 }
 
+TEST(Train, AStepBackByANameIsNotTakenAgainWhenTheNameLeadsElsewhere) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "back";
+  continue_line(storage, "back", {}, 3);
+  const int last = newest_index(folder);
+  if (world().rank() == 0) std::filesystem::create_directory_symlink("checkpoint_000000", folder / "best");
+  world().barrier();
+  std::vector<int> began_with;
+  auto options = with_line("back");
+  options.run_config.failure_config.max_failures = 2;
+  const auto start = [&](bool saves) {
+    return run({storage, {"--resume", (folder / "best").string()}, options},
+               [&](Session& session, const Config&) {
+                 began_with.push_back(std::stoi(session.get_checkpoint()->path().filename().string().substr(11)));
+                 double value = 1;
+                 const auto state = session.state({{"value", value}});
+                 if (began_with.size() > 1) return;
+                 if (saves) session.report({{"loss", 1}}, state, {.checkpoint_dir_name = "best"});
+                 if (saves) session.report({{"loss", 2}}, state);
+                 throw std::runtime_error("a passing trouble");
+               })
+        .first;
+  };
+  EXPECT_EQ(start(true), 0);
+  world().barrier();
+  if (world().rank() == 0) std::filesystem::remove(folder / "best");
+  world().barrier();
+  EXPECT_EQ(start(false), 0) << "the name is gone";
+  EXPECT_EQ(began_with, (std::vector<int>{0, last + 2, last + 2}));
+}
+
+TEST(Train, ANameOfADamagedCheckpointGoesToTheOneBeforeAndALinkIsNoCheckpoint) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "named";
+  const auto start = [&](int reports, bool ends) {
+    return run({storage, {"--log-level", "warn"}, with_line("named")},
+               [&](Session& session, const Config&) {
+                 double value = 1;
+                 const auto state = session.state({{"value", value}});
+                 for (int i = 0; i < reports; ++i) session.report({{"a", 1}}, state, {.checkpoint_dir_name = "good"});
+                 if (!ends) throw std::runtime_error("not yet");
+               })
+        .first;
+  };
+  const auto on_rank_0 = [&](const std::function<void()>& work) {
+    world().barrier();
+    if (world().rank() == 0) work();
+    world().barrier();
+  };
+  EXPECT_EQ(start(2, false), 1);
+  on_rank_0([&] { std::filesystem::resize_file(folder / "checkpoint_000001/state.h5", 100); });
+  EXPECT_EQ(start(0, false), 1);
+  EXPECT_EQ(std::filesystem::read_symlink(folder / "good"), "checkpoint_000000");
+  on_rank_0([&] {
+    std::filesystem::rename(checkpoint_of(folder, 0), storage / "archived");
+    std::filesystem::create_directory_symlink(storage / "archived", checkpoint_of(folder, 0));
+    std::filesystem::remove_all(folder / "checkpoint_000001.damaged");
+  });
+  EXPECT_EQ(start(1, true), 0) << "its number is taken";
+  const auto log = detail::read_file(folder / "logs" / "rank_00000.log");
+  EXPECT_NE(log.find("checkpoint_000000 is a link or a file"), std::string::npos) << log;
+  EXPECT_TRUE(std::filesystem::is_symlink(checkpoint_of(folder, 0)));
+}
+
+TEST(Train, WhatIsEachRanksOwnMayShareMemoryOnOneRankAlone) {
+  const auto storage = test::shared_folder();
+  const auto mine = static_cast<double>(world().rank() + 1);
+  for (const bool again : {false, true}) {
+    auto now = torch::full({4}, again ? 0 : 10 * mine), best = torch::full({4}, again ? 0 : -mine);
+    if (!again && world().rank() == 0) best = now;
+    const auto [code, result] = run({storage, {}, with_line("own")}, [&](Session& session, const Config&) {
+      auto state = session.state({{"best", per_rank(best)}, {"now", per_rank(now)}});
+      EXPECT_EQ(state.restore(), again);
+      if (again) return;
+      session.report({{"a", 1}}, state);
+      throw std::runtime_error("not yet");
+    });
+    EXPECT_EQ(code, again ? 0 : 1);
+    EXPECT_TRUE(torch::equal(now, torch::full({4}, 10 * mine)));
+    EXPECT_TRUE(torch::equal(best, torch::full({4}, world().rank() == 0 ? 10 * mine : -mine)));
+  }
+}
+
+TEST(Train, ASecondTrainerOverTheRunOfTheFirstIsAWarning) {
+  const auto storage = test::shared_folder();
+  const auto log = [&](const std::string& second) {
+    test::launch({storage, {"--log-level", "warn"}}, [&](Launch& launch) {
+      const auto nothing = [](Session& session, const Config&) { session.report({{"a", 1}}); };
+      TorchTrainer(launch, nothing, with_line("first")).fit();
+      return TorchTrainer(launch, nothing, with_line(second)).fit();
+    });
+    world().barrier();
+    return detail::read_file(storage / second / "logs" / "rank_00000.log");
+  };
+  const char* const warning = "is that of an earlier trainer of this program";
+  EXPECT_EQ(log("second").find(warning), std::string::npos);
+  EXPECT_NE(log("first").find(warning), std::string::npos);
+}
+
 TEST(Train, AnotherRunsLastRowIsNotThisRuns) {
   const auto storage = test::shared_folder();
   Fit fit;

@@ -56,10 +56,13 @@ std::vector<TensorEntry> entries_for(const Tensors& tensors, const std::set<std:
   std::map<MemoryKey, std::string> first_name;
   for (const auto& [name, tensor] : tensors) {
     auto entry = entry_for(name, tensor, per_rank.contains(name), ranks);
-    const auto [first, is_new] = first_name.try_emplace(memory_key(entry, tensor), name);
-    if (!is_new && entry.bytes > 0) {
-      entry.bytes = 0;
-      entry.same_as = first->second;
+    // What each rank has of its own may share memory on this rank alone.
+    if (!entry.per_rank) {
+      const auto [first, is_new] = first_name.try_emplace(memory_key(entry, tensor), name);
+      if (!is_new && entry.bytes > 0) {
+        entry.bytes = 0;
+        entry.same_as = first->second;
+      }
     }
     entries.push_back(std::move(entry));
   }
