@@ -351,6 +351,12 @@ void require_own_directory(const std::filesystem::path& path) {
   if (S_ISLNK(folder.st_mode)) throw Error(ExitCode::usage, doing, "it is a symbolic link", "Name the folder itself");
   if (!S_ISDIR(folder.st_mode)) fail(ExitCode::retry, "writing into", path, ENOTDIR);
   if (folder.st_uid == ::geteuid() || ((folder.st_mode & S_IWGRP) != 0 && is_own_group(folder.st_gid))) return;
+  const auto refuse = [&] {
+    throw Error(ExitCode::usage, doing, "it belongs to " + user_of(folder.st_uid),
+                "Choose another --name or --storage, or let its owner share it: chmod -R g+w");
+  };
+  // Else it is tried: a file system may say that all of it belongs to one user.
+  if (::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0 && errno == EACCES) refuse();
   const auto probe = temporary_beside(path / ".owner");
   struct stat made {};
   {
@@ -359,9 +365,7 @@ void require_own_directory(const std::filesystem::path& path) {
     ::unlink(probe.c_str());
     if (status != 0) fail(ExitCode::retry, "looking at", probe, errno);
   }
-  if (made.st_uid == folder.st_uid || made.st_uid != ::geteuid()) return;
-  throw Error(ExitCode::usage, doing, "it belongs to " + user_of(folder.st_uid),
-              "Choose another --name or --storage, or let its owner share it: chmod g+w");
+  if (made.st_uid != folder.st_uid && made.st_uid == ::geteuid()) refuse();
 }
 
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {

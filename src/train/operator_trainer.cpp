@@ -66,12 +66,21 @@ Config divided(Config config, const Plan& plan) {
   return config;
 }
 
-/// A user's folder is never removed for a checkpoint.
+/// A user's folder is never removed for a checkpoint, nor are files that the user has put beside one.
 void require_replaceable(const fs::path& path) {
-  if (!fs::exists(status_of(path)) || checkpoint::is_checkpoint(path) || fs::is_empty(path)) return;
-  throw Error(ExitCode::usage, "saving the operator's state in " + path.string(),
-              "something else stands there than a checkpoint",
-              "Name a folder that is not there yet, or a checkpoint that is to be replaced");
+  if (!fs::exists(status_of(path)) || fs::is_empty(path)) return;
+  std::string fact;
+  if (!checkpoint::is_checkpoint(path)) {
+    fact = "something else stands there than a checkpoint";
+  } else {
+    for (const auto& entry : fs::directory_iterator(path))
+      if (const auto name = entry.path().filename();
+          name != checkpoint::manifest_name && name != checkpoint::state_name)
+        fact = "the checkpoint there holds \"" + name.string() + "\" too";
+  }
+  if (!fact.empty())
+    throw Error(ExitCode::usage, "saving the operator's state in " + path.string(), fact,
+                "Name a folder that is not there yet, or a checkpoint of another save() that is to be replaced");
 }
 
 std::string to_bytes(const Json& json) {

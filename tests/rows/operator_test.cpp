@@ -310,6 +310,10 @@ TEST(OperatorRow, SaveAndLoad) {
     OperatorTrainer<Line> another(launch, all_ranks(launch));
     another.load(folder);
     EXPECT_EQ(another.train().at("epoch"), 3);
+    std::ofstream(folder / "notes.txt") << "the user's";
+    launch.communicator().barrier();
+    EXPECT_TRUE(has(error_of([&] { another.save(folder); }), "holds \"notes.txt\" too"));
+    EXPECT_TRUE(std::filesystem::exists(folder / "notes.txt"));
   });
 }
 

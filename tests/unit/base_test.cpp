@@ -206,6 +206,12 @@ TEST_F(FileTest, AFolderOfSomebodyElseIsRefusedUnlessItsGroupMayWrite) {
   EXPECT_TRUE(std::filesystem::is_empty(theirs)) << "what asked for the owner is left";
   ASSERT_EQ(::chmod(theirs.c_str(), 0775), 0);
   message([&] { detail::require_own_directory(theirs); }, ExitCode::usage);  // a group that this user is not in
+  // A user who may not even try.
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0755), 0);
+  ASSERT_EQ(::seteuid(65533), 0);
+  EXPECT_NE(message([&] { detail::require_own_directory(theirs); }, ExitCode::usage).find("belongs to"),
+            std::string::npos);
+  ASSERT_EQ(::seteuid(0), 0);
   ASSERT_EQ(::chown(theirs.c_str(), 65534, ::getegid()), 0);
   ASSERT_EQ(::chmod(theirs.c_str(), 0775), 0);
   detail::require_own_directory(theirs);

@@ -642,7 +642,7 @@ TEST(Position, OfWhatComesAfterTheRestore) {
   World later(10, 1);
   later.cursors[0]->restore("late", position, false);
   EXPECT_EQ(later.cursors[0]->positions().at("late"), position) << "kept until it comes";
-  EXPECT_EQ(later.cursors[0]->epoch_complete(), false);
+  EXPECT_EQ(later.cursors[0]->of_epoch(), Cursors::Passes::under_way);
   const auto late = later.add("late", 10);
   EXPECT_EQ(DatasetShard(late).iter_batches({.batch_size = 2}).num_batches(), 3);
   later.cursors[0]->restore("never", position, false);
@@ -671,7 +671,7 @@ TEST(Position, ValidationCompletesNoEpoch) {
   for (int pass = 0; pass < 2; ++pass) {
     for ([[maybe_unused]] const auto& batch : DatasetShard(other).iter_batches({.batch_size = 3, .training = false})) {
       EXPECT_FALSE(other->unfinished());
-      EXPECT_EQ(world.cursors[0]->epoch_complete(), pass == 1);
+      EXPECT_EQ(world.cursors[0]->of_epoch(), pass == 1 ? Cursors::Passes::over : Cursors::Passes::none);
     }
     EXPECT_EQ(other->position().at("passes"), 0);
     all_of(world.shard().iter_batches());

@@ -164,7 +164,7 @@ TEST(DataLoader, GoesOnWhereItWasSaved) {
         pass(*prepare_data_loader(later, numbers(20), {.batch_size = 2, .shuffle = true, .workers = threads}));
     samples.insert(samples.end(), rest.begin(), rest.end());
     EXPECT_EQ(samples, undisturbed);
-    EXPECT_TRUE(later.cursors->epoch_complete());
+    EXPECT_EQ(later.cursors->of_epoch(), detail::data::Cursors::Passes::over);
   }
 }
 
