@@ -105,9 +105,11 @@ class Pools {
   std::byte* allocate_towards(std::size_t size, const torch::autograd::Node& node, int distance) {
     if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
       const void* const parameter = accumulates->variable.unsafeGetTensorImpl();
+      // A pool that is closed and not empty yet may know a parameter that had this address before.
       for (const auto& pool : all_) {
         const auto found = pool->size_of_gradient.find(parameter);
-        if (found != pool->size_of_gradient.end() && found->second == size) return pool->allocate(size);
+        if (found != pool->size_of_gradient.end() && found->second == size)
+          if (auto* block = pool->allocate(size)) return block;
       }
       return nullptr;
     }
