@@ -79,7 +79,7 @@ class Checkpoint {
   const std::filesystem::path& path() const noexcept { return path_; }
   /// The directory, for reading.
   const std::filesystem::path& as_directory() const noexcept { return path_; }
-  /// A copy of everything under `path`, which is made.
+  /// A copy of everything under `path`, which is made, by several ranks at once too. Another file there is an Error.
   void to_directory(const std::filesystem::path& path) const;
   /// Everything in state.h5 as tensors on the CPU, and the JSON values. Verifies checksums. What each rank had of its
   /// own (per_rank) is there of all ranks: tensors as [world, …], values as a list.

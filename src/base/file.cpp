@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <utility>
 
 namespace muster::detail {
@@ -90,8 +91,10 @@ int sync_descriptor(int descriptor) noexcept {
 }
 
 std::filesystem::path temporary_beside(std::filesystem::path path) {
+  // Processes in containers and on other hosts may have the same number.
+  static const auto random = std::random_device{}();
   static std::atomic<int> count{0};
-  return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
+  return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(random) + "." + std::to_string(count++);
 }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -259,8 +262,8 @@ void write_file(const std::filesystem::path& path, std::string_view content) {
 
 void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write, bool replace) {
   const auto temporary = temporary_beside(path);
+  File file(temporary, File::Mode::create);
   try {
-    File file(temporary, File::Mode::create);
     write(file);
     file.sync();
     file.close();
@@ -355,7 +358,7 @@ void require_own_directory(const std::filesystem::path& path) {
     throw Error(ExitCode::usage, doing, "it belongs to " + user_of(folder.st_uid),
                 "Choose another --name or --storage, or let its owner share it: chmod -R g+w");
   };
-  // Else it is tried: a file system may say that all of it belongs to one user.
+  // A file system may say that all of it belongs to one user. So make a file and see whose that is.
   if (::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0 && errno == EACCES) refuse();
   const auto probe = temporary_beside(path / ".owner");
   struct stat made {};

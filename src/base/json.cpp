@@ -54,7 +54,24 @@ bool is_utf8(const std::string& text) {
   }
 }
 
-void require_kept(const Json& value, const std::string& path, const std::string& remedy) {
+void require_readable(const Json& value, const std::string& doing) {
+  constexpr int most = deepest_json - 16;  // the rest is for what it is written into
+  const auto check = [&](const auto& self, const Json& inner, int levels) -> void {
+    if (inner.is_binary())
+      throw Error(ExitCode::user_error, doing, "it holds a binary value, which JSON does not keep",
+                  "Keep bytes in a tensor of torch::kUInt8");
+    if (!inner.is_structured()) return;
+    if (levels == most)
+      throw Error(ExitCode::user_error, doing, "it is nested more than " + std::to_string(most) + " levels deep",
+                  "Make it flatter");
+    for (const auto& child : inner) self(self, child, levels + 1);
+  };
+  check(check, value, 0);
+}
+
+namespace {
+
+void require_values_kept(const Json& value, const std::string& path, const std::string& remedy) {
   const auto refuse_text = [&](const char* what) {
     throw Error(ExitCode::user_error, "saving " + path, std::string(what) + " is not UTF-8, which JSON does not keep",
                 "Keep other bytes in a tensor of torch::kUInt8");
@@ -66,8 +83,15 @@ void require_kept(const Json& value, const std::string& path, const std::string&
   if (!value.is_structured()) return;
   for (const auto& [name, child] : value.items()) {
     if (!is_utf8(name)) refuse_text("a key in it");
-    require_kept(child, path + '/' + name, remedy);
+    require_values_kept(child, path + '/' + name, remedy);
   }
+}
+
+}  // namespace
+
+void require_kept(const Json& value, const std::string& path, const std::string& remedy) {
+  require_readable(value, "saving " + path);
+  require_values_kept(value, path, remedy);
 }
 
 }  // namespace muster::detail

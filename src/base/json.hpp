@@ -23,7 +23,11 @@ Json read_json(const std::filesystem::path& path, std::string doing = {}, bool c
 /// Whether JSON keeps the text as it is.
 bool is_utf8(const std::string& text);
 
-/// An Error (ExitCode::user_error) for what JSON does not keep in `value`: a number that is not finite, which would
+/// An Error (ExitCode::user_error) if `value`, written as JSON inside some other, could not be read again: it is nested
+/// too deep, or holds binary values. `doing` begins the message.
+void require_readable(const Json& value, const std::string& doing);
+
+/// The same and an Error for what JSON does not keep in `value`: a number that is not finite, which would
 /// come back as null, and text that is not UTF-8. `path` names the value, of which others are inside; `remedy` is that
 /// of numbers.
 void require_kept(const Json& value, const std::string& path, const std::string& remedy);

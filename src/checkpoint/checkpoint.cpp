@@ -144,7 +144,7 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
 
 void Checkpoint::to_directory(const fs::path& path) const {
   detail::make_directories(path);
-  for (const auto& name : list_files(path_)) copy_file(path_, name, path);
+  for (const auto& name : list_files(path_)) copy_file_unless_there(path_, name, path);
   sync_folders(path);
 }
 

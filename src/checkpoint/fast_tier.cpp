@@ -8,6 +8,7 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
+#include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,6 +38,8 @@ struct NotedTier {
   std::string folder, id;
   std::vector<std::string> hosts = {};  ///< of each node
   bool used = false;
+  int first = 0;         ///< the first checkpoint that it has had since it came into use
+  std::string run = {};  ///< what tells the run's folder from its copies
 
   /// What the names of its folders begin with.
   std::string prefix() const { return "muster-" + id + "-"; }
@@ -64,6 +67,23 @@ struct stat status_at(const fs::path& path) {
     throw Error(ExitCode::retry, "looking at " + path.string(), std::strerror(errno), "Check the path");
   return status;
 }
+
+/// What tells the run's folder from its copies: its inode, and when that was made where the file system knows it. A
+/// device's number would not do, which may differ between hosts.
+std::string identity_of(const Tier& run) {
+  struct statx status {};
+  const auto path = run.folder();
+  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_BTIME, &status) != 0)
+    throw Error(ExitCode::retry, "looking at " + path.string(), std::strerror(errno), "Check the path");
+  auto identity = std::to_string(status.stx_ino);
+  if ((status.stx_mask & STATX_BTIME) != 0)
+    identity += " " + std::to_string(status.stx_btime.tv_sec) + "." + std::to_string(status.stx_btime.tv_nsec);
+  return identity;
+}
+
+/// Whether the note came with a copy of another run's folder: the tier is that run's. So does one that was moved to
+/// another file system.
+bool is_of_another_run(const NotedTier& tier, const Tier& run) { return tier.run != identity_of(run); }
 
 std::string user_name(uid_t id) {
   const passwd* const user = ::getpwuid(id);
@@ -96,7 +116,8 @@ std::vector<NotedTier> read_note(const Tier& run) {
   try {
     std::vector<NotedTier> note;
     for (const auto& tier : json) {
-      note.push_back({tier.at("folder"), tier.at("id"), tier.at("hosts"), tier.at("used")});
+      note.push_back(
+          {tier.at("folder"), tier.at("id"), tier.at("hosts"), tier.at("used"), tier.at("first"), tier.at("run")});
       if (!is_id(note.back().id)) throw Error(ExitCode::data, note.back().id, "it is no id");
     }
     return note;
@@ -113,7 +134,12 @@ void write_note(const Tier& run, const std::vector<NotedTier>& note) {
   }
   auto json = Json::array();
   for (const auto& tier : note)
-    json.push_back({{"folder", tier.folder}, {"id", tier.id}, {"hosts", tier.hosts}, {"used", tier.used}});
+    json.push_back({{"folder", tier.folder},
+                    {"id", tier.id},
+                    {"hosts", tier.hosts},
+                    {"used", tier.used},
+                    {"first", tier.first},
+                    {"run", tier.run}});
   write_file(note_of(run), [&](File& file) {
     if (::fchmod(file.descriptor(), 0600) != 0)
       throw Error(ExitCode::retry, "setting the mode of " + file.path().string(), std::strerror(errno));
@@ -320,8 +346,9 @@ std::string names_of_missing(const NotedTier& tier, const std::vector<NodeFolder
   return hosts;
 }
 
-/// Whether the run's folder has now what is newest in that tier. Collective.
-bool copy_newest(const Communicator& communicator, const NotedTier& tier, Tier& run) {
+/// Whether the run's folder has now what is newest in that tier. Of another run's tier only the checkpoint `of_another`
+/// is taken: those after it may have been made since this run was copied. Collective.
+bool copy_newest(const Communicator& communicator, const NotedTier& tier, int of_another, Tier& run) {
   const auto folders = find_folders(communicator, tier, /*tell=*/true);
   const auto found = look_into(communicator, folders);
   const auto missing = names_of_missing(tier, folders);
@@ -336,10 +363,18 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, Tier& 
   }
   std::set<int, std::greater<>> indices;
   for (const auto& folder : found)
-    for (const auto& [index, one] : folder) indices.insert(index);
+    for (const auto& [index, one] : folder)
+      if (of_another < 0 || index == of_another) indices.insert(index);
+  const auto has = [&](int index) {
+    return on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }) == "yes";
+  };
+  if (of_another >= 0 && indices.empty() && !has(of_another)) {
+    leave(run.published(of_another).filename().string() + " is not in the fast tier " + tier.shown() + " any more");
+    return false;
+  }
   bool all = true;
   for (const int index : indices) {
-    if (!on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }).empty()) break;
+    if (has(index)) break;
     const auto name = run.published(index).filename().string();
     const auto problem = take_checkpoint(communicator, folders, found, index, run);
     if (problem.empty()) {
@@ -400,19 +435,25 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
                 ", without a fast tier until that file is gone");
     }
     auto noted = Json::array();
-    for (const auto& tier : read_note(run)) noted.push_back({tier.folder, tier.id, tier.hosts, tier.used});
+    for (const auto& tier : read_note(run))
+      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used, is_of_another_run(tier, run) ? tier.first : -1});
     return noted.dump();
   }));
   if (tiers.empty()) return false;
   std::set<std::string> kept;
   for (const auto& tier : tiers | std::views::reverse)
-    if (tier[3] && !copy_newest(communicator, {tier[0], tier[1], tier[2]}, run))
+    if (tier[3] && !copy_newest(communicator, {tier[0], tier[1], tier[2]}, tier[4], run))
       kept.insert(tier[1].get<std::string>());
   on_root(communicator, [&] {
     // A name there that a job which was killed has given may not be durable yet.
     sync_directory(run.folder());
     auto note = read_note(run);
     for (auto& tier : note) tier.used = kept.contains(tier.id);
+    for (const auto& tier : note)
+      if (!tier.used && is_of_another_run(tier, run))
+        log::warn(run.folder().string() + " is a copy of another run's folder: the fast tier " + tier.shown() +
+                  " belongs to that run and is left as it is. Remove it by hand if that run is gone");
+    std::erase_if(note, [&](const auto& tier) { return !tier.used && is_of_another_run(tier, run); });
     write_note(run, note);
   });
   remove_unused(communicator, run, {});
@@ -424,7 +465,7 @@ std::optional<Place> make_fast_place(const Communicator& communicator, const Tie
   const auto& topology = communicator.topology();
   const auto id = on_root(communicator, [&] {
     if (!other_owner(run).empty()) return std::string();
-    NotedTier made{folder.string(), new_id()};
+    NotedTier made{.folder = folder.string(), .id = new_id(), .run = identity_of(run)};
     made.hosts.resize(static_cast<std::size_t>(topology.num_nodes));
     for (std::size_t rank = 0; rank < topology.hosts.size(); ++rank)
       made.hosts[static_cast<std::size_t>(topology.node_of_rank[rank])] = topology.hosts[rank];
@@ -448,12 +489,13 @@ std::optional<Place> make_fast_place(const Communicator& communicator, const Tie
   return Place{.tier = Tier(own), .leads = leads, .of_a_node = true};
 }
 
-void note_use(const Tier& run) {
+void note_use(const Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
     throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "it is gone",
                 "Start the run again");
   note.back().used = true;
+  note.back().first = index;
   write_note(run, note);
 }
 
@@ -474,7 +516,7 @@ void remove_unused(const Communicator& communicator, const Tier& run, const std:
   const auto unused = Json::parse(on_root(communicator, [&] {
     auto tiers = Json::array();
     for (const auto& tier : read_note(run))
-      if (!tier.used && !is_own(tier)) tiers.push_back({tier.folder, tier.id});
+      if (!tier.used && !is_own(tier) && !is_of_another_run(tier, run)) tiers.push_back({tier.folder, tier.id});
     return tiers.dump();
   }));
   if (unused.empty()) return;

@@ -3,11 +3,14 @@
 // Each node has there what its own ranks have written, and the manifest, which is the same on all:
 //   FOLDER/muster-ID-NODE-HOST/checkpoint_000003/   state.h5 with holes, the user's files, manifest.json
 // The run's folder has fast_tier.json, which only its owner may read:
-//   [{"folder": FOLDER, "id": ID, "hosts": ["n1", …], "used": true}, …]   oldest first, this job's last
-// The random ID tells the tiers of different starts apart, and nobody can guess the folder's name. "used" is written
-// before a checkpoint is published in the tier, and taken back when the run's folder has a checkpoint as new. As long
-// as a tier is in use it stays in the note, and its folders on the nodes: a node that comes back is asked again.
-// Only what belongs to this user is believed: another user's note or folder is left alone with a warning.
+//   [{"folder": FOLDER, "id": ID, "hosts": ["n1", …], "used": true, "first": 3, "run": "INODE BIRTH"}, …]
+// oldest first, this job's last. The random ID tells the tiers of different starts apart, and nobody can guess the
+// folder's name. "used" is written before a checkpoint is published in the tier, with its index as "first", and taken
+// back when the run's folder has a checkpoint as new. As long as a tier is in use it stays in the note, and its folders
+// on the nodes: a node that comes back is asked again.
+// Only what belongs to this user is believed: another user's note or folder is left alone with a warning. In a copy of
+// the run's folder INODE and BIRTH do not fit: a copy takes the checkpoint "first", which came next when the folder was
+// copied, and neither uses nor removes the tier.
 #pragma once
 
 #include "checkpoint/files/manifest.hpp"
@@ -44,8 +47,8 @@ bool finish_copying(const Communicator& communicator, Tier& run);
 std::optional<Place> make_fast_place(const Communicator& communicator, const Tier& run,
                                      const std::filesystem::path& folder);
 
-/// Notes that a checkpoint is about to be published in this job's tier. By one rank.
-void note_use(const Tier& run);
+/// Notes that the checkpoint of that index is about to be published in this job's tier. By one rank.
+void note_use(const Tier& run, int index);
 /// Notes that the run's folder has a checkpoint newer than those in any tier; a failure is a warning, and gives false.
 /// By one rank.
 bool note_copied(const Tier& run) noexcept;

@@ -4,6 +4,7 @@
 
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
+#include "checkpoint/rollbacks.hpp"
 #include "checkpoint/save.hpp"
 #include "checkpoint/state/replication.hpp"
 #include "checkpoint/state/trainer_state.hpp"
@@ -21,6 +22,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::checkpoint {
 
@@ -71,9 +73,14 @@ class Store {
   /// cannot be read, or is not the same to all ranks, is an Error (ExitCode::retry), and nothing is renamed.
   std::optional<Checkpoint> newest();
 
-  /// Rolls back to that checkpoint, once: newest() then passes over those that are newer, until one newer than all of
-  /// them is committed. An Error (ExitCode::data) if it is not there or not whole. `name`: how it was asked for.
+  /// Rolls back to that checkpoint, once: newest() gives it, and passes over those that are newer, until one newer than
+  /// all of them is committed. Nothing is written before confirm_rollback(). An Error (ExitCode::data) if the
+  /// checkpoint is not there or not whole. `name`: how it was asked for.
   void roll_back(int index, const std::string& name = {});
+  /// The run has taken up the checkpoint to which it was rolled back: notes that in its folder. commit() does so too.
+  void confirm_rollback();
+  /// The rollbacks of the run, with the one that is not confirmed yet. Not collective; for rank 0.
+  std::vector<Rollback> rollbacks() const;
   /// Whether the last rollback was asked for by that name, wherever that leads now. Not collective; for rank 0.
   bool has_rolled_back(const std::string& name) const;
 
@@ -95,6 +102,7 @@ class Store {
   /// removed. Not collective.
   void move_names(std::optional<int> set_aside = {}) const;
   void say_rolled_back(int index) const;
+  void copy_from_own_tier(const Communicator& communicator, const Save& save, int index);
   void go_on_behind(std::function<void(const Communicator&)> work);
   /// Nothing in a fast tier is needed any more: notes that, and removes what earlier jobs have left in theirs.
   void give_up_tiers(const Communicator& communicator);
@@ -113,6 +121,7 @@ class Store {
   CheckpointConfig config_;
   std::function<bool(std::int64_t)> needed_ = {};
   int next_index_ = 0;
+  std::optional<Rollback> rollback_ = {};  // not confirmed
   /// What was found whole last, for whoever reads it next.
   struct Verified {
     std::filesystem::path path = {};

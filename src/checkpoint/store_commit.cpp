@@ -8,6 +8,7 @@
 #include "comm/world.hpp"
 #include "muster/error.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -36,7 +37,9 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
     for (const auto& path : there.others)
       log::warn(path.string() + " is a link or a file, so the run does not go on from it. Move the folder back there");
     tier_.remove_unfinished();
-    return std::to_string(there.next_index);
+    int next = there.next_index;  // and no index is used again that was given up
+    for (const auto& rollback : read_rollbacks(tier_.folder())) next = std::max(next, rollback.over + 1);
+    return std::to_string(next);
   }));
   if (!config_.fast_tier.empty()) fast_ = make_fast_place(communicator_, tier_, config_.fast_tier);
   if (fast_ || config_.async_save) behind_ = comm::make_world_apart(communicator_);
@@ -51,6 +54,7 @@ Store::~Store() {
 }
 
 Checkpoint Store::commit(Contents contents, When when) {
+  confirm_rollback();
   const int index = next_index_;
   begun_ = contents.begun;
   const bool behind = when == When::behind && behind_;
@@ -60,7 +64,7 @@ Checkpoint Store::commit(Contents contents, When when) {
   const auto write = [this, save, index](const Communicator& communicator, Place& place) {
     save->write(communicator, place);
     if (fast_ && !fast_used_) {
-      on_root(communicator, [&] { note_use(tier_); });
+      on_root(communicator, [&] { note_use(tier_, index); });
       fast_used_ = true;
     }
     if (fast_) next_index_ = index + 1;  // where another node fails, one may be left with the name
@@ -86,8 +90,7 @@ Checkpoint Store::commit(Contents contents, When when) {
   const auto to_run = [this, save, index](const Communicator& communicator) {
     if (fast_) {
       clear_fast_tier(index, /*after=*/false);
-      copy_to_run(communicator, save->manifest(), {{fast_->tier.published(index), save->pieces(), save->files()}},
-                  tier_);
+      copy_from_own_tier(communicator, *save, index);
     }
     if (fast_ || has_earlier_tier_) give_up_tiers(communicator);
     if (fast_) clear_fast_tier(index, /*after=*/true);
@@ -103,6 +106,16 @@ Checkpoint Store::commit(Contents contents, When when) {
   else
     to_run(communicator_), cost_ = Clock::now() - begun_;
   return as_this_rank(Checkpoint(tier_.published(index)));
+}
+
+void Store::copy_from_own_tier(const Communicator& communicator, const Save& save, int index) {
+  try {
+    copy_to_run(communicator, save.manifest(), {{fast_->tier.published(index), save.pieces(), save.files()}}, tier_);
+  } catch (const Error& error) {
+    if (!error.agreed() || error.code() != ExitCode::data) throw;
+    // It was whole a moment ago: somebody else has changed the tier, and the run's folder has an earlier one.
+    throw Error(ExitCode::retry, error.what());
+  }
 }
 
 void Store::go_on_behind(std::function<void(const Communicator&)> work) {

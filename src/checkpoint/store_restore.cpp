@@ -81,6 +81,7 @@ void Store::take_back_what_is_whole() const {
 }
 
 std::optional<Checkpoint> Store::newest() {
+  if (rollback_) return as_this_rank(Checkpoint(tier_.published(rollback_->to)));
   take_back_what_is_whole();
   for (;;) {
     const auto found = on_root(communicator_, [&] {
@@ -165,11 +166,24 @@ void Store::roll_back(int index, const std::string& name) {
   });
   if (!done.empty()) return;
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
+  rollback_ = {index, next_index_ - 1, name};
+}
+
+void Store::confirm_rollback() {
+  if (!rollback_) return;
+  on_all(communicator_, [] { return std::string(); });  // no rank has failed to take it up
   on_root(communicator_, [&] {
-    add_rollback(tier_.folder(), {index, next_index_ - 1, name});
+    add_rollback(tier_.folder(), *rollback_);
     move_names();
   });
+  rollback_.reset();
   if (has_earlier_tier_) give_up_tiers(communicator_);  // what is newer there is given up too
+}
+
+std::vector<Rollback> Store::rollbacks() const {
+  auto all = read_rollbacks(tier_.folder());
+  if (rollback_) all.push_back(*rollback_);
+  return all;
 }
 
 Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {

@@ -26,7 +26,7 @@ class Tier {
     std::map<int, std::filesystem::path> published;  ///< by index
     std::multimap<int, std::filesystem::path> damaged;
     std::vector<std::filesystem::path> unfinished;  ///< interrupted saves and removals
-    std::vector<std::filesystem::path> others;      ///< called like a published one, and links or files: not ours
+    std::vector<std::filesystem::path> others;      ///< links and files with the name of a published checkpoint
     int next_index = 0;                             ///< above all of them
   };
 

@@ -1,5 +1,6 @@
 #include "hdf5/types.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -105,6 +106,13 @@ Handle type_of(at::ScalarType type) {
   if (type == at::kComplexDouble) return make_complex(H5T_NATIVE_DOUBLE);
   throw Error(ExitCode::data, "storing a tensor", std::string("HDF5 has no type for ") + c10::toString(type),
               "Convert it to another type first");
+}
+
+bool has_type(at::ScalarType type) noexcept {
+  static constexpr std::array known{at::kByte,     at::kChar,  at::kShort,        at::kInt,
+                                    at::kLong,     at::kFloat, at::kDouble,       at::kHalf,
+                                    at::kBFloat16, at::kBool,  at::kComplexFloat, at::kComplexDouble};
+  return std::ranges::find(known, type) != known.end();
 }
 
 at::ScalarType scalar_type(hid_t type, const std::string& shown) {

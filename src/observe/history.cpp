@@ -19,9 +19,12 @@ void append_to(const std::filesystem::path& path, const std::string& line) {
   file.close();
 }
 
-/// A run that goes on mostly finds what it would write, and a durable write takes as long as a step.
+/// A run that goes on mostly finds what it would write, and a durable write takes as long as a step. A file with
+/// another hard link is replaced, since rows are appended to it: the other one is a backup's (cp -al).
 void write_if_changed(const std::filesystem::path& path, const std::string& text) {
-  if (std::filesystem::is_regular_file(status_of(path)) && read_file(path) == text) return;
+  if (std::filesystem::is_regular_file(status_of(path)) && std::filesystem::hard_link_count(path) == 1 &&
+      read_file(path) == text)
+    return;
   write_file(path, text);
 }
 
@@ -67,11 +70,42 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
 void History::start(const Start& start) {
   for (auto& row : read(folder_))
     if (iteration_of(row) <= start.training_iteration) rows_.push_back(std::move(row));
+  if (start.led_here) remove_other_course(start);
   const auto have = rows_.empty() ? 0 : iteration_of(rows_.back());
-  if (start.last_row.is_object() && have < start.training_iteration) rows_.push_back(start.last_row);
+  const auto& last = start.last_row;
+  const auto missing = start.training_iteration - (last.is_object() ? 1 : 0);
+  if (have < missing)
+    log::warn("the metrics of the reports " + std::to_string(have + 1) + " to " + std::to_string(missing) +
+              " are not in " + (folder_ / "result.json").string() + " any more");
+  if (last.is_object() && have < start.training_iteration)
+    rows_.push_back(last);
+  else if (last.is_object() && have == start.training_iteration && !rows_.back().contains("checkpoint_dir_name"))
+    rows_.back()["checkpoint_dir_name"] = last.value("checkpoint_dir_name", Json());  // it was thought to be lost
   for (const auto& row : rows_) add_columns(columns_, row);
-  write_rows();
-  write_table();
+  torn_ = true;
+}
+
+void History::checkpoint(const Checkpoint&) {
+  if (torn_) rewrite("the metrics in the run's folder are not those of this run: ");
+}
+
+void History::end() {
+  if (torn_) rewrite("the metrics in the run's folder are not those of this run: ");
+}
+
+void History::remove_other_course(const Start& start) {
+  const auto checkpoint_of = [](const Json& row) {
+    const auto name = row.value("checkpoint_dir_name", Json());
+    return name.is_string() ? name.get<std::string>() : std::string();
+  };
+  const auto here = checkpoint_of(start.last_row);
+  if (std::ranges::any_of(rows_, [&](const Json& row) { return checkpoint_of(row) == here; })) return;
+  // Up to the last report that both courses have saved.
+  const auto common = std::ranges::find_if(rows_.rbegin(), rows_.rend(), [&](const Json& row) {
+    const auto name = checkpoint_of(row);
+    return !name.empty() && start.led_here(name);
+  });
+  rows_.erase(common.base(), rows_.end());
 }
 
 void History::report(const Json& row, std::int64_t) {

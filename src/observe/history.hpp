@@ -15,13 +15,16 @@ class History final : public Sink {
   /// In the run's folder.
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// Cuts both files back to the rows that count; a last line that was cut off by a crash goes too. The last row is
-  /// added if it is missing, as it is after a crash between a checkpoint and its row.
+  /// Goes on from the rows that count; a last line that was cut off by a crash goes too. The last row is added if it is
+  /// missing, as it is after a crash between a checkpoint and its row. Both files stay as they are until something is
+  /// reported or saved, or training ends: what begins may yet be refused.
   void start(const Start& start) override;
   /// What cannot be written is a warning.
   void report(const Json& row, std::int64_t epochs) override;
   /// Its row names it no longer.
   void lost(const Checkpoint& checkpoint) override;
+  void checkpoint(const Checkpoint&) override;
+  void end() override;
   /// Both files are replaced; what cannot be written is a warning.
   void validated(std::int64_t training_iteration, const Json& fields) override;
 
@@ -34,6 +37,7 @@ class History final : public Sink {
   static std::vector<Json> read(const std::filesystem::path& folder);
 
  private:
+  void remove_other_course(const Start& start);
   void rewrite(const char* warning) noexcept;
   void write_rows() const;
   void write_table() const;
@@ -41,7 +45,7 @@ class History final : public Sink {
   std::filesystem::path folder_;
   std::vector<Json> rows_;
   std::vector<std::string> columns_;  // of progress.csv
-  bool torn_ = false;                 // a row may be there in part
+  bool torn_ = false;                 // the files are not as the rows: one may be there in part
 };
 
 }  // namespace muster::detail::observe

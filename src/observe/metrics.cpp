@@ -1,5 +1,6 @@
 #include "observe/metrics.hpp"
 
+#include "base/json.hpp"
 #include "muster/error.hpp"
 #include "observe/tally.hpp"
 
@@ -89,6 +90,7 @@ Json to_json(const Metrics& metrics) {
       throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a name that every report has already",
                   "Choose another name");
     require_value(key, metric);
+    require_readable(metric.value(), "reporting the metric \"" + key + "\"");
     auto& values = all[key] = Json::array({metric.value(), metric.weight()});
     if (!metric.tally().is_null()) values.push_back(metric.tally());
   }

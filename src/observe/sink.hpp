@@ -6,6 +6,8 @@
 #include "muster/json.hpp"
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 namespace muster::detail::observe {
 
@@ -13,6 +15,9 @@ namespace muster::detail::observe {
 struct Start {
   std::int64_t training_iteration = 0;  ///< the last report that counts: later ones are made again
   Json last_row = nullptr;              ///< of that report, as its checkpoint has it; null where there is none
+  /// Set where the run goes back to a checkpoint that it had given up, so that the reports noted since then are of
+  /// another course of training: whether the checkpoint of that name led to the one that training goes on from.
+  std::function<bool(const std::string&)> led_here = {};
 };
 
 /// Made for one attempt, on the first worker or on all, as sinks.cpp says. The moments come on the thread

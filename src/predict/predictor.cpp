@@ -1,6 +1,5 @@
 #include "muster/predictor.hpp"
 
-#include "checkpoint/files/manifest.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
@@ -100,8 +99,7 @@ TorchPredictor::TorchPredictor(Function predict, PredictorOptions options)
 
 TorchPredictor TorchPredictor::load(const Checkpoint& checkpoint, std::shared_ptr<torch::nn::Module> module,
                                     Function predict, PredictorOptions options) {
-  namespace saved = detail::checkpoint;
-  const auto state = saved::trainer_state_from_json(saved::read_manifest(checkpoint.path()).progress).preprocessor;
+  const auto state = detail::checkpoint::preprocessor_state(checkpoint.path());
   const auto doing = "restoring the preprocessor of " + checkpoint.path().string();
   if (!state.is_null() && options.preprocessor) {
     try {

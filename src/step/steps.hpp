@@ -74,7 +74,7 @@ class Steps {
   std::int64_t complete_epoch = -1;  ///< the last one that was saved as over
   std::int64_t last_over = -1;       ///< the epoch at which a loop over session.epochs() has come to its end
   bool after_loop = false;           ///< such a loop has come to its end, or had no epoch left
-  std::int64_t call = -1;            ///< of an operator's trainer, how many it has had before; -1 without one
+  std::int64_t call = -1;            ///< number of the operator trainer's call, from 0; -1 without an operator
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;
 

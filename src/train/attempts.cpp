@@ -137,7 +137,10 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
       continue;
     }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
-    if (error->code() == ExitCode::stopped) return {.error = error};
+    if (error->code() == ExitCode::stopped) {
+      if (world.rank() == 0) run.clear_error();  // of an earlier attempt
+      return {.error = error};
+    }
     // A stop at which nothing could be saved; ranks that only wait do not know of it.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
       if (world.rank() == 0) launch::tell_supervisor(launch::telling_stopped, run.path().string());

@@ -4,6 +4,7 @@
 #include "comm/world.hpp"
 #include "muster/operator.hpp"
 #include "train/open_session.hpp"
+#include "train/operator_calls.hpp"
 #include "train/operator_parts.hpp"
 
 #include <functional>
@@ -89,9 +90,8 @@ class OperatorRun {
   OperatorParts* parts_ = nullptr;
   StateEntries entries_;                       ///< what state_dict() has
   std::shared_ptr<const StateEntries> saved_;  ///< and what a run needs to go on
-  Json done_ = Json::array();                  ///< [name, result] of each call, [name, result, text] of one that has
-                                               ///< registered data, [name, null, code, text] of one that was refused
-  std::size_t calls_ = 0;                      ///< made by main so far
+  OperatorCalls done_;                         ///< by main in this process, or before the run was taken up again
+  std::size_t calls_ = 0;                      ///< made by main in this process
   bool changed_ = false;                       ///< by another call than train(), since the state was saved
   bool of_trial_ = false;                      ///< steps are reported, and not each call
   bool training_ = false;                      ///< a call of train() is under way

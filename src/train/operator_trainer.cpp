@@ -4,6 +4,7 @@
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/merge.hpp"
+#include "checkpoint/state/trainer_state.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
 #include "launch/settings.hpp"
@@ -77,6 +78,8 @@ void require_replaceable(const fs::path& path) {
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
+    if (checkpoint::trainer_state_from_json(checkpoint::read_manifest(path).progress).of_a_run)
+      fact = "the checkpoint there is a run's";
   }
   if (!fact.empty())
     throw Error(ExitCode::usage, "saving the operator's state in " + path.string(), fact,
@@ -132,10 +135,10 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
   note(TrainOptions{}.max_retries);
   const auto workers = world.split(plan_.works() ? 0 : 1);
   open_ = true;
-  done_ = Json::parse(meet([&] {
+  done_.restore(meet([&] {
     session_ = std::make_unique<OpenSession>(plan_, run_, workers, workers.duplicate(), device_, bad_steps_);
     open(make);
-    return to_line(done_);
+    return done_.text();
   }));
   if (!done_.empty() && !config_before.is_null() && config_before != plan_.options.train_loop_config &&
       world.rank() == 0)
@@ -164,19 +167,23 @@ void OperatorRun::open(const Make& make) {
   operator_->setup(parts_->config);
   entries_ = parts_->entries(*operator_);
   auto all = entries_;
-  all.emplace_back(
-      "calls",
-      StateEntry(
-          [this] {
-            const auto& feed = parts_->train;
-            return StateDict{
-                .values = {{"done", done_}, {"open", feed.open()}, {"taken", feed.taken()}, {"training", training_}}};
-          },
-          [this](const StateDict& saved) {
-            done_ = saved.values.at("done");
-            parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
-            training_ = saved.values.value("training", false);
-          }));
+  all.emplace_back("calls",
+                   StateEntry(
+                       [this] {
+                         const auto& feed = parts_->train;
+                         return StateDict{
+                             .tensors = {{"done", done_.bytes()}},
+                             .values = {{"open", feed.open()}, {"taken", feed.taken()}, {"training", training_}}};
+                       },
+                       [this](const StateDict& saved) {
+                         const auto done = saved.tensors.find("done");
+                         if (done == saved.tensors.end())
+                           throw Error(ExitCode::data, "restoring the calls of an operator's trainer",
+                                       "the checkpoint has none", "Choose another --name to begin anew");
+                         done_.restore(done->second);
+                         parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
+                         training_ = saved.values.value("training", false);
+                       }));
   saved_ = std::make_shared<const StateEntries>(std::move(all));
   if (!session_->state().restore(saved_)) return;
   // The epoch of the pass that was the last one, as when the calls were made.
@@ -248,19 +255,18 @@ Json OperatorRun::call(const char* name, const std::function<void()>& check, con
     const auto& before = done_[calls_++];
     // What main draws before the next call it has drawn after this one.
     if (calls_ == done_.size() && !training_) take_up_random_state();
-    if (before[0] == name && before.size() > 3)
-      throw Error(static_cast<ExitCode>(before[2].get<int>()), before[3].get<std::string>());
-    if (before[0] == name) return before[1];
+    if (before.name == name && before.refused) throw *before.refused;
+    if (before.name == name) return before.result;
     throw Error(ExitCode::usage, "going on with the run " + run_.path().string(),
-                "call " + std::to_string(calls_) + " of the trainer is " + name + "() and was " +
-                    before[0].get<std::string>() + "() when the run began",
+                "call " + std::to_string(calls_) + " of the trainer is " + name + "() and was " + before.name +
+                    "() when the run began",
                 "Make the same calls, or choose another --name");
   }
   try {
     require_on_all(check);
   } catch (const Error& refused) {
     if (open_) {
-      done_.push_back({name, nullptr, static_cast<int>(refused.code()), refused.what()});
+      done_.add({.name = name, .refused = Error(refused.code(), refused.what())});
       ++calls_;
     }
     throw;
@@ -270,7 +276,7 @@ Json OperatorRun::call(const char* name, const std::function<void()>& check, con
     session_->state().counters.steps->call = static_cast<std::int64_t>(calls_);
     try {
       auto given = work();
-      if (done_.size() == calls_) done_.push_back({name, given});
+      if (done_.size() == calls_) done_.add({.name = name, .result = given});
       return to_line(given);
     } catch (const TrainingEnded&) {
       return {};
@@ -281,7 +287,7 @@ Json OperatorRun::call(const char* name, const std::function<void()>& check, con
     throw TrainingEnded();
   }
   const auto result = Json::parse(text);
-  if (done_.size() == calls_) done_.push_back({name, result});
+  if (done_.size() == calls_) done_.add({.name = name, .result = result});
   ++calls_;
   const std::string_view made = name;
   changed_ = changed_ || (made != "train" && made != "validate" && made != "save" && made != step_call);
@@ -304,7 +310,7 @@ Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bo
   const auto mean = reduced(of_workers);
   auto result = reduce ? mean : listed(of_workers);
   training_ = false;
-  done_.push_back({name, Json::parse(to_line(result))});
+  done_.add({.name = name, .result = Json::parse(to_line(result))});
   if (of_trial_) return result;
   if (saves)
     session_->state().report(for_row(mean), saved_, {}, {});
@@ -387,7 +393,7 @@ void OperatorRun::report_step(const std::function<Json()>& step) {
   call(
       step_call, [] {},
       [&] {
-        done_.push_back({step_call, nullptr});
+        done_.add({.name = step_call});
         session_->state().report(for_row(result), saved_, {}, {});
         return Json();
       });
@@ -422,13 +428,14 @@ Json OperatorRun::apply(const std::function<Json()>& function) {
 
 Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) {
   // What it gives stands in the journal, but data do not: a call that registers some is made again.
-  if (calls_ < done_.size() && done_[calls_].size() == 3) register_again(function);
+  if (calls_ < done_.size() && done_[calls_].registers_data) register_again(function);
   return call(
       "apply_all_operators", [] {},
       [&] {
         const auto before = parts_->registrations;
         auto given = each_one(function(*operator_));
-        if (parts_->registrations != before) done_.push_back({"apply_all_operators", given, "registers data"});
+        if (parts_->registrations != before)
+          done_.add({.name = "apply_all_operators", .result = given, .registers_data = true});
         return given;
       });
 }

@@ -123,13 +123,12 @@ void SessionState::begin_epoch(std::int64_t epoch) {
   data.cursors->begin_epoch(epoch);
 }
 
-/// Whether the epoch trains over data that muster does not know. A dataset that nobody has begun to train over need not
-/// be meant for training.
 bool SessionState::over_own_data() const {
   const auto passes = data.cursors->of_epoch();
   using Passes = data::Cursors::Passes;
-  return passes == Passes::unknown ||
-         (passes == Passes::none && averaged_gradients() != counters.own_data.averaged_before);
+  if (passes != Passes::none) return passes == Passes::unknown;
+  // There are datasets, but no training pass over one of them has begun, so they need not be meant for training.
+  return counters.steps->in_loop && averaged_gradients() != counters.own_data.averaged_before;
 }
 
 /// Over data that muster does not know, the first report in an epoch counts as its end, since most programs report at
@@ -175,6 +174,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   std::vector<Contribution> all;
   for (const auto& bytes : comm::on_all(workers.control, [&] {
          if (entries) require_positions(steps);
+         if (workers.is_first()) run.require_own();
          const auto& name = options.checkpoint_dir_name;
          if (const auto fact = wrong_with_name(name); fact && !name.empty())
            throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,
@@ -222,6 +222,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   Json row = make_row(counters, std::move(reduced), workers.size());
   row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
+  outputs.store->confirm_rollback();
   note_report_of_epoch(entries != nullptr);
   outputs.check_score(row, saves && !validates, epoch_complete());
   ++counters.training_iteration;  // a report that was refused does not count

@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/inspect.hpp"
+#include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/collect.hpp"
 #include "checkpoint/state/stateful.hpp"
 #include "checkpoint/tier.hpp"
@@ -13,10 +14,13 @@
 #include "train/validation.hpp"
 #include "watch/record.hpp"
 
+#include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::train {
 namespace {
@@ -47,6 +51,7 @@ void say_not_taken(const std::filesystem::path& path, const std::filesystem::pat
 struct OwnCheckpoint {
   bool is_own = false;         ///< else it names anything else
   std::optional<int> index{};  ///< none where the run has gone back to it already
+  std::string name = {};       ///< its name in the run, or the path of a link elsewhere that leads to it
 };
 
 /// Collective.
@@ -60,15 +65,15 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const RunFolder&
     };
     const auto target = fs::canonical(path, ignored);  // by a name that a report has given it, or a link from elsewhere
     if (!is_in_run(path) && (target.empty() || !is_in_run(target))) return "false";
-    if (is_in_run(path) && store.has_rolled_back(path.filename().string())) return "true";
+    if (store.has_rolled_back(is_in_run(path) ? path.filename().string() : path.string())) return "true";
     const auto index = checkpoint::Tier::index_of(target.empty() ? path.filename() : target.filename());
     if (!index)
       throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
                   "Name a checkpoint; `muster checkpoint ls` shows those that are there");
-    return std::to_string(*index);
+    return Json{*index, is_in_run(path) ? path.filename().string() : path.string()}.dump();
   }));
   if (found.is_boolean()) return {.is_own = found.get<bool>()};
-  return {.is_own = true, .index = found.get<int>()};
+  return {.is_own = true, .index = found[0].get<int>(), .name = found[1]};
 }
 
 /// The run's own newest checkpoint, else --resume PATH, else resume_from_checkpoint.
@@ -80,7 +85,7 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
   const bool named = !path.empty() && !comm::on_root(control, is_meant).empty();
   // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
   const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
-  if (own.index) store.roll_back(*own.index, path.filename().string());
+  if (own.index) store.roll_back(*own.index, own.name);
   if (auto newest = store.newest()) {
     if (named && !own.is_own && run.is_first()) say_not_taken(path, newest->path());
     return newest;
@@ -94,7 +99,28 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
   if (all != 0 && all != control.size())
     throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                 "some ranks give resume_from_checkpoint and others do not", "Give it on every rank");
+  if (given)
+    comm::on_root(control, [&] {
+      if (!std::filesystem::exists(status_of(given->path() / "manifest.json")) &&
+          !checkpoint::Tier(given->path()).list().published.empty())
+        throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
+                    "that is the folder of a run",
+                    "Give resume_from_checkpoint one of its checkpoints: Result::from_path(folder).checkpoint");
+      return std::string();
+    });
   return given;
+}
+
+/// observe::Start::led_here of a run that goes on from that checkpoint of its own.
+std::function<bool(const std::string&)> led_to(const std::filesystem::path& checkpoint,
+                                               std::vector<checkpoint::Rollback> rollbacks) {
+  const auto index = checkpoint::Tier::index_of(checkpoint.filename());
+  const auto gave_it_up = [&](const auto& rollback) { return rollback.to < *index && *index <= rollback.over; };
+  if (!index || std::ranges::none_of(rollbacks, gave_it_up)) return {};
+  return [rollbacks = std::move(rollbacks), index = *index](const std::string& name) {
+    const auto other = checkpoint::Tier::index_of(name);
+    return other && *other <= index && !checkpoint::rolled_back(rollbacks, *other);
+  };
 }
 
 /// Loads what a checkpoint that no run has made holds for these entries; whether there was anything.
@@ -148,11 +174,16 @@ void SessionState::resume() {
     if (own) {
       counters.training_iteration = progress.training_iteration;
       counters.seconds_before = progress.time_total_s;
-      row["checkpoint_dir_name"] = path.filename().string();
-      moment = {progress.training_iteration, std::move(row)};
+      // A checkpoint that was saved between two reports has no row.
+      if (row.contains("training_iteration"))
+        row["checkpoint_dir_name"] = path.filename().string();
+      else
+        row = nullptr;
+      moment = {.training_iteration = progress.training_iteration, .last_row = std::move(row)};
+      if (workers.is_first()) moment.led_here = led_to(path, outputs.store->rollbacks());
       start.callbacks = progress.callbacks;
       // Which a job that was killed in between has not come to.
-      if (const auto name = moment.last_row.value("checkpoint_name", Json());
+      if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
           workers.is_first() && name.is_string() && !wrong_with_name(name))
         give_name(path, name);
     }
@@ -164,7 +195,8 @@ void SessionState::resume() {
       outputs.store->keep_while([owing = validation](std::int64_t report) { return owing->owes(report); });
     comm::on_root(workers.control, [&] {
       validation->resume(
-          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); });
+          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); },
+          outputs.store->rollbacks());
     });
   }
   if (start.from && workers.is_first()) {
@@ -223,6 +255,7 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   data.cursors->resume_epoch(progress.epoch + (complete ? 1 : 0));
   for (const auto& [name, position] : progress.positions) data.cursors->restore(name, position, complete);
   workers.restore_random_state(saved, progress.training_iteration);
+  outputs.store->confirm_rollback();
   return true;
 }
 

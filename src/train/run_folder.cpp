@@ -214,6 +214,13 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   });
 }
 
+void RunFolder::require_own() const {
+  if (!lock_ || !lock_->is_replaced()) return;
+  throw Error(ExitCode::usage, "writing into the run " + path_.string(),
+              "the folder was moved away while the job runs, and another one is there",
+              "Start again with the --storage and --name of the folder to go on with");
+}
+
 bool RunFolder::is_of_an_earlier_trainer(const std::filesystem::path& path) const {
   return std::ranges::any_of(earlier_, [&](const auto& run) {
     std::error_code ignored;  // of a path that is not there
@@ -267,8 +274,7 @@ void RunFolder::write_params(Json params) {
 }
 
 void RunFolder::mark_finished(const Json& returned) noexcept {
-  std::error_code ignored;
-  std::filesystem::remove(path_ / "error.txt", ignored);
+  clear_error();
   try {
     params_["finished"] = true;
     // As the file has it: bytes that are no text and numbers that JSON does not know are replaced.
@@ -281,13 +287,17 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
 }
 
 void RunFolder::put_back(Json params) noexcept {
-  std::error_code ignored;
-  std::filesystem::remove(path_ / "error.txt", ignored);
+  clear_error();
   try {
     write_params(std::move(params));
   } catch (const std::exception& error) {
     log::warn(std::string("params.json is not as it was: ") + error.what());
   }
+}
+
+void RunFolder::clear_error() const noexcept {
+  std::error_code ignored;  // what cannot be removed is replaced by the next failure
+  std::filesystem::remove(path_ / "error.txt", ignored);
 }
 
 void RunFolder::write_error(const std::string& text) const noexcept {

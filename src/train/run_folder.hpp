@@ -31,6 +31,8 @@ class RunFolder {
   /// Collective over the world.
   RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer = 1);
 
+  /// An Error (ExitCode::usage) if the folder was moved away under the job and another one is there. By rank 0.
+  void require_own() const;
   /// Gives up the lock: others may have the folder, and this is read alone. On every rank.
   void release() noexcept { lock_.reset(); }
   /// Gives up the lock and removes the folder, unless it holds more than the notes that every run makes; and the
@@ -57,6 +59,8 @@ class RunFolder {
   void mark_finished(const Json& returned) noexcept;
   /// What a finished run's folder said before a start that has changed nothing else. By the same rank.
   void put_back(Json params) noexcept;
+  /// Removes error.txt where what it says is over: training begins, or has been stopped on request. By one rank.
+  void clear_error() const noexcept;
   /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
   /// with a file takes the place of the cause.
   void write_error(const std::string& text) const noexcept;

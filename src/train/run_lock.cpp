@@ -7,6 +7,7 @@
 #include "muster/json.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -175,6 +176,17 @@ RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono:
   }
   file_.emplace(path, File::Mode::write);
   is_root_ ? own() : share();
+}
+
+std::pair<std::uint64_t, std::uint64_t> RunLock::identity() const noexcept {
+  struct stat status {};
+  if (::stat(folder_.c_str(), &status) != 0) return {};
+  return {status.st_dev, status.st_ino};
+}
+
+bool RunLock::is_replaced() const noexcept {
+  const auto now = identity();
+  return now != decltype(now){} && now != identity_;
 }
 
 void RunLock::wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const {

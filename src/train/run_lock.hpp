@@ -14,10 +14,12 @@
 #include "base/file.hpp"
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::train {
@@ -37,6 +39,8 @@ class RunLock {
 
   /// Whether rank 0's lock is seen from here.
   bool holds() const noexcept { return holds_; }
+  /// Whether another folder than the locked one is at its path now. Not where none is, which whoever writes there says.
+  bool is_replaced() const noexcept;
   /// By rank 0, where the lock does not hold for all: takes the lease for those processes, or an Error as above.
   void take_lease(const std::vector<std::string>& processes);
   /// What this process is called in a lease.
@@ -52,7 +56,11 @@ class RunLock {
   /// The numbers of the leases that there are; an Error if the last one's job may be running.
   std::vector<int> require_free() const;
 
+  /// The folder's device and inode; zeros where there is none.
+  std::pair<std::uint64_t, std::uint64_t> identity() const noexcept;
+
   std::filesystem::path folder_, lease_ = {};
+  std::pair<std::uint64_t, std::uint64_t> identity_ = identity();
   std::chrono::milliseconds patience_;
   bool is_root_, holds_ = false;
   std::optional<File> file_ = {};

@@ -44,6 +44,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
       .positions = data.cursors->positions().get<std::map<std::string, Json>>(),
       .preprocessor = data.preprocessor ? kept(data.preprocessor->state(), "the preprocessor") : Json(nullptr),
       .callbacks = kept(outputs.callbacks.state(), "the callback")};
+  comm::on_root(workers.control, [&] { run.require_own(); });
   if (progress.epoch_complete) counters.steps->complete_epoch = steps.epoch;
   checkpoint::Contents contents{.state = {},
                                 .random_state = workers.random_state(),

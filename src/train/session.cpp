@@ -279,6 +279,7 @@ Json Session::broadcast_from_rank_zero(const Json& value) const {
 std::filesystem::path Session::artifacts() const {
   auto folder = state_->run.path() / "artifacts";
   detail::make_directories(folder);
+  detail::require_own_directory(folder);
   return folder;
 }
 

@@ -70,8 +70,9 @@ void SessionData::preprocess(const Json& saved, bool own, const Communicator& co
 std::optional<std::string> wrong_with_name(const std::string& name) {
   static const std::set<std::string> of_the_run{"params.json",    "result.json", "progress.csv", "error.txt",
                                                 "logs",           "stop",        "artifacts",    "steps_back.json",
-                                                "fast_tier.json", "trial.json",  "sweep.json",   "sweep.csv"};
-  if (of_the_run.contains(name)) return "a file of the run is called so";
+                                                "fast_tier.json", "trial.json",  "sweep.json",   "sweep.csv",
+                                                "manifest.json",  "state.h5",    "metadata.json"};
+  if (of_the_run.contains(name)) return "a file of the run or of a checkpoint is called so";
   const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' && !name.starts_with("checkpoint_") &&
                      std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
   if (plain) return {};

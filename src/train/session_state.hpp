@@ -63,10 +63,11 @@ struct SessionState {
   void report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
               const std::optional<Checkpoint>& files, const ReportOptions& options);
 
-  /// The loop over the epochs is at the beginning of that one.
+  /// Called by the loop over session.epochs() where an epoch begins.
   void begin_epoch(std::int64_t epoch);
   /// How often gradients of the prepared models have been averaged.
   std::int64_t averaged_gradients() const;
+  /// Whether this epoch trains over data that muster does not know.
   bool over_own_data() const;
   /// Notes a report in an epoch over data that muster does not know.
   void note_report_of_epoch(bool has_state);

@@ -50,6 +50,7 @@ bool start(const Plan& plan, RunFolder& run) {
   }
   comm::on_root(world, [&] {
     if (previous != params) run.write_params(params);
+    run.clear_error();
   });
 
   const auto& nodes = world.topology().node_of_rank;

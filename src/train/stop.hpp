@@ -77,7 +77,7 @@ class Reserve {
   void saved(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
   /// `under_way`: for how long one has been, behind training.
   std::chrono::nanoseconds length(std::optional<Clock::duration> under_way) const noexcept;
-  /// Less than that, with which a run still comes to the next boundary and saves there.
+  /// Shorter than length(): the time in which a run still comes to the next boundary and saves there.
   std::chrono::nanoseconds least(std::optional<Clock::duration> under_way) const noexcept;
 
  private:

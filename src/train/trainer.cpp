@@ -1,7 +1,7 @@
 #include "muster/trainer.hpp"
 
 #include "base/log.hpp"
-#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
 #include "comm/agreement.hpp"
@@ -38,15 +38,13 @@ int newest_checkpoint(const detail::train::RunFolder& run) noexcept try {
   return -1;
 }
 
-/// What the newest checkpoint has of the preprocessor; null, with a warning, if nobody can say.
+/// The state of the preprocessor in the newest checkpoint of a finished run; null, with a warning, where there is none.
 Json saved_preprocessor(const std::filesystem::path& run) {
+  namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";
   try {
-    const auto published = detail::checkpoint::Tier(run).list().published;
-    if (!published.empty())
-      return detail::checkpoint::trainer_state_from_json(
-                 detail::checkpoint::read_manifest(published.rbegin()->second).progress)
-          .preprocessor;
+    if (const auto newest = checkpoint::newest_of(checkpoint::Tier(run).list(), checkpoint::read_rollbacks(run)))
+      return checkpoint::preprocessor_state(newest->second);
   } catch (const Error& error) {
     fact = std::string("has a checkpoint that cannot be read: ") + error.what();
   }
@@ -55,21 +53,44 @@ Json saved_preprocessor(const std::filesystem::path& run) {
   return nullptr;
 }
 
-/// Where it is not fitted the trainer's preprocessor takes over the state that it has on rank 0, or in the finished
-/// run, so that a trainer after this one finds the same on every rank and after every start. Collective.
-void share_preprocessor(const detail::train::Plan& plan, const detail::train::RunFolder& run) {
-  namespace comm = detail::comm;
-  const auto& preprocessor = plan.options.preprocessor;
-  const auto bytes = comm::on_root(plan.world(), [&] {
-    if (!preprocessor) return std::string();
-    const auto state = preprocessor->fitted() ? preprocessor->state() : saved_preprocessor(run.path());
-    const auto packed = Json::to_cbor(state);
+/// The state of rank 0's preprocessor, on every rank; `otherwise` gives it on rank 0 where that one is not fitted. Null
+/// where there is none. Collective.
+template <class Otherwise>
+Json preprocessor_of_first_rank(const detail::train::Plan& plan, Otherwise&& otherwise) {
+  const auto bytes = detail::comm::on_root(plan.world(), [&] {
+    const auto& preprocessor = plan.options.preprocessor;
+    const auto packed = Json::to_cbor(!preprocessor            ? Json()
+                                      : preprocessor->fitted() ? preprocessor->state()
+                                                               : otherwise());
     return std::string(packed.begin(), packed.end());
   });
-  if (bytes.empty()) return;
-  const auto state = Json::from_cbor(bytes);
-  comm::on_all(plan.world(), [&] {
-    if (preprocessor && !preprocessor->fitted() && !state.is_null()) preprocessor->load_state(state);
+  return Json::from_cbor(bytes);
+}
+
+/// Fits the preprocessor, where it is not fitted, from the checkpoint of a run that is finished already, so that a
+/// trainer after this one finds it as it does where the run trains. One that the state does not fit stays as it is,
+/// with a warning: this run needs it no more. Collective.
+void restore_preprocessor(const detail::train::Plan& plan, const detail::train::RunFolder& run) {
+  const auto state = preprocessor_of_first_rank(plan, [&] { return saved_preprocessor(run.path()); });
+  const auto& preprocessor = plan.options.preprocessor;
+  if (!preprocessor || preprocessor->fitted() || state.is_null()) return;
+  try {
+    preprocessor->load_state(state);
+  } catch (const std::exception& error) {
+    if (plan.world().rank() == 0)
+      detail::log::warn("the preprocessor is not that of the finished run " + run.path().string() + ": " +
+                        error.what());
+  }
+}
+
+/// After training: fits the preprocessor of ranks that have only waited as it is on those that have trained.
+/// Collective.
+void share_preprocessor(const detail::train::Plan& plan) {
+  if (plan.workers == plan.world().size()) return;
+  const auto state = preprocessor_of_first_rank(plan, [&] { return plan.options.preprocessor->state(); });
+  detail::comm::on_all(plan.world(), [&] {
+    const auto& preprocessor = plan.options.preprocessor;
+    if (preprocessor && !plan.works() && !preprocessor->fitted() && !state.is_null()) preprocessor->load_state(state);
     return std::string();
   });
 }
@@ -162,17 +183,19 @@ Result DataParallelTrainer::fit() {
     const int newest = newest_checkpoint(*run);
     if (!start(*plan, *run)) {
       validation.finish({});
-      share_preprocessor(*plan, *run);
+      restore_preprocessor(*plan, *run);
       return read_result(*plan, *run);
     }
     const auto ended = train_with_retries(*plan, *run, device, train_loop_, validation);
     validation.finish(ended.error);
-    if (!ended.error) share_preprocessor(*plan, *run);
     const bool was_finished = before.is_object() && before.value("finished", false);
-    if (was_finished && ended.error && ended.error->code() == ExitCode::data && world.rank() == 0 &&
+    const auto refused = [](ExitCode code) { return code == ExitCode::data || code == ExitCode::usage; };
+    if (was_finished && ended.error && refused(ended.error->code()) && world.rank() == 0 &&
         newest_checkpoint(*run) <= newest)
       run->put_back(before);
-    return finish(*plan, *run, ended);
+    auto result = finish(*plan, *run, ended);
+    if (!ended.error) share_preprocessor(*plan);
+    return result;
   } catch (const comm::Lost& lost) {
     run->write_error(world, lost);
     throw;

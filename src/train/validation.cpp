@@ -83,9 +83,9 @@ std::shared_ptr<const ValidationGround> Validation::ground(const Communicator& r
 
 std::filesystem::path Validation::path_of(int index) const { return Tier(run_->path()).published(index); }
 
-std::vector<Validation::Pending> Validation::pending(const Tell& tell) const {
+std::vector<Validation::Pending> Validation::pending(const Tell& tell,
+                                                     const std::vector<checkpoint::Rollback>& rollbacks) const {
   std::vector<Pending> pending;
-  const auto rollbacks = checkpoint::read_rollbacks(run_->path());
   for (const auto& [index, path] : Tier(run_->path()).list().published) try {
       if (checkpoint::rolled_back(rollbacks, index)) continue;  // its row is another report's now
       const auto reported = checkpoint::read_manifest(path).metrics;
@@ -101,9 +101,10 @@ std::vector<Validation::Pending> Validation::pending(const Tell& tell) const {
   return pending;
 }
 
-void Validation::resume(const Tell& tell) {
+void Validation::resume(const Tell& tell, const std::vector<checkpoint::Rollback>& rollbacks) {
   const Tell pay = [&](std::int64_t iteration, const Json& fields) { tell_row(iteration, fields, tell); };
-  for (const auto& [index, iteration] : pending(pay)) request(Checkpoint::from_directory(path_of(index)), iteration);
+  for (const auto& [index, iteration] : pending(pay, rollbacks))
+    request(Checkpoint::from_directory(path_of(index)), iteration);
 }
 
 void Validation::request(const Checkpoint& checkpoint, std::int64_t training_iteration) {
@@ -286,7 +287,7 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error) {
     take(tell);
     for (const auto& text : known) take(Found::from(text.get<std::string>()), tell);
     Json left = Json::array();
-    for (const auto& of : pending(tell))
+    for (const auto& of : pending(tell, checkpoint::read_rollbacks(run_->path())))
       if (!taken_.contains(of.index)) left.push_back({of.index, of.training_iteration});
     if ((error && !stopped) || !may_begin(stopped)) left.clear();
     if (left.empty()) checkpoint::prune(Tier(run_->path()), plan_->options.run_config.checkpoint_config);

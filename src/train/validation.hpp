@@ -6,6 +6,7 @@
 // back. Nobody waits for such a word. When training has ended, all ranks together do what is left.
 #pragma once
 
+#include "checkpoint/rollbacks.hpp"
 #include "comm/mailbox.hpp"
 #include "muster/checkpoint.hpp"
 #include "train/validation_job.hpp"
@@ -39,7 +40,7 @@ class Validation {
   /// What was found, to be put into that report's row.
   using Tell = std::function<void(std::int64_t training_iteration, const Json& fields)>;
   /// Asks again for what is pending, and tells what is not.
-  void resume(const Tell& tell);
+  void resume(const Tell& tell, const std::vector<checkpoint::Rollback>& rollbacks);
   /// The checkpoint may still be being written.
   void request(const Checkpoint& checkpoint, std::int64_t training_iteration);
   /// Tells what has been found since.
@@ -81,7 +82,7 @@ class Validation {
   std::shared_ptr<const ValidationGround> ground(const Communicator& ranks) const;
   std::filesystem::path path_of(int index) const;
   /// Those on disk that are pending; of the others `tell` is told what was found.
-  std::vector<Pending> pending(const Tell& tell) const;
+  std::vector<Pending> pending(const Tell& tell, const std::vector<checkpoint::Rollback>& rollbacks) const;
 
   void hear(const Json& letter);
   void lead();

@@ -1,7 +1,6 @@
 #include "train/validation_job.hpp"
 
 #include "base/log.hpp"
-#include "checkpoint/files/manifest.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
@@ -41,11 +40,6 @@ using namespace std::chrono_literals;
 /// How long a thread may take to hear that its validation was given up.
 constexpr auto moment = 1s;
 
-/// What was saved of the preprocessor; null if nothing was.
-Json saved_preprocessor(const std::filesystem::path& checkpoint) {
-  return checkpoint::trainer_state_from_json(checkpoint::read_manifest(checkpoint).progress).preprocessor;
-}
-
 /// Calls the user's function. Collective over the ranks.
 Json measure(const ValidationGround& ground, const std::filesystem::path& path) {
   const auto& plan = *ground.plan;
@@ -55,7 +49,7 @@ Json measure(const ValidationGround& ground, const std::filesystem::path& path) 
   const auto checkpoint = Checkpoint::from_directory(path);
   SessionState state(plan, *ground.run, ground.ranks, ground.device, checkpoint);
   state.workers.seed_generators();
-  state.data.preprocess(saved_preprocessor(path), true, state.workers.control);
+  state.data.preprocess(checkpoint::preprocessor_state(path), true, state.workers.control);
   Session session(state);
   const std::shared_ptr<Backend> backend = plan.backend ? plan.backend->make_backend() : std::make_unique<Backend>();
   backend->on_start(session);

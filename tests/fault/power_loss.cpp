@@ -271,6 +271,7 @@ void roll_back(Trial& trial) {
   trial.may_be_found = {1, 3};
   trial.start_counting();
   store.roll_back(*muster::detail::checkpoint::Tier::index_of(first.filename()));
+  store.confirm_rollback();
   trial.may_be_found = {1};
   trial.commit(store, 4);
 }

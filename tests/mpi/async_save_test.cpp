@@ -540,13 +540,16 @@ class Tiers : public testing::TestWithParam<int> {
     std::string said = {};
   };
   Started start(const Communicator& job, CheckpointConfig config = {}) const {
+    return start_in(folder, job, std::move(config));
+  }
+  Started start_in(const fs::path& run, const Communicator& job, CheckpointConfig config) const {
     const auto log = logs / "log";
     Started started;
     {
       const detail::log::Scope as_before;
       detail::log::start(world().rank(), detail::log::Level::info);
       if (world().rank() == 0) detail::log::write_to(log);
-      Store store(job, folder, std::move(config));
+      Store store(job, run, std::move(config));
       if (const auto newest = store.newest()) started.value = value_in(store, *newest);
     }
     world().barrier();
@@ -582,6 +585,30 @@ TEST_P(Tiers, WhatWasNotCopiedIsCopiedAtTheNextStart) {
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), folder / "checkpoint_000001");
   EXPECT_EQ(value_in(store, *newest), 2);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+}
+
+TEST_P(Tiers, OfARunAreNotThoseOfItsCopy) {
+  save_two();
+  const auto copies = test::shared_folder();
+  for (const bool in_use : {true, false}) {  // the second time the copy has used a tier of its own
+    const auto copy = copies / (in_use ? "first" : "second");
+    by_rank_0([&] { fs::copy(folder, copy, fs::copy_options::recursive); });
+    const auto there = nodes_in(fast);
+    const auto started = start_in(copy, communicator, {});
+    EXPECT_EQ(started.value, 2);
+    expect_said(started, {"copy of another run's folder", "muster-"});
+    EXPECT_FALSE(fs::exists(copy / "fast_tier.json"));
+    EXPECT_EQ(nodes_in(fast), there);
+    world().barrier();
+    if (!in_use) continue;
+    Store store(communicator, copy, {.fast_tier = fast});
+    store.commit(contents_of(3));
+    EXPECT_FALSE(store.finish());
+  }
+  world().barrier();
+  EXPECT_EQ(start(communicator).value, 2);
   world().barrier();
   EXPECT_TRUE(fs::is_empty(fast));
 }

@@ -507,6 +507,9 @@ TEST(Store, WhatIsRolledBackLosesItsNames) {
     if (*name != 0) on_root(world(), [&] { tier.give_name(checkpoint, name); });
   }
   store.roll_back(1);
+  EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000002") << "it may yet be refused";
+  world().barrier();
+  store.confirm_rollback();
   EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000000") << "the newest before it that had the name";
   EXPECT_FALSE(fs::exists(fs::symlink_status(run / "last")));
   world().barrier();

@@ -241,29 +241,31 @@ TEST(Passes, AfterTheEpochLoopGoOnInTheMiddle) {
 
 TEST(Passes, AStateReportedBeforeTheEpochLoopEndsNoEpoch) {
   const auto storage = test::shared_folder();
-  for (const bool trains_before : {false, true}) {
+  for (const std::string before : {"nothing", "a_pass", "own_data"}) {
     std::vector<std::int64_t> epochs;
     for (const bool again : {false, true}) {
       const auto [code, result] =
-          run({storage, {}, with(trains_before ? "trained" : "initial", {{"train", numbers(24)}})},
-              [&](Session& session, const Config&) {
-                auto state = session.state({});
-                const auto pass = [&] {
-                  for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches()) continue;
-                };
-                if (!state.restore()) {
-                  if (trains_before) pass();
-                  session.report({}, state);
-                  throw Stop();
-                }
-                for (const auto epoch : session.epochs(2)) {
-                  pass();
-                  epochs.push_back(epoch);
-                }
-              });
+          run({storage, {}, with(before, {{"train", numbers(24)}})}, [&](Session& session, const Config&) {
+            auto net = session.prepare_model(torch::nn::Linear(1, 1));
+            auto state = session.state({});
+            if (before == "own_data") session.get_dataset_shard();
+            const auto pass = [&] {
+              for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches()) continue;
+            };
+            if (!state.restore()) {
+              if (before == "a_pass") pass();
+              if (before == "own_data") net->forward(at::ones({1, 1})).sum().backward();
+              session.report({}, state);
+              throw Stop();
+            }
+            for (const auto epoch : session.epochs(2)) {
+              pass();
+              epochs.push_back(epoch);
+            }
+          });
       EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
     }
-    EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1}));
+    EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1})) << before;
   }
 }
 
@@ -437,6 +439,32 @@ TEST(Passes, OverOwnDataAreOverWithTheOnlyReportOfAnEpoch) {
   const auto log = log_of("several");
   EXPECT_NE(log.find(warning), std::string::npos) << log;
   EXPECT_EQ(own_data(storage, "later", 3, 4, true), (Epochs{0, 0, 0, 1, 1, 1, 1, 2, 2, 2})) << "known by then";
+}
+
+TEST(Passes, AStateAtTheTopOfAnEpochOfAnOwnLoopEndsNoEpoch) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> epochs;
+  for (const bool again : {false, true}) {
+    std::int64_t epoch = 0;
+    const auto [code, result] =
+        run({storage, {}, with("own_loop", {{"train", numbers(6)}})}, [&](Session& session, const Config&) {
+          auto net = session.prepare_model(torch::nn::Linear(1, 1));
+          auto state = session.state({{"model", net}, {"epoch", epoch}});
+          EXPECT_EQ(state.restore(), again);
+          auto shard = session.get_dataset_shard();
+          for (; epoch < 3; ++epoch) {
+            shard.set_epoch(epoch);
+            session.report({}, state);
+            if (!again && epoch == 1) throw Stop();
+            for (auto& batch : shard.iter_torch_batches({.global_batch_size = 6})) {
+              net->forward(batch["i"].to(at::kFloat).view({-1, 1})).sum().backward();
+              epochs.push_back(epoch);
+            }
+          }
+        });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+  EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1, 2}));
 }
 
 TEST(Passes, OverOwnDataAreOverBesideADatasetThatIsNotTrainedOver) {

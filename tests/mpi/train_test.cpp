@@ -39,11 +39,15 @@ struct Fit {
   int steps = 0;
 };
 
+torch::nn::Sequential line_net() {
+  return torch::nn::Sequential(torch::nn::Linear(1, 8), torch::nn::BatchNorm1d(8), torch::nn::Dropout(0.1),
+                               torch::nn::Linear(8, 1));
+}
+
 /// Trains a small net for `epochs`, reports after each epoch and after steps 2, 7, 12 … `each_step` may throw.
 void fit_line(Session& session, std::int64_t epochs, Fit& fit,
               const std::function<void(std::int64_t)>& each_step = {}) {
-  auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(1, 8), torch::nn::BatchNorm1d(8),
-                                                         torch::nn::Dropout(0.1), torch::nn::Linear(8, 1)));
+  auto net = session.prepare_model(line_net());
   torch::optim::Adam optimizer(net->parameters(), 0.05);
   auto state = session.state({{"model", net}, {"optimizer", optimizer}});
   state.restore();
@@ -726,6 +730,76 @@ TEST(Train, UsersFilesAreUnited) {
     EXPECT_EQ(detail::read_file(result->checkpoint->path() / ("rank_" + std::to_string(r))), "hello");
 }
 
+TEST(Train, AllRanksMayCopyACheckpointToOnePlace) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, {}, with_line("copied")}, [&](Session& session, const Config&) {
+    auto weights = torch::full({100'000}, 7.0);
+    session.report({}, session.state({{"weights", weights}}));
+    session.get_checkpoint()->to_directory(storage / "copy");
+    session.barrier();
+    EXPECT_EQ(verify_checkpoint(storage / "copy").problem, "");
+  });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+}
+
+TEST(Train, WhatCouldNotBeReadAgainIsRefusedByName) {
+  const auto storage = test::shared_folder();
+  Json deep = 1;
+  for (int level = 0; level < 300; ++level) deep = Json::array({std::move(deep)});
+  const auto text = [&](const TrainLoop& train) {
+    const auto [code, result] = run({storage, {}, with_line("unreadable")}, train);
+    EXPECT_NE(code, 0);
+    return std::string(result && result->error ? result->error->what() : "no error");
+  };
+  const auto metric = text([&](Session& session, const Config&) { session.report({{"a", Metric(deep)}}); });
+  EXPECT_NE(metric.find("reporting the metric \"a\""), std::string::npos) << metric;
+  const auto file = text([&](Session& session, const Config&) {
+    const auto mine = storage / ("of_" + std::to_string(session.world_rank()));
+    detail::make_directories(mine);
+    detail::write_file(mine / "caf\xe9.txt", "hello");
+    session.report({{"a", 1}}, Checkpoint::from_directory(mine));
+  });
+  EXPECT_NE(file.find("is not UTF-8"), std::string::npos) << file;
+}
+
+TEST(Train, ARunsFolderIsNoCheckpointToStartFrom) {
+  const auto storage = test::shared_folder();
+  Fit fit;
+  run({storage, {}, with_line("first")}, [&](Session& session, const Config&) { fit_line(session, 1, fit); });
+  auto options = with_line("second");
+  options.resume_from_checkpoint = Checkpoint::from_directory(storage / "first");
+  const auto [code, result] = run({storage, {}, options}, [&](Session&, const Config&) { ADD_FAILURE(); });
+  EXPECT_EQ(code, 64);
+  EXPECT_NE(std::string(result->error->what()).find("is the folder of a run"), std::string::npos);
+}
+
+TEST(Train, TheCauseOfAFailureIsKeptUntilTrainingBeginsAgain) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "cause";
+  for (const bool within_a_job : {false, true}) {
+    auto options = with_line("cause");
+    int attempts = 0;
+    const auto start = [&](const std::vector<std::string>& flags, bool fails) {
+      return run({storage, flags, options}, [&](Session& session, const Config&) {
+        if (++attempts == 1 && fails) throw std::runtime_error("not yet");
+        for (;;)
+          if (session.should_stop()) session.report({{"a", 1}}, session.state({}));
+      });
+    };
+    if (within_a_job) {
+      options.run_config.failure_config.max_failures = 1;
+      EXPECT_EQ(start({"--time-limit", "0"}, true).first, 85);
+      EXPECT_EQ(attempts, 2);
+    } else {
+      EXPECT_EQ(start({}, true).first, 1);
+      EXPECT_TRUE(std::filesystem::exists(folder / "error.txt"));
+      EXPECT_EQ(start({"--time-limit", "0"}, false).first, 85);
+    }
+    EXPECT_FALSE(std::filesystem::exists(folder / "error.txt"));
+    EXPECT_FALSE(Result::from_path(folder).error);
+  }
+}
+
 TEST(Train, TheUsersMetadataWinsOverTheTrainers) {
   const auto storage = test::shared_folder();
   auto options = with_line("metadata");
@@ -1296,16 +1370,24 @@ TEST(Train, AStepBackIsTakenOnce) {
   const int last = newest_index(folder);
   ASSERT_GE(last, 4);
   const std::vector<std::string> back{"--resume", (folder / "checkpoint_000001/").string()};
-  // Nothing newer is saved: it starts from there again, with the flag and without.
-  const auto nothing = [&](const std::vector<std::string>& flags) {
+  const auto nothing = [&](const std::vector<std::string>& flags, bool restores = false) {
     int began_with = -2;
     run({storage, flags, with_line("back")}, [&](Session& session, const Config&) {
       began_with = std::stoi(session.get_checkpoint()->path().filename().string().substr(11));
+      if (restores) {
+        auto net = session.prepare_model(line_net());
+        torch::optim::Adam optimizer(net->parameters(), 0.05);
+        session.state({{"model", net}, {"optimizer", optimizer}}).restore();
+      }
       throw std::runtime_error("before anything is saved");
     });
     return began_with;
   };
+  // It fails before it has taken anything up, and nothing is changed.
   EXPECT_EQ(nothing(back), 1);
+  EXPECT_EQ(nothing({}), last);
+  // Nothing newer is saved: it starts from there again, with the flag and without.
+  EXPECT_EQ(nothing(back, true), 1);
   EXPECT_EQ(nothing(back), 1);
   EXPECT_EQ(nothing({}), 1);
   EXPECT_EQ(newest_index(folder), last) << "what was given up stays on disk";
@@ -1324,6 +1406,41 @@ TEST(Train, AStepBackIsTakenOnce) {
   world().barrier();
   if (world().rank() == 0) std::filesystem::remove(checkpoint_of(folder, last + 1) / "state.h5");
   EXPECT_EQ(nothing(back), 0);
+}
+
+TEST(Train, AStepBackToWhatWasGivenUpHasNoReportsOfTheOtherCourse) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "courses";
+  // Reports `count` times, with a checkpoint every second time.
+  const auto report = [&](const std::vector<std::string>& flags, const std::string& course, int count) {
+    return run({storage, flags, with_line("courses")},
+               [&](Session& session, const Config&) {
+                 std::int64_t reports = 0;
+                 auto state = session.state({{"reports", reports}});
+                 state.restore();
+                 while (count-- > 0) {
+                   if (++reports % 2 == 0)
+                     session.report({{"course", Json(course)}}, state);
+                   else
+                     session.report({{"course", Json(course)}});
+                 }
+                 throw std::runtime_error("not done");
+               })
+        .second;
+  };
+  const auto courses = [](const std::optional<Result>& result) {
+    std::string text;
+    for (const auto& row : result->metrics_history) text += row.at("course").get<std::string>();
+    return text;
+  };
+  EXPECT_EQ(courses(report({}, "a", 6)), "aaaaaa");
+  const auto back_to = [&](int index) { return std::vector<std::string>{"--resume", checkpoint_of(folder, index)}; };
+  EXPECT_EQ(courses(report(back_to(0), "b", 3)), "aabbb");
+  // Checkpoint 1 is that of report 4; reports 3 of its course are gone.
+  const auto back = report(back_to(1), "c", 1);
+  EXPECT_EQ(courses(back), "aaac");
+  EXPECT_EQ(back->metrics_history[2].at("training_iteration"), 4);
+  EXPECT_EQ(courses(report({}, "d", 2)), "aaadd");
 }
 
 TEST(Train, AStepBackToNowhereIsRefused) {

@@ -342,7 +342,7 @@ TEST(OperatorRow, ASaveThatFailsLeavesWhatIsThere) {
     trainer.load(folder / "empty");
     const auto before = weights_of(*trainer.get_model());
     {
-      const test::IoError full("open", "/.empty.saving/manifest.json", ENOSPC);
+      const test::IoError full("open", "/.empty.saving", ENOSPC);
       EXPECT_TRUE(has(error_of([&] { trainer.save(folder / "empty"); }), "No space left"));
     }
     EXPECT_FALSE(fs::exists(folder / ".empty.saving"));

@@ -306,10 +306,18 @@ class Sequence {
     const auto rollbacks = detail::checkpoint::read_rollbacks(run_);
     const bool done = !rollbacks.empty() && rollbacks.back().to == target->first;
     tell("roll back to " + std::to_string(target->second.number) + (done ? " again" : ""));
+    if (!done && dice_.chance(0.2)) {
+      store_->roll_back(target->first);
+      if (newest() != target->second.number) throw Wrong("a rollback leads elsewhere");
+      tell("  which is never taken up");
+      end();
+      return start();
+    }
     draw_fault(0.3, 12);
     bool failed = false;
     try {
       store_->roll_back(target->first);
+      store_->confirm_rollback();
     } catch (const Error& error) {
       if (!disk.hit) throw Wrong(std::string("a rollback fails by itself: ") + error.what());
       failed = true;

@@ -464,7 +464,7 @@ class Start {
     const auto settings = settings_of(number);
     require(trial.config == points_.at(static_cast<std::size_t>(number)).config, "it has another point's settings");
 
-    // What its own lines say: where attempts began, what it had reported and saved.
+    // Of the journal: where its attempts began, and what it had reported and saved by then.
     int begun = 0, reported = 0, saved = 0, most = 0;
     bool thrown = false, killed_last = false;
     for (const auto& line : lines) {

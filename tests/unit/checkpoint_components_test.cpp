@@ -234,6 +234,20 @@ TEST(Components, TextThatIsNotUtf8IsNamed) {
     }
 }
 
+TEST(Components, JsonThatCouldNotBeReadAgainIsNamed) {
+  Json deep = 1, bytes = {{"list", {1, Json::binary({1, 2})}}};
+  for (int level = 0; level < 300; ++level) deep = Json::array({std::move(deep)});
+  for (const auto& [entry, fact] : std::vector<std::pair<StateEntry, std::string>>{
+           {StateEntry(deep), "levels deep"}, {StateEntry(bytes), "a binary value"}})
+    try {
+      Checkpoint::from_dict({{"word", entry}});
+      ADD_FAILURE() << fact;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("saving word:"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(fact), std::string::npos) << error.what();
+    }
+}
+
 TEST(Components, ValuesComeBack) {
   double best = std::numeric_limits<double>::infinity(), worst = std::nan("");
   std::int64_t count = std::numeric_limits<std::int64_t>::min();

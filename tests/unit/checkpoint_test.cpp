@@ -153,6 +153,10 @@ TEST(StateFile, RefusesWhatCannotBeStored) {
     EXPECT_SAYS(error_of([&] { check_storable({{name, number}}); }), "name has an empty part");
   EXPECT_SAYS(error_of([&] { check_storable({{"a", number}, {"a-b", number}, {"a/b/c", number}}); }), "a group too");
   EXPECT_SAYS(error_of([&] { check_storable({{"a", number.to_sparse()}}); }), "plain values");
+  for (const auto type : {at::kUInt16, at::kUInt64, at::kFloat8_e4m3fn}) {
+    const auto text = error_of([&] { check_storable({{"model/w", at::empty({3}, type)}}); });
+    EXPECT_SAYS(text, "saving model/w: HDF5 has no type for");
+  }
   EXPECT_SAYS(error_of([&] {
                 check_storable({{"a", at::full(std::vector<std::int64_t>(33, 1), 1.0)}});
               }),
@@ -510,7 +514,11 @@ TEST(Checkpoint, CopiesAreWhole) {
   EXPECT_EQ(info.training_iteration, 5);
   EXPECT_EQ(info.epoch, 2);
   EXPECT_EQ(read_file(folder / "a/copy/notes.txt"), "the user's own");
-  EXPECT_THROW(checkpoint.to_directory(folder / "a/copy"), Error) << "nothing is written over";
+  checkpoint.to_directory(folder / "a/copy");
+  EXPECT_EQ(verify_checkpoint(folder / "a/copy").problem, "") << "the same once more changes nothing";
+  const auto other = Checkpoint::from_directory(make_checkpoint(folder / "other", {{"other", at::full({3}, 1.0)}}));
+  EXPECT_SAYS(error_of([&] { other.to_directory(folder / "a/copy"); }), "another file of that name is there");
+  EXPECT_EQ(verify_checkpoint(folder / "a/copy").problem, "") << "nothing is written over";
   double best = 0;
   Checkpoint::from_directory(folder / "a/copy").load("best", best);
   EXPECT_EQ(best, 0.5);

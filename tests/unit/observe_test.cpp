@@ -138,11 +138,55 @@ TEST_F(HistoryTest, IsCutBackToTheRestoredReport) {
     for (int i = 1; i <= 4; ++i) history.append(row(i, i));
   }
   std::ofstream(folder / "result.json", std::ios::app) << R"({"training_iter)";
-  const auto history = started(2);
+  const auto before = content("result.json");
+  auto history = started(2);
   EXPECT_EQ(history.rows().size(), 2u);
+  EXPECT_EQ(content("result.json"), before) << "what begins may yet be refused";
+  history.end();
   EXPECT_EQ(content("progress.csv"), "loss,training_iteration\n1.0,1\n2.0,2\n");
   const auto behind = started(3, row(3, 9));
   EXPECT_EQ(behind.rows().back().at("loss"), 9) << "the row that a crash swallowed";
+}
+
+TEST_F(HistoryTest, OfAnotherCourseOfTrainingIsCutBackToTheLastCommonReport) {
+  const auto with = [](Json row, int checkpoint) {
+    row["checkpoint_dir_name"] = "checkpoint_" + std::to_string(checkpoint);
+    return row;
+  };
+  // Reports 1 to 4 with the checkpoints 0 and 1; the run has gone back to 0 and reported 3 and 4 anew, 4 with 2.
+  for (const bool saved : {true, false}) {
+    {
+      auto history = started();
+      history.append(row(1, 1));
+      history.append(with(row(2, 2), 0));
+      history.append(row(3, 30));
+      if (saved) history.append(with(row(4, 40), 2));
+    }
+    History history(folder.path());
+    history.start({.training_iteration = 4, .last_row = with(row(4, 4), 1), .led_here = [](const std::string& name) {
+                     return name == "checkpoint_0" || name == "checkpoint_1";
+                   }});
+    history.end();
+    EXPECT_EQ(history.rows(), (std::vector{row(1, 1), with(row(2, 2), 0), with(row(4, 4), 1)}));
+    EXPECT_EQ(History::read(folder), history.rows());
+    // Its own row is there now, so the rows are of this course.
+    History again(folder.path());
+    again.start({.training_iteration = 4, .last_row = with(row(4, 4), 1), .led_here = [](const std::string&) {
+                   return false;
+                 }});
+    again.end();
+    EXPECT_EQ(History::read(folder).size(), 3u);
+  }
+}
+
+TEST_F(HistoryTest, AddsNoRowsToABackupsHardLinks) {
+  started().append(row(1, 1));
+  for (const char* name : {"result.json", "progress.csv"})
+    std::filesystem::create_hard_link(folder / name, folder / (std::string("backup-") + name));
+  started(1).append(row(2, 2));
+  EXPECT_EQ(History::read(folder).size(), 2u);
+  EXPECT_EQ(content("backup-progress.csv"), "loss,training_iteration\n1.0,1\n");
+  EXPECT_NE(content("backup-result.json"), content("result.json"));
 }
 
 TEST_F(HistoryTest, ALineThatIsNoRowIsNamed) {

@@ -118,6 +118,26 @@ FileEntry copy_file(const fs::path& directory, const std::string& name, const fs
   return entry;
 }
 
+void copy_file_unless_there(const fs::path& directory, const std::string& name, const fs::path& to) {
+  const auto target = to / name, source = regular_file(directory, name);
+  make_directories(target.parent_path());
+  const auto is_there = [&] {
+    if (!fs::exists(status_of(target))) return false;
+    const auto wanted = checksum_file(directory, name), there = checksum_file(to, name);
+    if (there.bytes != wanted.bytes || there.crc32 != wanted.crc32)
+      throw Error(ExitCode::usage, "copying " + source.string() + " to " + target.string(),
+                  "another file of that name is there", "Name an empty folder, or a new one");
+    return true;
+  };
+  if (is_there()) return;
+  try {
+    detail::write_file(
+        target, [&](File& copy) { take_checksums(source, name, &copy); }, /*replace=*/false);
+  } catch (const Error&) {
+    if (!is_there()) throw;  // else another process was quicker
+  }
+}
+
 void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<const std::uint64_t> pieces,
                  const std::function<std::byte*(Range)>& place,
                  const std::function<void(Range, std::span<const std::byte>)>& use) {

@@ -24,6 +24,10 @@ std::vector<std::string> list_files(const std::filesystem::path& directory);
 
 /// Copies `directory`/`name` to the same name under `to`, durably but for its folders; gives its checksums.
 FileEntry copy_file(const std::filesystem::path& directory, const std::string& name, const std::filesystem::path& to);
+/// The same where several processes may copy at once: the file appears when it is whole, and one that is there with the
+/// same bytes stays. An Error (ExitCode::usage) if it has others.
+void copy_file_unless_there(const std::filesystem::path& directory, const std::string& name,
+                            const std::filesystem::path& to);
 /// The same without the copy.
 FileEntry checksum_file(const std::filesystem::path& directory, const std::string& name);
 

@@ -93,6 +93,8 @@ void check_storable(const Tensors& tensors) {
     };
     if (tensor.layout() != at::kStrided || tensor.is_meta() || tensor.is_quantized())
       fail("it is not a tensor of plain values in memory");
+    if (!hdf5::has_type(tensor.scalar_type()))
+      fail(std::string("HDF5 has no type for ") + c10::toString(tensor.scalar_type()));
     if (tensor.dim() > H5S_MAX_RANK) fail("it has more than 32 dimensions");
     if (!is_plain(name) || name.find('\0') != std::string::npos)
       fail("its name has an empty part, or one that means a folder");

@@ -1,5 +1,6 @@
 #include "checkpoint/files/user_files.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/validation_file.hpp"
@@ -12,14 +13,20 @@ namespace muster::detail::checkpoint {
 UserFiles list_user_files(const std::optional<std::filesystem::path>& directory) {
   UserFiles files;
   if (!directory) return files;
+  const auto doing = "saving the files of " + directory->string();
   const auto is_ours = [](const std::string& name) {
     return name == manifest_name || name == state_name || name == validation_name;
   };
   files.names = list_files(*directory);
   if (is_checkpoint(*directory)) std::erase_if(files.names, is_ours);
   if (const auto ours = std::ranges::find_if(files.names, is_ours); ours != files.names.end())
-    throw Error(ExitCode::usage, "saving the files of " + directory->string(),
-                "it holds a file " + *ours + ", and that name is muster's in a checkpoint", "Rename it");
+    throw Error(ExitCode::usage, doing, "it holds a file " + *ours + ", and that name is muster's in a checkpoint",
+                "Rename it");
+  if (const auto odd = std::ranges::find_if_not(files.names, is_utf8); odd != files.names.end())
+    throw Error(
+        ExitCode::usage, doing,
+        "the name of the file " + Json(*odd).dump(-1, ' ', false, Json::error_handler_t::replace) + " is not UTF-8",
+        "Rename it");
   try {
     if (auto set = Checkpoint::from_directory(*directory).get_metadata(); set.is_object())
       files.metadata = std::move(set);

@@ -1,5 +1,6 @@
 #include "checkpoint/state/trainer_state.hpp"
 
+#include "checkpoint/files/manifest.hpp"
 #include "muster/error.hpp"
 
 #include <concepts>
@@ -103,6 +104,10 @@ TrainerState trainer_state_from_json(const Json& json) {
     state.callbacks = *at;
   }
   return state;
+}
+
+Json preprocessor_state(const std::filesystem::path& checkpoint) {
+  return trainer_state_from_json(read_manifest(checkpoint).progress).preprocessor;
 }
 
 }  // namespace muster::detail::checkpoint

@@ -4,6 +4,7 @@
 #include "muster/json.hpp"
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -29,5 +30,7 @@ Json to_json(const TrainerState& state);
 /// Keys that are missing have their default, others than these are left alone. An Error (ExitCode::data) says what
 /// cannot be: a type, a range, or two values beside each other.
 TrainerState trainer_state_from_json(const Json& json);
+/// The preprocessor's state in a published checkpoint; null if it has none.
+Json preprocessor_state(const std::filesystem::path& checkpoint);
 
 }  // namespace muster::detail::checkpoint

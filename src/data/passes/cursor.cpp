@@ -184,8 +184,8 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
   const auto& of = passes(steps_->in_loop);
   const auto& epoch = of.epoch;
   const auto& last = of.last;
-  // As for a run that goes on after its last epoch, which is in the next one.
-  const bool after_loop = !steps_->in_loop && steps_->epoch == steps_->last_over && epoch.number == steps_->epoch;
+  // A pass after the loop has the next epoch's order, as it has in a run that goes on after its last epoch.
+  const bool in_next_epoch = !steps_->in_loop && steps_->epoch == steps_->last_over && epoch.number == steps_->epoch;
   Pass pass{.order = Order(count, {}),
             .plan = {count, options_.weighs() ? batch : 0, options.drop_last},
             .share = share,
@@ -202,7 +202,7 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                      .seed = options_.seed,
                      .window_seed = options.local_shuffle_seed.value_or(options_.seed),
                      .random_seed = options_.seed ^ hash_of(options_.name),
-                     .epoch = epoch.number + (after_loop ? 1 : 0)};
+                     .epoch = epoch.number + (in_next_epoch ? 1 : 0)};
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);
     if (!last.under_way && last.consumed > 0) {  // goes on

@@ -107,13 +107,15 @@ class Cursor {
     std::int64_t to_skip = 0;   ///< of those, the ones that have yet to come back empty
     bool straddled = false;     ///< the last pass counted in `finished` ended while another was open
   };
-  /// What passes that do not train are numbered in, from 0. A run that goes on makes those before the training pass
-  /// under way again, and in that pass only those of the steps that are left; both must find the numbers that they had.
+  /// A part of an epoch in which passes that do not train are numbered from 0. Their random numbers and their order
+  /// depend on the section and the number. A run that goes on repeats the passes before the training pass that was
+  /// under way, and within it only those at the steps that are left: a section per step gives both the same numbers.
   struct Section {
     std::int64_t epoch = -1;
-    std::int64_t finished = 0;  ///< training passes of the epoch, of all data
-    std::int64_t step = 0;      ///< of those under way, from 1; 0 if there is none. Of an operator: the trainer's call
-    bool after_loop = false;    ///< over the epochs
+    std::int64_t finished = 0;  ///< training passes of the epoch, over all datasets
+    std::int64_t step = 0;      ///< within the training passes under way, from 1; 0 if none is. Outside of an
+                                ///< operator's train(): the number of the trainer's call, from 1
+    bool after_loop = false;    ///< the loop over session.epochs() is over
     bool operator==(const Section&) const = default;
     /// The same for each section and number, and hardly ever for two of them.
     std::int64_t number_of(std::int64_t evaluation) const noexcept;
@@ -167,7 +169,7 @@ class Cursor {
   /// No pass has begun since a position was restored.
   bool waits() const noexcept { return in_loop_.restored || outside_.restored; }
   bool under_way() const noexcept { return in_loop_.last.under_way || outside_.last.under_way; }
-  /// Where a pass that does not train would stand now.
+  /// The section of a pass that does not train and begins now.
   Section section() const;
   void finish(Passes& of);
   std::string named() const;  ///< the beginning of a message about it
@@ -218,7 +220,7 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   /// The name of a dataset that had passes in this epoch when the run was saved and that the program has not asked for
   /// since; empty if there is none.
   std::string not_taken() const;
-  /// What evaluations of that kind are numbered in.
+  /// The section of a pass that does not train and begins now, inside the loop over the epochs or outside.
   Cursor::Section section(std::int64_t epoch, bool in_loop) const;
 
  private:
