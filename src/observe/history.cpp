@@ -67,6 +67,13 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   return rows;
 }
 
+History History::of_all(const std::filesystem::path& folder) {
+  History history(folder);
+  history.rows_ = read(folder);
+  for (const auto& row : history.rows_) add_columns(history.columns_, row);
+  return history;
+}
+
 void History::start(const Start& start) {
   for (auto& row : read(folder_))
     if (iteration_of(row) <= start.training_iteration) rows_.push_back(std::move(row));

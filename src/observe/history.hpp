@@ -15,6 +15,9 @@ class History final : public Sink {
   /// In the run's folder.
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
+  /// With all rows that are there: of a run in which nobody trains now. An Error as from read().
+  static History of_all(const std::filesystem::path& folder);
+
   /// Goes on from the rows that count; a last line that was cut off by a crash goes too. The last row is added if it is
   /// missing, as it is after a crash between a checkpoint and its row. Both files stay as they are until something is
   /// reported or saved, or training ends: what begins may yet be refused.

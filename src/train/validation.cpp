@@ -14,7 +14,6 @@
 #include "observe/history.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -41,13 +40,6 @@ Json nulls_for(const Tier& tier, const Json& reported) {
       for (const auto& [name, value] : fields->items())
         if (!reported.contains(name)) nulls[name] = nullptr;
   return nulls;
-}
-
-/// The rows of a run in which nobody trains now.
-observe::History whole_history(const std::filesystem::path& run) {
-  observe::History history(run);
-  history.start({.training_iteration = std::numeric_limits<std::int64_t>::max()});
-  return history;
 }
 
 }  // namespace
@@ -282,7 +274,7 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error) {
     }
   }
   return Json::parse(comm::on_root(plan_->world(), [&] {
-    auto history = whole_history(run_->path());
+    auto history = observe::History::of_all(run_->path());
     const Tell tell = [&](std::int64_t iteration, const Json& fields) { history.validated(iteration, fields); };
     take(tell);
     for (const auto& text : known) take(Found::from(text.get<std::string>()), tell);
@@ -318,7 +310,7 @@ void Validation::finish(const std::optional<Error>& error) {
     const bool given_up = first && verdict != Verdict::over, apart = job_->over() && !job_->finding().together;
     stuck_ = group.all_reduce(std::int64_t{given_up || apart}, ReduceOp::max) != 0;
     if (first) {
-      auto history = whole_history(run_->path());
+      auto history = observe::History::of_all(run_->path());
       take(conclude(of, verdict),
            [&](std::int64_t iteration, const Json& fields) { history.validated(iteration, fields); });
     }
