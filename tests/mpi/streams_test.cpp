@@ -315,7 +315,7 @@ TEST(Streams, WhatNeedsAPositionIsRefused) {
                  session.report({{"a", 1}}, state);
                }
              }),
-      ExitCode::usage, "a pass over the stream \"train\" is under way, and where it stands cannot be saved");
+      ExitCode::usage, "a pass over the stream \"train\" is under way, and its position cannot be saved");
 }
 
 TEST(Streams, ARunGoesOnWithANewPass) {
