@@ -7,7 +7,7 @@
 namespace muster::detail::sweep {
 
 int progress(const std::filesystem::path& folder) {
-  int made = train::newest_index(folder);  // a run of the sweep's name lies there too
+  int made = train::newest_index(folder);  // a run with the sweep's name may lie in the same folder
   if (!std::filesystem::exists(status_of(folder / table_file))) return made;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (!entry.path().filename().string().starts_with(trial_prefix)) continue;

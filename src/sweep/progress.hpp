@@ -1,14 +1,14 @@
-// How far a sweep has come, for `muster run`, which counts failures since the last progress. Knows no torch.
+// How far a sweep has progressed, for `muster run`, which counts failures since the last progress. Uses no torch.
 #pragma once
 
 #include <filesystem>
 
 namespace muster::detail::sweep {
 
-/// The trial that begins first, in the sweep's folder: its params.json has what all trials have alike.
+/// The trial that begins first, in the sweep's folder: its params.json has the options that all trials share.
 inline constexpr const char* first_trial = "trial_00000";
 
-/// A number that rises with every checkpoint of the run of that folder, or of a trial in it, and with every trial that
+/// A number that grows with every checkpoint of the run in that folder, or of a trial in it, and with every trial that
 /// ends well; -1 before the first.
 int progress(const std::filesystem::path& folder);
 
