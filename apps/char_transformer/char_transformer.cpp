@@ -247,9 +247,9 @@ int main(int argc, char** argv) {
   std::string from;
   std::optional<int> epochs;
   launch.app().description("A transformer on the characters of Shakespeare's sonnets: pre-trained, then fine-tuned.");
-  auto* flag = launch.app().add_flag("--classify", classifies, "Fine-tune; from nothing unless --from is given");
+  auto* flag = launch.app().add_flag("--classify", classifies, "Fine-tune; from random weights unless --from is given");
   launch.app().add_option("--from", from, "The checkpoint of a pre-trained model")->needs(flag);
-  launch.app().add_option("--epochs", epochs, "Passes over the training set; 12, to fine-tune 10");
+  launch.app().add_option("--epochs", epochs, "Passes over the training set; default: 12, to fine-tune 10");
   return launch.run([&] {
     const auto [train_text, test_text] = read_sonnets();
     const auto dataset = [&](const std::string& text) { return classifies ? lines(text) : pieces(text); };

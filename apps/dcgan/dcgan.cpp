@@ -146,7 +146,7 @@ int main(int argc, char** argv) {
   std::string train_set = example::data("fashion_mnist", "fashion-mnist-small.train.h5"), pictures = "pictures";
   std::int64_t width = 32;
   int epochs = 20;
-  launch.app().description("Draws clothes that never were: a DCGAN on Fashion-MNIST.");
+  launch.app().description("Generates pictures of clothes: a DCGAN on Fashion-MNIST.");
   launch.app().add_option("--train", train_set, "Training set: column x [28, 28]")->capture_default_str();
   launch.app().add_option("--pictures", pictures, "The folder for pictures")->capture_default_str();
   launch.app().add_option("--width", width, "Channels of the largest pictures")->capture_default_str();

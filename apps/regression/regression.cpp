@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
   launch.app().add_option("--train", train_set, "Training set: columns x [6] and y")->required();
   launch.app().add_option("--test", test_set, "Test set")->required();
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
-  launch.app().add_flag("--unscaled", unscaled, "Leave the features as they are, to see what scaling them is for");
+  launch.app().add_flag("--unscaled", unscaled, "Do not scale the features, to show the effect of scaling");
   return launch.run([&] {
     // Diameters are hundredths and densities are about a thousand: the scaler gives each feature mean 0 and deviation
     // 1. Scaler and encoder are fitted on the training set, and their fitted state is saved with the checkpoints.

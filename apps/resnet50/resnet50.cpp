@@ -177,16 +177,16 @@ int main(int argc, char** argv) {
   std::string train_set, test_set, precision;
   std::int64_t classes = 10, crop = 64, width = 64;
   bool gpu = false;
-  launch.app().description("Trains ResNet-50 on colour pictures, as one does on ImageNet.");
+  launch.app().description("Trains ResNet-50 on colour pictures, as on ImageNet.");
   launch.app().add_option("--train", train_set, "Training set: columns x [3, H, W] of bytes, and y")->required();
   launch.app().add_option("--test", test_set, "Test set")->required();
-  launch.app().add_option("--classes", classes, "How many classes there are")->capture_default_str();
-  launch.app().add_option("--crop", crop, "Pixels to see of each picture, along both sides")->capture_default_str();
+  launch.app().add_option("--classes", classes, "Number of classes")->capture_default_str();
+  launch.app().add_option("--crop", crop, "Width and height of the crops, in pixels")->capture_default_str();
   launch.app()
-      .add_option("--width", width, "Channels of the first convolution; fewer are another network")
+      .add_option("--width", width, "Channels of the first convolution; ResNet-50 has 64")
       ->capture_default_str();
   launch.app()
-      .add_option("--precision", precision, "float, bfloat16 or half; if not given, bfloat16 on a GPU, float on a CPU")
+      .add_option("--precision", precision, "float, bfloat16 or half; default: bfloat16 on a GPU, float on a CPU")
       ->check(CLI::IsMember({"float", "bfloat16", "half"}));
   launch.app().add_flag("--gpu", gpu, "Train on a GPU per rank");
   return launch.run([&] {

@@ -65,9 +65,9 @@ void make(const std::string& part, std::int64_t count, std::int64_t size) {
 int main(int argc, char** argv) {
   CLI::App app("Makes pictures of Fashion-MNIST's garments: pictures.train.h5 and pictures.test.h5.");
   std::int64_t size = 72, train = 20000, test = 2000;
-  app.add_option("--size", size, "Their width and height")->capture_default_str();
-  app.add_option("--train", train, "How many to train on")->capture_default_str();
-  app.add_option("--test", test, "How many to test on")->capture_default_str();
+  app.add_option("--size", size, "Width and height of the pictures")->capture_default_str();
+  app.add_option("--train", train, "Number of training pictures")->capture_default_str();
+  app.add_option("--test", test, "Number of test pictures")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   torch::manual_seed(0);
   make("train", train, size);

@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
   launch.app().description("Finds clothes in noisy pictures, pixel by pixel, with a small U-Net.");
   launch.app().add_option("--train", train_set, "Training garments: columns x [28, 28] and y")->capture_default_str();
   launch.app().add_option("--test", test_set, "Test garments")->capture_default_str();
-  launch.app().add_option("--scenes", scenes, "Pictures to train on")->capture_default_str();
+  launch.app().add_option("--scenes", scenes, "Number of training pictures")->capture_default_str();
   launch.app().add_option("--width", width, "Channels of the first level")->capture_default_str();
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   return launch.run([&] {

@@ -104,7 +104,7 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   if (ranks % 2 != 0) {
-    if (rank == 0) std::cerr << "simulation: an even number of ranks is wanted, half of them to train\n";
+    if (rank == 0) std::cerr << "simulation: needs an even number of ranks, half of them to train\n";
     MPI_Finalize();
     return 64;
   }

@@ -58,12 +58,12 @@ int main(int argc, char** argv) {
   std::string train_set = example::data("fashion_mnist", "fashion-mnist-small.train.h5");
   std::string test_set = example::data("fashion_mnist", "fashion-mnist-small.test.h5");
   int samples = 4, ranks_per_trial = 1, epochs = 9;
-  launch.app().description("Looks for the learning rate and the width of a small network on Fashion-MNIST.");
+  launch.app().description("Searches for the learning rate and the width of a small network on Fashion-MNIST.");
   launch.app().add_option("--train", train_set, "Training set: columns x [28, 28] and y")->capture_default_str();
   launch.app().add_option("--test", test_set, "Test set")->capture_default_str();
   launch.app().add_option("--samples", samples, "Learning rates to try for each width")->capture_default_str();
   launch.app().add_option("--ranks-per-trial", ranks_per_trial, "Ranks that train together")->capture_default_str();
-  launch.app().add_option("--epochs", epochs, "Passes over the training set, of the good ones")->capture_default_str();
+  launch.app().add_option("--epochs", epochs, "Most passes over the training set")->capture_default_str();
   return launch.run([&] {
     // 2. One trial.
     muster::TorchTrainer trainer(launch, train,

@@ -61,11 +61,11 @@ int main(int argc, char** argv) {
   std::string test_set = example::data("fashion_mnist", "fashion-mnist-small.test.h5");
   std::string model = example::data("torchscript", "model.pt"), save = "trained.pt";
   int epochs = 5;
-  launch.app().description("Trains a model that Python has made, on Fashion-MNIST.");
+  launch.app().description("Trains a model from Python on Fashion-MNIST.");
   launch.app().add_option("--train", train_set, "Training set: columns x [28, 28] and y")->capture_default_str();
   launch.app().add_option("--test", test_set, "Test set")->capture_default_str();
-  launch.app().add_option("--model", model, "What torch.jit.save() has written")->capture_default_str();
-  launch.app().add_option("--save", save, "Where it is written, trained")->capture_default_str();
+  launch.app().add_option("--model", model, "A file written by torch.jit.save()")->capture_default_str();
+  launch.app().add_option("--save", save, "Where to write the trained model")->capture_default_str();
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   return launch.run([&] {
     return muster::TorchTrainer(

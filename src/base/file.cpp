@@ -47,7 +47,7 @@ const char* remedy_of(int error) noexcept {
 
 [[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
   throw Error(code == ExitCode::data ? code_of_reading(error) : code, std::string(doing) + " " + path.string(),
-              error == ELOOP && code == ExitCode::retry ? "it is a symbolic link, through which nothing is written"
+              error == ELOOP && code == ExitCode::retry ? "it is a symbolic link, and links are not written through"
                                                         : std::strerror(error),
               remedy_of(error));
 }
@@ -127,8 +127,8 @@ bool runs(const std::string& process) noexcept {
   return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
 }
 
-/// Where a folder waits until another has taken its name.
-std::filesystem::path aside(std::filesystem::path path) { return path += ".replaced"; }
+/// The name that a folder has while another takes its place.
+std::filesystem::path replaced_name(std::filesystem::path path) { return path += ".replaced"; }
 
 bool is_own_group(gid_t id) { return id == ::getegid() || ::group_member(id) != 0; }
 
@@ -335,7 +335,7 @@ void make_directories(const std::filesystem::path& path) {
   make_directories(parent);
   const bool made = std::filesystem::create_directory(path, error);
   if (error == std::errc::file_exists)
-    throw Error(ExitCode::usage, "making the folder " + path.string(), "it is there and no folder",
+    throw Error(ExitCode::usage, "making the folder " + path.string(), "something that is not a folder has this name",
                 "Choose another path");
   if (error) {
     const auto code = code_of_making(error.value());
@@ -388,7 +388,7 @@ void replace_directory(const std::filesystem::path& from, const std::filesystem:
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
     if (errno != ENOENT && errno != EINVAL && errno != ENOSYS) fail(ExitCode::retry, "replacing", to, errno);
     old.clear();
-    if (std::filesystem::exists(status_of(to))) rename_new(to, old = aside(to));
+    if (std::filesystem::exists(status_of(to))) rename_new(to, old = replaced_name(to));
     try {
       rename_new(from, to);
     } catch (...) {
@@ -403,7 +403,7 @@ void replace_directory(const std::filesystem::path& from, const std::filesystem:
 }
 
 void take_back_directory(const std::filesystem::path& to) {
-  const auto old = aside(to);
+  const auto old = replaced_name(to);
   if (!std::filesystem::exists(status_of(to)) && std::filesystem::exists(status_of(old))) rename_new(old, to);
 }
 

@@ -36,7 +36,7 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments) 
   try {
     return Json::parse(text.begin(), text.end(), check, /*allow_exceptions=*/true, comments);
   } catch (const Json::exception& error) {
-    throw Error(ExitCode::data, doing, reason_of(error), "Mend it at that place");
+    throw Error(ExitCode::data, doing, reason_of(error), "Correct it there");
   }
 }
 

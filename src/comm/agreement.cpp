@@ -25,16 +25,17 @@ std::string shortened(const std::string& text, std::size_t longest) {
 
 constexpr const char* stuck_or_lost = "It is stuck or lost; start the job again";
 
-/// What all ranks say that are in one attempt, and in attempts within it.
-std::vector<Outcome> of_outermost(std::vector<Outcome> outcomes, const std::vector<int>& depths) {
+/// Returns the outcomes. If no rank has failed but the ranks are at different nesting depths, every outcome becomes the
+/// error that says so.
+std::vector<Outcome> with_depth_mismatch(std::vector<Outcome> outcomes, const std::vector<int>& depths) {
   const auto least = std::ranges::min_element(depths), most = std::ranges::max_element(depths);  // the lowest ranks
   const bool all_done = std::ranges::all_of(outcomes, [](const Outcome& o) { return o.kind == Outcome::Kind::done; });
   if (*least == *most || !all_done) return outcomes;
-  const Error apart(ExitCode::user_error, "waiting for all ranks",
-                    "rank " + std::to_string(most - depths.begin()) + " is in a call that rank " +
-                        std::to_string(least - depths.begin()) + " does not make",
-                    "Make collective calls on all ranks alike");
-  for (auto& outcome : outcomes) outcome = {Outcome::Kind::failed, apart.code(), /*agreed=*/true, apart.what()};
+  const Error mismatch(ExitCode::user_error, "waiting for all ranks",
+                       "rank " + std::to_string(most - depths.begin()) + " is in a call that rank " +
+                           std::to_string(least - depths.begin()) + " does not make",
+                       "Make collective calls on all ranks alike");
+  for (auto& outcome : outcomes) outcome = {Outcome::Kind::failed, mismatch.code(), /*agreed=*/true, mismatch.what()};
   return outcomes;
 }
 
@@ -141,7 +142,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
           "MPI_Isend");
   }
 
-  const auto all_heard = [&] {
+  const auto all_received = [&] {
     bool all = true;
     for (std::size_t r = 0; r < n; ++r) {
       if (r == rank || memory->lengths[r] >= 0) continue;
@@ -167,17 +168,17 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
                                   {.kind = node::Call::Kind::end, .root = static_cast<int>(mine.kind)}, nullptr);
   const WaitedFor end{0, static_cast<std::uint64_t>(attempt), Channel::of(world)->world_ranks};
   const auto begun = watch::now();
-  std::optional<std::chrono::nanoseconds> given_up;  // by a rank that waited too long
-  const auto heard_or_over = [&] {
-    if (all_heard()) return true;
-    // Others may still need this one's part of what it has started and not waited for.
+  std::optional<std::chrono::nanoseconds> given_up;  // when this rank learnt that some rank has waited too long
+  const auto received_or_given_up = [&] {
+    if (all_received()) return true;
+    // Other ranks may still need this rank's part in operations that it has started and does not wait for.
     if (mine.kind == Outcome::Kind::done) Channel::advance_all();
     shared.alarm.hear();
     if (!given_up && shared.alarm.stalled()) given_up = watch::now();
     return given_up && watch::now() > *given_up + stall_grace;
   };
   Watch::Verdict verdict;
-  for (auto more = limit; more.count() > 0 && !wait_until(heard_or_over, more);) {
+  for (auto more = limit; more.count() > 0 && !wait_until(received_or_given_up, more);) {
     const auto late = missing();
     verdict = shared.watch.judge(end, begun, limit, &late);
     more = verdict.more;
@@ -213,7 +214,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     depths[r] = bytes[1];
     outcomes[r] = unpack(bytes.substr(2));
   }
-  outcomes = of_outermost(std::move(outcomes), depths);
+  outcomes = with_depth_mismatch(std::move(outcomes), depths);
   shared.alarm.clear(raised);
   ++shared.agreements;
   if (std::ranges::any_of(outcomes, [](const Outcome& o) { return o.kind != Outcome::Kind::done; })) {

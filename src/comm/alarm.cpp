@@ -15,7 +15,10 @@ constexpr std::size_t longest_notice = 3000;
 }  // namespace
 
 Alarm::Alarm(PooledCommunicator comm)
-    : comm_(std::move(comm)), rank_(rank_in(comm_)), size_(size_in(comm_)), heard_(static_cast<std::size_t>(size_)) {}
+    : comm_(std::move(comm)),
+      rank_(rank_in(comm_)),
+      size_(size_in(comm_)),
+      received_from_(static_cast<std::size_t>(size_)) {}
 
 Alarm::~Alarm() { comm_->abandon({}, sends_, sent_); }
 
@@ -34,7 +37,7 @@ void Alarm::raise(const Outcome& mine) {
   }
 }
 
-void Alarm::take(const MPI_Status& status) {
+void Alarm::receive(const MPI_Status& status) {
   std::string bytes(longest_notice + packed_fields, '\0');
   MPI_Status received;
   check(MPI_Recv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, status.MPI_SOURCE, tag_, comm_, &received),
@@ -42,13 +45,13 @@ void Alarm::take(const MPI_Status& status) {
   int length = 0;
   check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
   bytes.resize(static_cast<std::size_t>(length));
-  heard_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
+  received_from_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
   auto theirs = unpack(bytes);
   if (theirs.stalled) note_stalled(received.MPI_SOURCE);
-  if (sounding_) return;
+  if (is_raised_) return;
   cause_ = std::move(theirs);
   cause_rank_ = received.MPI_SOURCE;
-  sounding_ = true;
+  is_raised_ = true;
 }
 
 void Alarm::note_stalled(int rank) { stalled_ = std::min<int>(stalled_, rank); }
@@ -60,22 +63,22 @@ void Alarm::hear() {
   int flag = 0;
   MPI_Status status;
   check(MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &flag, &status), "MPI_Iprobe");
-  if (flag) take(status);
+  if (flag) receive(status);
 }
 
 void Alarm::listen() {
-  if (!sounding_) hear();
-  if (!sounding_) return;
+  if (!is_raised_) hear();
+  if (!is_raised_) return;
   throw RemoteError(cause_.code, cause_rank_, "rank " + std::to_string(cause_rank_) + " failed: " + cause_.text);
 }
 
 void Alarm::clear(const std::vector<bool>& raised) {
   const std::lock_guard lock(mutex_);
   for (int r = 0; r < size_; ++r) {
-    if (r == rank_ || !raised[static_cast<std::size_t>(r)] || heard_[static_cast<std::size_t>(r)]) continue;
+    if (r == rank_ || !raised[static_cast<std::size_t>(r)] || received_from_[static_cast<std::size_t>(r)]) continue;
     MPI_Status status;
     check(MPI_Probe(r, tag_, comm_, &status), "MPI_Probe");
-    take(status);
+    receive(status);
   }
   // The sends complete, since every other rank receives this notice in its own clear().
   if (!sends_.empty())
@@ -84,8 +87,8 @@ void Alarm::clear(const std::vector<bool>& raised) {
   raised_.reset();
   stalled_ = nobody;
   tag_ = (tag_ + 1) % notice_tags;
-  heard_.assign(heard_.size(), false);
-  sounding_ = false;
+  received_from_.assign(received_from_.size(), false);
+  is_raised_ = false;
 }
 
 }  // namespace muster::detail::comm

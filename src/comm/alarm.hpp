@@ -43,7 +43,7 @@ class Alarm {
   void clear(const std::vector<bool>& raised);
 
  private:
-  void take(const MPI_Status& status);
+  void receive(const MPI_Status& status);
   void note_stalled(int rank);
 
   const PooledCommunicator comm_;
@@ -51,10 +51,10 @@ class Alarm {
   const int size_;
   mutable std::mutex mutex_;
   std::optional<Outcome> raised_;
-  std::shared_ptr<std::string> sent_;  // stays until the sends are through
-  std::vector<MPI_Request> sends_;     // of this attempt
-  std::vector<bool> heard_;            // [rank], in this attempt
-  std::atomic<bool> sounding_{false};
+  std::shared_ptr<std::string> sent_;   // kept until the sends have completed
+  std::vector<MPI_Request> sends_;      // in this attempt
+  std::vector<bool> received_from_;     // [rank], in this attempt
+  std::atomic<bool> is_raised_{false};  // by another rank
   int cause_rank_ = -1;
   Outcome cause_;
   static constexpr int nobody = std::numeric_limits<int>::max();

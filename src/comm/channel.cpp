@@ -172,7 +172,7 @@ void Channel::keep_until_idle(std::shared_ptr<Channel> channel) {
 
 void Channel::renew() {
   const auto all = all_ranks();
-  Channel fresh(world->pool->take(2, world->members, *world->agreement, all, "beginning anew after a failure"), world,
+  Channel fresh(world->pool->take(2, world->members, *world->agreement, all, "starting again after a failure"), world,
                 world_ranks);
   const std::lock_guard lock(driving_);
   abandon_over_nodes();
@@ -202,17 +202,17 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   std::vector<int> other;
   if (begun.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(begun.other)]);
   const auto longest = limit.value_or(world->limit);
-  struct Noted {  // that the main thread waits here, where it waits for long
+  struct WaitNote {  // records that the main thread waits here, once it has waited for long
     Watch& watch;
-    bool is = false;
-    void note(std::uint64_t channel, std::uint64_t call) {
+    bool is_set = false;
+    void set(std::uint64_t channel, std::uint64_t call) {
       watch.note_wait(channel, call);
-      is = true;
+      is_set = true;
     }
-    ~Noted() {
-      if (is) watch.note_wait(0, 0);
+    ~WaitNote() {
+      if (is_set) watch.note_wait(0, 0);
     }
-  } noted{world->watch};
+  } wait_note{world->watch};
   const auto since = watch::now();
   auto compared = since;
   const auto listen = [&] {
@@ -220,7 +220,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     world->alarm.listen();
     if (turn == 0 || watch::now() - compared < between_comparisons) return;
     compared = watch::now();
-    noted.note(id, turn);
+    wait_note.set(id, turn);
     world->watch.compare(call, world->agreements + 1);
   };
   Watch::Verdict verdict;

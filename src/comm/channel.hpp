@@ -115,7 +115,7 @@ class Channel {
   template <class Body>
   auto drive(Body&& body) {
     const std::lock_guard lock(driving_);
-    const Noted noted{*this};
+    const UnderWayUpdate update{*this};
     return body();
   }
   /// Makes progress with the operations of every channel of this process. Two ranks may wait for several operations in
@@ -145,10 +145,10 @@ class Channel {
   } rendezvous;
 
  private:
-  /// Whether there is something to advance, as it is left.
-  struct Noted {
+  /// Its destructor notes whether operations are still under way.
+  struct UnderWayUpdate {
     Channel& channel;
-    ~Noted() { channel.note_under_way(); }
+    ~UnderWayUpdate() { channel.note_under_way(); }
   };
   void note_under_way();
   bool is_under_way() const noexcept { return under_way_ == world->failures; }

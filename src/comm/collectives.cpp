@@ -79,7 +79,7 @@ struct Request::State {
       throw Error(ExitCode::user_error, "receiving from rank " + std::to_string(status.MPI_SOURCE),
                   (count == MPI_UNDEFINED ? "its message has another length"
                                           : "its message has " + std::to_string(count) + " elements") +
-                      std::string(", and ") + std::to_string(what.count) + " are expected",
+                      std::string(", but ") + std::to_string(what.count) + " are expected",
                   "Give tensors of the same type and size on both sides");
   }
 

@@ -125,7 +125,7 @@ std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const s
   const auto lowest = std::ranges::find_if_not(problems, &std::string::empty);
   if (lowest != problems.end() && !warned.exchange(true) && rank == 0)
     log::warn("rank " + std::to_string(lowest - problems.begin()) + ": " + *lowest +
-              ". Until then MPI carries what the ranks would share, which is slower.");
+              ". Until then the ranks of a node exchange data by MPI and not by shared memory, which is slower.");
   return nullptr;
 }
 

@@ -16,8 +16,8 @@ constexpr unsigned tags = 8192;
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
 int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 
-/// Open MPI looks at its sockets in every eighth of the calls that make progress.
-constexpr int calls_per_look = 8;
+/// Open MPI polls its sockets only in every eighth call that makes progress.
+constexpr int calls_per_poll = 8;
 
 /// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves.
 constexpr std::size_t short_bytes = std::size_t{16} << 10;
@@ -55,7 +55,7 @@ class SliceExchange {
   /// Makes progress; true once the exchange has finished.
   bool advance() {
     if (state_ == State::scattering && test()) {
-      reduce_mine();
+      reduce_share();
       state_ = whole_ ? State::done : State::gathering;
       if (!whole_) gather();
     }
@@ -104,7 +104,7 @@ class SliceExchange {
     for_other_nodes([&](int n) { send(share_of(n), n, scatter_tag(number_)); });
   }
 
-  void reduce_mine() {
+  void reduce_share() {
     const auto mine = share_of(here_);
     void* const target = at(mine.first);
     std::vector<const void*> sources;
@@ -122,7 +122,7 @@ class SliceExchange {
 
   bool test() {
     int flag = 0;
-    for (int call = 0; call < calls_per_look && flag == 0; ++call)
+    for (int call = 0; call < calls_per_poll && flag == 0; ++call)
       check(MPI_Testall(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &flag, MPI_STATUSES_IGNORE),
             "MPI_Testall");
     if (!flag) return false;

@@ -17,8 +17,8 @@ struct Mailbox::Memory {
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
-  /// Forgets what MPI is done with.
-  void tidy() {
+  /// Frees the messages that MPI has sent.
+  void free_sent() {
     std::erase_if(sent, [](Letter& letter) {
       int done = 0;
       check(MPI_Test(&letter.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -46,7 +46,7 @@ Mailbox::~Mailbox() {
 }
 
 void Mailbox::send(int rank, std::string text) {
-  memory_->tidy();
+  memory_->free_sent();
   auto& letter = memory_->sent.emplace_back(std::move(text));
   check(MPI_Isend(letter.text.data(), static_cast<int>(letter.text.size()), MPI_BYTE, rank, 0, memory_->comm,
                   &letter.request),
@@ -54,7 +54,7 @@ void Mailbox::send(int rank, std::string text) {
 }
 
 std::optional<std::string> Mailbox::receive() {
-  memory_->tidy();
+  memory_->free_sent();
   int there = 0, length = 0;
   MPI_Status status;
   check(MPI_Iprobe(MPI_ANY_SOURCE, 0, memory_->comm, &there, &status), "MPI_Iprobe");

@@ -56,7 +56,7 @@ class Rendezvous {
     int here = 1;
     bool gone = false;
     const auto listen = [&] {
-      while (const auto word = hear(MPI_ANY_SOURCE)) {
+      while (const auto word = receive(MPI_ANY_SOURCE)) {
         here += *word == Word::here;
         gone = gone || *word == Word::gone;
       }
@@ -76,7 +76,7 @@ class Rendezvous {
 
   void follow() {
     std::optional<Word> answer;
-    const auto answered = [&] { return answer || (answer = hear(0)); };
+    const auto answered = [&] { return answer || (answer = receive(0)); };
     const auto let_go = [&](std::chrono::milliseconds within) {
       tell(0, Word::gone);
       // Rank 0 answers, or it is in agree() already, or it is busy elsewhere: then it will read that this rank is gone
@@ -116,8 +116,8 @@ class Rendezvous {
     for (int r = 1; r < channel_.size; ++r) tell(r, word);
   }
 
-  /// What has come for this rendezvous; what is left of earlier ones is dropped.
-  std::optional<Word> hear(int from) {
+  /// Returns the next word that has come for this rendezvous, if any; drops those of earlier ones.
+  std::optional<Word> receive(int from) {
     for (;;) {
       int flag = 0;
       MPI_Status status;

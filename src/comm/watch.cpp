@@ -29,11 +29,11 @@ using watch::Call;
 using watch::Record;
 
 constexpr int question_tag = 1, answer_tag = 2;
-/// How long a rank waits for another's stack, and for the answers of other nodes, which wait for stacks.
-constexpr auto for_a_stack = 250ms, for_answers = 500ms;
-/// How often the thread looks for questions of other nodes.
-constexpr auto between_looks = 50ms;
-/// What the message on the screen shows; the log has all.
+/// How long a rank waits for another rank's stack, and for the answers of other nodes, which wait for stacks too.
+constexpr auto stack_timeout = 250ms, answer_timeout = 500ms;
+/// How often the thread polls for questions from other nodes.
+constexpr auto poll_interval = 50ms;
+/// Limits for the message on the terminal (ranks, frames) and for the log (calls).
 constexpr std::size_t shown_ranks = 3, shown_frames = 7, kept_calls = 16;
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::optional<std::chrono::milliseconds> limit) {
@@ -57,8 +57,9 @@ std::string indented(const std::string& lines) {
   return text;
 }
 
-/// Whether ranks may make them together: what each sends to each may differ, and how an attempt has ended.
-bool alike(const Call& one, const Call& other) {
+/// True if two ranks that make these calls are in the same collective. In an all-to-all the counts may differ between
+/// ranks, and at the end of an attempt the outcomes.
+bool is_same_call(const Call& one, const Call& other) {
   if (one.kind != other.kind) return false;
   return one.kind == Call::Kind::all_to_all || one.kind == Call::Kind::end || one.word() == other.word();
 }
@@ -105,7 +106,7 @@ Watch::Watch(PooledCommunicator comm, const Placement& placement)
     const auto local = static_cast<std::size_t>(std::ranges::find(here, rank_) - here.begin());
     segment = map_together(*comm_, here, stride * here.size(), stride * local, stride);
   }
-  shares_ = nodes.size() == size || segment != nullptr;
+  shares_memory_ = nodes.size() == size || segment != nullptr;
   if (segment) {
     for (std::size_t i = 0; i < here.size(); ++i)
       records_[static_cast<std::size_t>(here[i])] = reinterpret_cast<Record*>(segment->data() + i * stride);
@@ -115,7 +116,7 @@ Watch::Watch(PooledCommunicator comm, const Placement& placement)
     records_[own] = alone.get();
     memory_ = std::move(alone);
   }
-  asks_ = std::ranges::count(records_, nullptr) > 0;
+  has_remote_ranks_ = std::ranges::count(records_, nullptr) > 0;
   auto& mine = *records_[own];
   mine.started = watch::start_of(::getpid());
   mine.process = ::getpid();
@@ -150,7 +151,7 @@ void Watch::end_answering() {
 
 void Watch::run() {
   auto& mine = own();
-  const bool serves = asks_ && threads_may_call_mpi();
+  const bool serves = has_remote_ranks_ && threads_may_call_mpi();
   while (!ending_) {
     const auto asked = mine.asked.load();
     if (asked != mine.answered.load()) {
@@ -162,15 +163,15 @@ void Watch::run() {
       mine.answered = asked;
       futex_wake(mine.answered);
     }
-    if (serves) serve();
+    if (serves) answer_questions();
     std::optional<std::chrono::milliseconds> limit;
-    if (serves) limit = between_looks;
+    if (serves) limit = poll_interval;
     if (!ending_) futex_wait(mine.asked, asked, limit);
   }
 }
 
-/// Answers what ranks of other nodes ask.
-void Watch::serve() try {
+/// Answers the questions that have come from ranks of other nodes.
+void Watch::answer_questions() try {
   for (;;) {
     int flag = 0;
     MPI_Status status;
@@ -184,7 +185,7 @@ void Watch::serve() try {
     const auto question = Json::from_cbor(bytes);
     const std::vector<int> ranks = question[3], late = question[4];
     const WaitedFor call{question[1], question[2], ranks};
-    auto findings = look(call, ranks, question[5].get<bool>() ? &late : nullptr);
+    auto findings = inspect_node(call, ranks, question[5].get<bool>() ? &late : nullptr);
     add_stacks(findings);
     Json answer{question[0], Json::array()};
     for (const auto& finding : findings) answer[1].push_back(finding.pack());
@@ -219,9 +220,9 @@ std::string Watch::where(const Record& record) const {
   return text + at_step(record);
 }
 
-/// At the ranks of this node among `ranks`.
-std::vector<Watch::Finding> Watch::look(const WaitedFor& call, const std::vector<int>& ranks,
-                                        const std::vector<int>* late) {
+/// Inspects the ranks of this node among `ranks`.
+std::vector<Watch::Finding> Watch::inspect_node(const WaitedFor& call, const std::vector<int>& ranks,
+                                                const std::vector<int>* late) {
   std::vector<Finding> findings;
   for (const int r : ranks) {
     const auto* const record = records_[static_cast<std::size_t>(r)];
@@ -259,7 +260,7 @@ void Watch::add_stacks(std::span<Finding> findings) {
     asked.emplace_back(&finding, record.asked.fetch_add(1) + 1);
     futex_wake(record.asked);
   }
-  const auto end = std::chrono::steady_clock::now() + for_a_stack;
+  const auto end = std::chrono::steady_clock::now() + stack_timeout;
   for (auto& [finding, number] : asked) {
     auto& record = *records_[static_cast<std::size_t>(finding->rank)];
     for (;;) {
@@ -281,8 +282,8 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
   std::map<int, std::vector<int>> of_node;
   for (const int r : call.ranks)
     if (records_[static_cast<std::size_t>(r)] == nullptr)
-      // Ranks that share no memory answer each for itself.
-      of_node[shares_ ? placement_.node_of_rank[static_cast<std::size_t>(r)] : -1 - r].push_back(r);
+      // If the ranks of a node share no memory, each answers for itself.
+      of_node[shares_memory_ ? placement_.node_of_rank[static_cast<std::size_t>(r)] : -1 - r].push_back(r);
   const auto number = ++questions_;
   for (const auto& [unused, ranks] : of_node) {
     const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(
@@ -295,7 +296,7 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
   }
   std::vector<Finding> findings;
   auto left = of_node.size();
-  const auto end = std::chrono::steady_clock::now() + for_answers;
+  const auto end = std::chrono::steady_clock::now() + answer_timeout;
   while (left > 0 && std::chrono::steady_clock::now() < end) {
     int flag = 0;
     MPI_Status status;
@@ -318,13 +319,13 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
     for (const int r : ranks)
       if (std::ranges::find(findings, r, &Finding::rank) == findings.end())
         findings.push_back(
-            {.rank = r, .late = late != nullptr && std::ranges::count(*late, r) > 0, .where = "nobody there answers"});
+            {.rank = r, .late = late != nullptr && std::ranges::count(*late, r) > 0, .where = "it gives no answer"});
   return findings;
 }
 
 Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::milliseconds limit,
                             const std::vector<int>* late) {
-  auto findings = look(call, call.ranks, late);
+  auto findings = inspect_node(call, call.ranks, late);
   const auto more = [&](std::span<const Finding> of) {
     auto longest = 0ms;
     for (const auto& finding : of) {
@@ -338,13 +339,14 @@ Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begu
   };
   const auto here = static_cast<std::ptrdiff_t>(findings.size());
   if (const auto longer = more(findings); longer > 0ms) return {.more = longer, .fact = {}, .details = {}};
-  if (asks_ && threads_may_call_mpi()) std::ranges::move(ask_other_nodes(call, late), std::back_inserter(findings));
+  if (has_remote_ranks_ && threads_may_call_mpi())
+    std::ranges::move(ask_other_nodes(call, late), std::back_inserter(findings));
   if (const auto longer = more(std::span(findings).subspan(static_cast<std::size_t>(here))); longer > 0ms)
     return {.more = longer, .fact = {}, .details = {}};
   const auto mine = std::ranges::find(findings, rank_, &Finding::rank);
   for (const auto& theirs : findings)
-    if (mine->word != 0 && theirs.word != 0 && !alike(Call::of(mine->word), Call::of(theirs.word)))
-      differ(mine->text, theirs.rank, theirs.text);
+    if (mine->word != 0 && theirs.word != 0 && !is_same_call(Call::of(mine->word), Call::of(theirs.word)))
+      throw_mismatch(mine->text, theirs.rank, theirs.text);
   add_stacks(std::span(findings).first(static_cast<std::size_t>(here)));
 
   Verdict verdict;
@@ -366,7 +368,7 @@ Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begu
   }
   if (all > shown) verdict.fact += "; and " + std::to_string(all - shown) + " more";
   if (verdict.fact.empty())
-    verdict.fact = call.turn > 0 ? "all ranks have come, and what they wait for does not"
+    verdict.fact = call.turn > 0 ? "all ranks have come, but the call does not finish"
                                  : "no rank that may send is stopped or gone";
   log::keep("what the ranks do, as this one sees it:" + seen);
   return verdict;
@@ -385,8 +387,8 @@ void Watch::compare(const WaitedFor& call, std::int64_t attempt) const {
     const auto calls = record->calls.last();
     const auto there = [&](const watch::Entry& e) { return e.channel == call.channel && e.turn == call.turn; };
     if (const auto theirs = std::ranges::find_if(calls, there); theirs != calls.end()) {
-      if (alike(mine->call, theirs->call)) continue;
-      differ(in(*mine), r, in(*theirs));
+      if (is_same_call(mine->call, theirs->call)) continue;
+      throw_mismatch(in(*mine), r, in(*theirs));
     }
     const auto begun = record->turns.begun(call.channel);
     if (calls.empty() || !begun || *begun >= call.turn) continue;
@@ -405,11 +407,11 @@ void Watch::compare(const WaitedFor& call, std::int64_t attempt) const {
     if (turn == 0 || waits_in == calls.end() || !mine->call.needs_all() || !waits_in->call.needs_all()) continue;
     const auto begun_here = own_record.turns.begun(channel);  // empty if this rank does not belong to that channel
     if (begun_here && *begun_here < turn && main_waits_in(call) && record->waits_turn == turn)
-      differ(in(*mine), r, in(*waits_in));
+      throw_mismatch(in(*mine), r, in(*waits_in));
   }
 }
 
-void Watch::differ(const std::string& mine, int other, const std::string& theirs) const {
+void Watch::throw_mismatch(const std::string& mine, int other, const std::string& theirs) const {
   if (other < rank_) throw node::mismatch(other, theirs, rank_, mine);
   throw node::mismatch(rank_, mine, other, theirs);
 }

@@ -69,11 +69,11 @@ class Watch {
 
  private:
   struct Finding;
-  std::vector<Finding> look(const WaitedFor& call, const std::vector<int>& ranks, const std::vector<int>* late);
+  std::vector<Finding> inspect_node(const WaitedFor& call, const std::vector<int>& ranks, const std::vector<int>* late);
   void add_stacks(std::span<Finding> findings);
   std::vector<Finding> ask_other_nodes(const WaitedFor& call, const std::vector<int>* late);
-  [[noreturn]] void differ(const std::string& mine, int other, const std::string& theirs) const;
-  void serve();
+  [[noreturn]] void throw_mismatch(const std::string& mine, int other, const std::string& theirs) const;
+  void answer_questions();
   void run();
   bool main_waits_in(const WaitedFor& call) const;
   static std::string at_step(const watch::Record& record);
@@ -86,8 +86,8 @@ class Watch {
   const Placement placement_;
   std::shared_ptr<void> memory_;
   std::vector<watch::Record*> records_;  ///< [rank]; null on other nodes
-  bool shares_ = false;                  ///< memory among the ranks of a node, where there are several
-  bool asks_ = false;                    ///< ranks of other nodes, or those whose records cannot be read
+  bool shares_memory_ = false;           ///< true if each node's ranks share memory, or each node has one rank
+  bool has_remote_ranks_ = false;        ///< true if the records of some ranks cannot be read, so that they are asked
   std::mutex asking_;
   std::int64_t questions_ = 0;
   std::optional<watch::MainStack> stack_;

@@ -182,7 +182,7 @@ Communicator make_world(const Communicator& ranks, Placement placement) {
 }
 
 Communicator make_world_apart(const Communicator& ranks) {
-  rendezvous(ranks, "making a world apart");
+  rendezvous(ranks, "making a separate world");
   const auto apart = make_world(ranks, {ranks.topology().node_of_rank, ranks.topology().hosts});
   set_time_limit(apart, time_limit(ranks));
   set_final_grace(apart, final_grace(ranks));

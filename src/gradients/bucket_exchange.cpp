@@ -89,10 +89,10 @@ void BucketExchange::fill_buckets() {
 }
 
 void BucketExchange::begin(Arrival arrival, Flags flags) {
-  if (std::exchange(moved_, false)) fill_buckets();
+  if (std::exchange(order_changed_, false)) fill_buckets();
   if (!buckets_.empty()) put_flags(flags, std::span(buckets_.front().users).last(flag_bits));
   for (auto& bucket : buckets_) bucket.missing = bucket.gradients.views.size();
-  issued_ = ended_ = 0;
+  started_ = ended_ = 0;
   arrival_ = arrival;
   arrived_.clear();
   if (thread_ && arrival == Arrival::in_backward) thread_->start();
@@ -100,7 +100,7 @@ void BucketExchange::begin(Arrival arrival, Flags flags) {
 
 void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
   const at::NoGradGuard no_grad;
-  if (!frozen_ && use != Use::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
+  if (!order_fixed_ && use != Use::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
   const auto& range = layout_.ranges[index];
   auto& bucket = buckets_[range.bucket];
   auto values = bucket.gradients.views[range.number];
@@ -115,10 +115,10 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
 }
 
 void BucketExchange::start_full_buckets() {
-  if (issued_ == buckets_.size() || buckets_[issued_].missing > 0) return;
+  if (started_ == buckets_.size() || buckets_[started_].missing > 0) return;
   const auto lock = thread_ ? thread_->hold() : std::unique_lock<std::mutex>();
-  for (; issued_ < buckets_.size() && buckets_[issued_].missing == 0; ++issued_) {
-    auto& full = buckets_[issued_];
+  for (; started_ < buckets_.size() && buckets_[started_].missing == 0; ++started_) {
+    auto& full = buckets_[started_];
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
     // A hook does not transfer `used`, which must not be compressed.
     std::vector<at::Tensor> tensors{hook_ ? full.used : full.flat};
@@ -128,7 +128,7 @@ void BucketExchange::start_full_buckets() {
 
 bool BucketExchange::advance() {
   const auto before = ended_;
-  for (auto i = ended_; i < issued_; ++i)
+  for (auto i = ended_; i < started_; ++i)
     if (buckets_[i].work->isCompleted() && i == ended_) ++ended_;
   return ended_ != before;
 }
@@ -157,12 +157,12 @@ void BucketExchange::finish() {
       for (std::size_t i = 0; i < gradients.used.size(); ++i) gradients.used[i] = users_of(bucket.users[i]) != 0;
       hook_(gradients, *group_);
     }
-  freeze_order();
+  fix_order();
 }
 
-/// Gradients are expected in the order in which they came on the first rank in the first whole backward().
-void BucketExchange::freeze_order() {
-  if (frozen_ || parameters_.empty()) return;
+/// Fixes the expected order of gradients: that in which the first rank has added them in the first complete backward().
+void BucketExchange::fix_order() {
+  if (order_fixed_ || parameters_.empty()) return;
   auto order = at::full({static_cast<std::int64_t>(parameters_.size())}, -1, at::kLong);
   if (arrival_ == Arrival::in_backward && arrived_.size() == parameters_.size())
     std::copy(arrived_.begin(), arrived_.end(), order.mutable_data_ptr<std::int64_t>());
@@ -171,10 +171,10 @@ void BucketExchange::freeze_order() {
   order = from_first.front().cpu();
   const auto* const first = order.const_data_ptr<std::int64_t>();
   if (*first < 0) return;
-  frozen_ = true;
+  order_fixed_ = true;
   arrived_ = {};
-  moved_ = !std::equal(order_.begin(), order_.end(), first,
-                       [](std::size_t a, std::int64_t b) { return static_cast<std::int64_t>(a) == b; });
+  order_changed_ = !std::equal(order_.begin(), order_.end(), first,
+                               [](std::size_t a, std::int64_t b) { return static_cast<std::int64_t>(a) == b; });
   order_.assign(first, first + parameters_.size());
 }
 

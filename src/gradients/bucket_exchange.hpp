@@ -47,7 +47,7 @@ class BucketExchange final : public Exchange {
   void start_full_buckets();
   /// Makes the started all-reduces advance. True if the oldest one has ended.
   bool advance();
-  void freeze_order();
+  void fix_order();
 
   Communicator communicator_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -60,13 +60,13 @@ class BucketExchange final : public Exchange {
   std::vector<std::size_t> order_;  ///< parameters, in the order in which their gradients are expected
   FlatLayout layout_;               ///< one bucket for each of buckets_
   std::vector<Bucket> buckets_;     ///< in the order in which they start
-  std::size_t issued_ = 0;          ///< buckets, from the first
-  std::size_t ended_ = 0;           ///< of them, as far as is known
+  std::size_t started_ = 0;         ///< number of buckets whose all-reduce has started
+  std::size_t ended_ = 0;           ///< number of them whose all-reduce is known to have ended
 
   Arrival arrival_ = Arrival::at_once;
-  std::vector<std::int64_t> arrived_;  ///< indices, as they came in this pass
-  bool frozen_ = false;                ///< the order
-  bool moved_ = false;                 ///< it has changed since the buckets were filled
+  std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this pass has added them
+  bool order_fixed_ = false;           ///< true if order_ is final
+  bool order_changed_ = false;         ///< true if order_ has changed since the buckets were filled
 
   std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };

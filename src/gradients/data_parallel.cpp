@@ -53,7 +53,7 @@ void require_equal_weights(const torch::nn::Module& module) {
     if ((embedding && embedding->options.max_norm()) || (bag && bag->options.max_norm()))
       throw Error(ExitCode::usage, preparing,
                   (part.key().empty() ? "the model" : part.key()) +
-                      " is an embedding with max_norm, which changes its weights in forward(), on each rank others",
+                      " is an embedding with max_norm, whose forward() changes other weights on each rank",
                   "Make it without max_norm, and scale the rows down after the optimizer's step");
   }
 }
@@ -109,16 +109,16 @@ bool is_running_statistic(std::string_view name, const at::Tensor& buffer) {
          (buffer.is_floating_point() || buffer.is_complex());
 }
 
-/// Whether nobody makes the group's work on these parameters advance but who waits for it, and a thread may.
-bool waits_for_progress(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
+/// True if the group's work on these parameters advances only when a thread waits for it, and any thread may do that.
+bool needs_progress_thread(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.is_cpu(); }) &&
          group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::threads_may_call_mpi();
 }
 
-/// Sizes of buckets that were asked for and have no effect are not passed over in silence.
-void say_no_buckets(const ModelOptions& options, const char* instead) {
-  const ModelOptions unasked;
-  if (options.bucket_bytes != unasked.bucket_bytes || options.first_bucket_bytes != unasked.first_bucket_bytes)
+/// Logs that bucket sizes have no effect, if the user has set any.
+void log_unused_bucket_sizes(const ModelOptions& options, const char* instead) {
+  const ModelOptions defaults;
+  if (options.bucket_bytes != defaults.bucket_bytes || options.first_bucket_bytes != defaults.first_bucket_bytes)
     log::info(std::string("bucket_bytes and first_bucket_bytes have no effect: gradients ") + instead);
 }
 
@@ -128,23 +128,23 @@ Reducer::MakeExchange exchange_maker(const ParallelContext& context,
     if (options.comm_hook)
       throw Error(ExitCode::usage, preparing, "virtual workers sum gradients as they are",
                   "Choose no comm_hook with them");
-    say_no_buckets(options, "of virtual workers are summed whole, in the order of micro-batches");
+    log_unused_bucket_sizes(options, "of virtual workers are summed whole, in the order of micro-batches");
     return [group, context](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
       return std::make_unique<OrderedExchange>(parameters, group, context.share, context.steps);
     };
   }
-  std::optional<Communicator> own;
-  if (context.share_memory && !options.comm_hook) own = context.communicator.duplicate();
+  std::optional<Communicator> shared_memory;
+  if (context.share_memory && !options.comm_hook) shared_memory = context.communicator.duplicate();
   const bool progress_thread = context.communicator.size() > 1 && options.progress_thread.value_or(context.spare_core);
-  return [context, own, group, options,
+  return [context, shared_memory, group, options,
           progress_thread](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
-    if (own)
-      if (auto exchange = SharedExchange::make(parameters, *own, progress_thread)) {
-        say_no_buckets(options, "are averaged where they lie, in node-shared memory");
+    if (shared_memory)
+      if (auto exchange = SharedExchange::make(parameters, *shared_memory, progress_thread)) {
+        log_unused_bucket_sizes(options, "are averaged where they lie, in node-shared memory");
         return exchange;
       }
     return std::make_unique<BucketExchange>(parameters, context.communicator, group, options,
-                                            progress_thread && waits_for_progress(*group, parameters));
+                                            progress_thread && needs_progress_thread(*group, parameters));
   };
 }
 
@@ -170,14 +170,14 @@ class DataParallel::MicroBatchBuffers {
     // All micro-batches begin with the values that the module had outside of them, for example from a checkpoint.
     if (inside_ < 0)
       for (auto& each : of_micro_batch_) copy(buffers_, each);
-    keep();
+    store_current();
     inside_ = micro_batch;
     copy(of_micro_batch_[static_cast<std::size_t>(micro_batch)], buffers_);
   }
 
   void synchronise() {
     const at::NoGradGuard no_grad;
-    keep();
+    store_current();
     inside_ = -1;
     for (std::size_t b = 0; b < buffers_.size(); ++b) {
       std::vector<at::Tensor> values;
@@ -196,7 +196,7 @@ class DataParallel::MicroBatchBuffers {
   static void copy(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
     for (std::size_t b = 0; b < from.size(); ++b) to[b].copy_(from[b]);
   }
-  void keep() {
+  void store_current() {
     if (inside_ >= 0) copy(buffers_, of_micro_batch_[static_cast<std::size_t>(inside_)]);
   }
 

@@ -18,7 +18,7 @@
 namespace muster::detail::gradients {
 namespace {
 
-constexpr std::int64_t of_each = 4;  ///< on the CPU, where they cost nothing
+constexpr std::int64_t samples_per_tensor = 4;  ///< on the CPU, where they cost nothing; elsewhere one
 constexpr std::size_t line_bytes = 64, least_lines = 64;
 constexpr std::size_t largest_piece = 4096;  ///< bytes; one line of each piece, so 1/64 of a large gradient, is read
 
@@ -30,7 +30,8 @@ std::uint64_t mix(std::uint64_t value) {
 /// Returns the offset of the element at about `part` / samples_per_tensor of the way along every dimension.
 std::int64_t offset_at(const at::Tensor& tensor, std::int64_t part) {
   std::int64_t offset = 0;
-  for (std::int64_t d = 0; d < tensor.dim(); ++d) offset += tensor.size(d) * part / of_each * tensor.stride(d);
+  for (std::int64_t d = 0; d < tensor.dim(); ++d)
+    offset += tensor.size(d) * part / samples_per_tensor * tensor.stride(d);
   return offset;
 }
 
@@ -77,11 +78,12 @@ Fingerprint::Fingerprint(std::vector<at::Tensor> parameters) : parameters_(std::
     if (tensor.is_cpu()) {
       const auto* values = static_cast<const char*>(tensor.const_data_ptr());
       const auto size = tensor.element_size();
-      for (std::int64_t part = 0; part < of_each; ++part)
+      for (std::int64_t part = 0; part < samples_per_tensor; ++part)
         host_.append(values + offset_at(tensor, part) * static_cast<std::int64_t>(size), size);
     } else if (tensor.scalar_type() == parameters_.front().scalar_type() &&
                tensor.device() == parameters_.front().device()) {
-      elsewhere.push_back(tensor.detach().as_strided({}, {}, tensor.storage_offset() + offset_at(tensor, of_each / 2)));
+      elsewhere.push_back(
+          tensor.detach().as_strided({}, {}, tensor.storage_offset() + offset_at(tensor, samples_per_tensor / 2)));
     }
   }
   if (!elsewhere.empty()) device_ = at::stack(elsewhere);

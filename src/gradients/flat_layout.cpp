@@ -45,17 +45,17 @@ std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSiz
                                                      std::span<const std::size_t> order, std::size_t first_bytes,
                                                      std::size_t bytes) {
   std::vector<Filling> full;
-  std::map<int, Filling> filling;  // the one of each kind that still has room
-  for (std::size_t place = 0; place < order.size(); ++place) {
-    const auto& gradient = gradients[order[place]];
+  std::map<int, Filling> filling;  // the bucket of each kind that is not full yet
+  for (std::size_t position = 0; position < order.size(); ++position) {
+    const auto& gradient = gradients[order[position]];
     auto& bucket = filling.try_emplace(gradient.kind, Filling{first_bytes}).first->second;
     if (!bucket.indices.empty() && bucket.bytes + gradient.bytes > bucket.limit) {
       full.push_back(std::move(bucket));
       bucket = {bytes};
     }
-    bucket.indices.push_back(order[place]);
+    bucket.indices.push_back(order[position]);
     bucket.bytes += gradient.bytes;
-    bucket.last = place;
+    bucket.last = position;
   }
   for (auto& [kind, bucket] : filling) full.push_back(std::move(bucket));
   // A bucket is ready when its last gradient is made.

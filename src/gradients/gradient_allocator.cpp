@@ -80,7 +80,7 @@ class Pools {
   /// Returns a block for a tensor that the node makes, if that may be the gradient of a parameter; else null.
   std::byte* allocate(std::size_t size, const torch::autograd::Node& node) {
     const std::shared_lock lock(mutex_);
-    return allocate_towards(size, node, farthest);
+    return allocate_towards(size, node, max_distance);
   }
 
   /// False if it is not a block of any pool.
@@ -100,8 +100,9 @@ class Pools {
   }
 
  private:
-  /// Nodes between the one that makes a gradient and the one that accumulates it, such as a linear layer's transpose.
-  static constexpr int farthest = 3;
+  /// Greatest number of edges from the node that makes a gradient to the one that accumulates it; a linear layer has a
+  /// transpose in between.
+  static constexpr int max_distance = 3;
 
   std::byte* allocate_towards(std::size_t size, const torch::autograd::Node& node, int distance) {
     if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {

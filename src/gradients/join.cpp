@@ -36,7 +36,7 @@ std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParalle
   if (found->synchronises_forward())
     refuse("the model has a SyncBatchNorm, which waits for the forward passes of ranks that are done",
            "Use torch's batch-norm in it");
-  if (found->reducer()->joined()) refuse("such a scope is open already", "End it first");
+  if (found->reducer()->joined()) refuse("the model has an open Join already", "End that one first");
   return found;
 }
 

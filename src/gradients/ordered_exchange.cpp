@@ -59,9 +59,9 @@ void OrderedExchange::begin(Arrival, Flags flags) {
                 "Run one backward() for each batch of a split dataset");
   };
   const auto& batch = steps_->batch();
-  if (batch.global == 0) refuse("no batch of a split dataset is in hand");
+  if (batch.global == 0) refuse("there is no current batch of a split dataset");
   const bool again = std::exchange(abandoned_, false) && batch.number == batch_;
-  if (batch.number == batch_ && !again) refuse("this batch has had its backward()");
+  if (batch.number == batch_ && !again) refuse("backward() has already run for this batch");
   micro_batch_ = static_cast<std::size_t>(batch.micro_batch);
   // The first micro-batch of a step discards an earlier step that was not completed.
   if (micro_batch_ != 0 && !again && (micro_batch_ != next_ || batch.number != batch_ + 1))

@@ -19,7 +19,7 @@ ProgressThread::ProgressThread(std::function<bool()> advance) : advance_(std::mo
 }
 
 ProgressThread::~ProgressThread() {
-  become(State::ending);
+  set_state(State::ending);
   thread_.join();
 }
 
@@ -30,7 +30,7 @@ std::unique_lock<std::mutex> ProgressThread::hold() {
   return lock;
 }
 
-void ProgressThread::become(State state) {
+void ProgressThread::set_state(State state) {
   {
     const auto lock = hold();
     state_ = state;

@@ -17,16 +17,16 @@ class ProgressThread {
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
-  /// From now on it calls advance().
-  void start() { become(State::running); }
-  /// advance() has returned, and is not called again before the next start().
-  void stop() { become(State::idle); }
-  /// advance() is not called as long as the lock is held.
+  /// From now on the thread calls advance() again and again.
+  void start() { set_state(State::running); }
+  /// Returns when advance() has returned; it is not called again before the next start().
+  void stop() { set_state(State::idle); }
+  /// Returns a lock; advance() is not called while it is held.
   std::unique_lock<std::mutex> hold();
 
  private:
   enum class State { idle, running, ending };
-  void become(State state);
+  void set_state(State state);
   void run();
 
   std::function<bool()> advance_;

@@ -42,12 +42,12 @@ namespace autograd = torch::autograd;
 
 constexpr const char* recomputing = "computing a block again";
 
-/// What a block's results depend on besides tensors: the default generators, autocast, and of a module whether its
-/// parts train.
-class Surroundings {
+/// The state besides tensors that a block's results depend on: the default generators, autocast, and the training mode
+/// of each part of a module.
+class ComputeState {
  public:
-  /// Those of this thread now. `module` may be null.
-  explicit Surroundings(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+  /// Takes the current state of this thread. `module` may be null.
+  explicit ComputeState(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
     if (module_)
       for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());  // parents first
     take(at::kCPU);
@@ -91,14 +91,14 @@ class Surroundings {
   std::vector<Cast> casts_;
 };
 
-/// While it lives, the surroundings are those; then what they were before.
-class Inside {
+/// Restores a ComputeState for its own lifetime, and afterwards the state before.
+class ScopedComputeState {
  public:
-  explicit Inside(const Surroundings& there) : before_(there.module()) { there.restore(); }
-  ~Inside() { before_.restore(); }
+  explicit ScopedComputeState(const ComputeState& there) : before_(there.module()) { there.restore(); }
+  ~ScopedComputeState() { before_.restore(); }
 
  private:
-  Surroundings before_;
+  ComputeState before_;
 };
 
 /// Switches autocast's cache off. It holds casts of parameters with their graph, so the second run would use the first
@@ -209,15 +209,15 @@ struct Collector final : autograd::Node {
   }
 };
 
-/// A module's buffers as they were, whatever a second run does to them.
-class Unwritten {
+/// Saves a module's buffers and restores them at the end, whatever a second run does to them.
+class BufferGuard {
  public:
-  explicit Unwritten(const std::shared_ptr<torch::nn::Module>& module) {
+  explicit BufferGuard(const std::shared_ptr<torch::nn::Module>& module) {
     if (!module) return;
     for (const auto& buffer : module->buffers())
       if (buffer.defined()) values_.emplace_back(buffer, buffer.detach().clone());
   }
-  ~Unwritten() {
+  ~BufferGuard() {
     const at::NoGradGuard no_grad;
     // Like batch-norm's own writes, not counted by autograd, which may have saved the buffers.
     for (const auto& [buffer, value] : values_)
@@ -234,14 +234,14 @@ class Unwritten {
 class Recompute final : public autograd::Node {
  public:
   Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> trained,
-            Surroundings surroundings)
+            ComputeState compute_state)
       : block_(std::move(block)),
         inputs_(std::move(inputs)),
         trained_(std::move(trained)),
-        surroundings_(std::move(surroundings)) {}
+        compute_state_(std::move(compute_state)) {}
 
-  /// The outputs of `run`, with this as their history.
-  Tensors stand_for(Run& run, const Tensors& inputs) {
+  /// Takes over the exits of `run`, and returns its outputs without their history. The caller sets this node as theirs.
+  Tensors replace_graph(Run& run, const Tensors& inputs) {
     for (const auto& [exit, edges] : run.ends) {
       add_next_edge(exit.node ? *edges.front() : autograd::impl::gradient_edge(inputs[exit.number]));
       exits_.push_back(exit);
@@ -260,24 +260,24 @@ class Recompute final : public autograd::Node {
 
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
     if (at::GradMode::is_enabled())
-      throw Error(ExitCode::usage, recomputing, "gradients of its gradients are asked for",
+      throw Error(ExitCode::usage, recomputing, "gradients of gradients were requested",
                   "Call backward() without create_graph, or the block without recompute()");
     if (!block_)
-      throw Error(ExitCode::user_error, recomputing, "backward() has been through it",
-                  "Keep the graph in the first one: backward({}, /*retain_graph=*/true)");
+      throw Error(ExitCode::user_error, recomputing, "backward() has run through it already",
+                  "Keep the graph in the first backward(): backward({}, /*retain_graph=*/true)");
     Tensors inputs;
     for (const auto& saved : inputs_) inputs.push_back(saved.unpack());
     for (std::size_t i = 0; i < exits_.size(); ++i)
       if (writes_to_leaf(exits_[i].node) != writes_[i])
         throw Error(ExitCode::user_error, recomputing, "a parameter of it has been written to since the forward pass",
                     "Call backward() before the optimizer's step, and outside of EMA::apply()");
-    const Unwritten unwritten(surroundings_.module());
-    auto run = again(inputs);
+    const BufferGuard buffer_guard(compute_state_.module());
+    auto run = run_again(inputs);
     check(run);
 
     std::vector<c10::intrusive_ptr<Collector>> collectors(exits_.size());
     for (const auto& [exit, edges] : run.ends) {
-      auto& collector = collectors[number_of(exit)];
+      auto& collector = collectors[index_of(exit)];
       collector = c10::make_intrusive<Collector>(edges.front()->function->input_metadata(edges.front()->input_nr));
       for (auto* const edge : edges) *edge = {collector, 0};
     }
@@ -305,41 +305,41 @@ class Recompute final : public autograd::Node {
   }
 
  private:
-  Run again(const Tensors& inputs) const {
-    const Inside inside(surroundings_);
+  Run run_again(const Tensors& inputs) const {
+    const ScopedComputeState inside(compute_state_);
     return {block_, inputs, trained_};
   }
 
-  /// Of a gradient among those that this node gives; as many as there are, if it gives none.
-  std::size_t number_of(const Exit& exit) const {
+  /// Returns the index of the exit among this node's gradients; their number if it is not one of them.
+  std::size_t index_of(const Exit& exit) const {
     return static_cast<std::size_t>(std::ranges::find(exits_, exit) - exits_.begin());
   }
 
   void check(const Run& run) const {
     const auto refuse = [](const std::string& fact) {
       throw Error(ExitCode::user_error, recomputing, fact,
-                  "Let it depend on its inputs, on parameters and on torch's default generators alone");
+                  "Let it depend only on its inputs, on parameters and on torch's default generators");
     };
     if (run.outputs.size() != shapes_.size())
-      refuse("it has made " + std::to_string(run.outputs.size()) + " tensors, and " + std::to_string(shapes_.size()) +
+      refuse("it has made " + std::to_string(run.outputs.size()) + " tensors, but " + std::to_string(shapes_.size()) +
              " in the forward pass");
     std::size_t trained = 0;
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
       trained += run.roots[i].is_valid();
       const auto& output = run.outputs[i];
       if (output.defined() && output.sizes() != at::IntArrayRef(shapes_[i]))
-        refuse(c10::str("it has made ", output.sizes(), ", and ", at::IntArrayRef(shapes_[i]), " in the forward pass"));
+        refuse(c10::str("it has made ", output.sizes(), ", but ", at::IntArrayRef(shapes_[i]), " in the forward pass"));
     }
     const bool known =
-        std::ranges::all_of(run.ends, [&](const auto& end) { return number_of(end.exit) < exits_.size(); });
+        std::ranges::all_of(run.ends, [&](const auto& end) { return index_of(end.exit) < exits_.size(); });
     if (trained != num_inputs() || !known || run.ends.size() != exits_.size())
       refuse("its results depend on other tensors than in the forward pass");
   }
 
   Block block_;
   std::vector<autograd::SavedVariable> inputs_;
-  std::vector<bool> trained_;  ///< whether each input is to get a gradient
-  Surroundings surroundings_;
+  std::vector<bool> trained_;  ///< [inputs], true if the input gets a gradient
+  ComputeState compute_state_;
   std::vector<Exit> exits_;                        ///< in the order of this node's edges
   std::vector<std::uint32_t> writes_;              ///< [exits], counts of writes to the leaf in the forward pass
   std::vector<std::vector<std::int64_t>> shapes_;  ///< [outputs]
@@ -355,12 +355,12 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
     trained.push_back(input.defined() && input.requires_grad());
     saved.emplace_back(input.defined() ? input.detach() : input, false);
   }
-  Surroundings surroundings(std::move(module));
+  ComputeState compute_state(std::move(module));
   Run run(block, inputs, trained);
   if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
   const auto node =
-      c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained), std::move(surroundings));
-  auto outputs = node->stand_for(run, inputs);
+      c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained), std::move(compute_state));
+  auto outputs = node->replace_graph(run, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (run.roots[i].is_valid()) autograd::set_history(outputs[i], node);
   return outputs;

@@ -21,14 +21,14 @@
 namespace muster::detail::gradients {
 namespace {
 
-constexpr std::int64_t few = 4096;         ///< elements that are looked at in no time: biases and the like
-constexpr std::size_t most_looked_at = 8;  ///< parameters of which a few elements are, in every pass
+constexpr std::int64_t small_elements = 4096;  ///< gradients up to this size are checked for NaN in no time
+constexpr std::size_t most_fingerprinted = 8;  ///< parameters in the fingerprint of every pass
 
 [[noreturn]] void refuse(const std::string& fact) {
   throw Error(ExitCode::data, averaging, fact, "Change the model first, then call prepare_model");
 }
 
-std::atomic<int> made{0};
+std::atomic<int> reducers_made{0};
 
 }  // namespace
 
@@ -38,7 +38,7 @@ struct Reducer::Pass {
   std::size_t missing = 0;  ///< number of gradients that the exchanges have not been given yet
 
   ~Pass() {
-    if (const auto alive = reducer.lock()) alive->take_own_memory();
+    if (const auto alive = reducer.lock()) alive->copy_gradients();
   }
 };
 
@@ -63,7 +63,7 @@ void Reducer::Parameter::check_gradient() const {
 
 Reducer::Reducer(std::shared_ptr<torch::nn::Module> module, const ParallelContext& context, MakeExchange make_dense,
                  MakeExchange make_sparse)
-    : order_(++made),
+    : order_(++reducers_made),
       module_(std::move(module)),
       steps_(context.steps),
       no_sync_depth_(context.no_sync_depth),
@@ -186,7 +186,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
   if (!pass) pass = begin_pass();  // a backward() inside this one has ended the outer pass
   auto& p = parameters_[parameter];
   p.check_gradient();
-  p.waits = true;
+  p.awaits_step = true;
   if (p.reached)
     throw Error(ExitCode::data, averaging, "parameter " + p.name + " was given a gradient twice in one backward()",
                 "Do not run backward() inside backward()");
@@ -195,7 +195,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
     p.tensor.mutable_grad() = p.tensor.grad().clone();
   }
 
-  if (watches_numbers_ && p.tensor.numel() <= few && p.tensor.is_cpu()) look_at(p);
+  if (watches_numbers_ && p.tensor.numel() <= small_elements && p.tensor.is_cpu()) check_numbers(p);
   const bool counts = steps_->weight() > 0.0;
   if (counts) p.padding = false;
   if (!pass->averages) {
@@ -204,8 +204,8 @@ void Reducer::after_accumulation(std::size_t parameter) {
   }
   p.reached = true;
   p.use = counts || p.pending ? Use::used : Use::unused;
-  // The last one is added when backward() has ended: until then the other ranks can be told of an exception.
-  if (state_ == State::collecting && in_backward(p) && --pass->missing > 0) add(p);
+  // The last gradient is added after backward() has ended: until then, the other ranks can be told of an exception.
+  if (state_ == State::collecting && averages_in_backward(p) && --pass->missing > 0) add(p);
 }
 
 void Reducer::keep_average(Parameter& parameter) const {
@@ -214,7 +214,7 @@ void Reducer::keep_average(Parameter& parameter) const {
   parameter.averaged_before = parameter.tensor.grad().clone();
 }
 
-void Reducer::look_at(const Parameter& parameter) {
+void Reducer::check_numbers(const Parameter& parameter) {
   if (!all_finite(parameter.tensor.grad())) {
     if (bad_gradient_.empty()) bad_gradient_ = parameter.name;
   } else if (bad_gradient_ == parameter.name) {
@@ -254,7 +254,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   // here.
   if (fused_ && begun_since_step_) fused_->another_pass();
   begun_since_step_ |= averages;
-  if (any_left_) note_dropped();
+  if (any_left_) note_discarded();
 
   const auto pass = std::make_shared<Pass>();
   pass->reducer = weak_from_this();
@@ -265,33 +265,33 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
       const auto self = weak.lock();
       if (!self) return;
       if (self->fused_) self->mark_gradients();
-      self->passed_ = self->fingerprint();
+      self->after_backward_ = self->fingerprint();
     });
     return pass;
   }
-  if (dense_->adds_up()) take_earlier();
+  if (dense_->adds_up()) set_earlier_gradients_aside();
   state_ = abandoned_.empty() && unfrozen_.empty() ? State::collecting : State::postponed;
   if (state_ == State::collecting) begin_exchanges(Arrival::in_backward);
-  for (const auto& p : parameters_) pass->missing += in_backward(p);
-  at_end_of_backward([weak = weak_from_this(), pass, complete = complete_in_this_backward()] {
+  for (const auto& p : parameters_) pass->missing += averages_in_backward(p);
+  at_end_of_backward([weak = weak_from_this(), pass, ready = ready_in_this_backward()] {
     const auto self = weak.lock();
     if (!self) return;
-    if (self->state_ == State::collecting) self->add_rest();
-    complete->push_back(self);
-    // After the rest of every other model in this backward(), which may come in another order on another rank.
-    at_end_of_backward([complete] { finish_all(*complete); });
+    if (self->state_ == State::collecting) self->add_remaining();
+    ready->push_back(self);
+    // After the other models of this backward() have added their gradients, in an order that may differ by rank.
+    at_end_of_backward([ready] { finish_all(*ready); });
   });
   return pass;
 }
 
-/// The passes of a step add up what they find in .grad, so the gradients of earlier steps are put aside until its end.
-void Reducer::take_earlier() {
+/// The passes of a step accumulate in .grad, so the gradients of earlier steps are set aside until the end of the step.
+void Reducer::set_earlier_gradients_aside() {
   if (steps_->batch().micro_batch == 0) {
     bool left = false;
     for (auto& p : parameters_) left |= std::exchange(p.earlier, {}).defined();
     if (left)
       throw Error(ExitCode::user_error, averaging,
-                  "the last step was left before its end, with gradients of earlier steps to be added to it",
+                  "the last step was not completed, and the gradients of earlier steps wait for its end",
                   "Run one backward() for each batch of a split dataset");
   }
   for (auto& p : parameters_) {
@@ -301,8 +301,8 @@ void Reducer::take_earlier() {
   }
 }
 
-/// What an exception has left of a step's gradients is dropped.
-void Reducer::restore_earlier() noexcept {
+/// After an exception: drops the step's gradients and puts those of earlier steps back into .grad.
+void Reducer::restore_earlier_gradients() noexcept {
   for (auto& p : parameters_)
     if (p.dense() || (!p.sparse && p.tensor.requires_grad())) p.tensor.mutable_grad() = std::move(p.earlier);
 }
@@ -316,7 +316,7 @@ void Reducer::begin_exchanges(Arrival arrival) {
 
 Flags Reducer::flags() const { return stop_requested_ && stop_requested_() ? stop_requested : 0; }
 
-bool Reducer::in_backward(const Parameter& parameter) const noexcept {
+bool Reducer::averages_in_backward(const Parameter& parameter) const noexcept {
   return parameter.exchanged() && (parameter.sparse || dense_in_backward_);
 }
 
@@ -325,11 +325,11 @@ void Reducer::add(Parameter& parameter) {
   exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
 }
 
-/// What this pass did not reach gives what an earlier one has left in .grad, which is the same on all ranks unless it
-/// is pending.
-void Reducer::add_rest() {
+/// A parameter that this pass did not reach contributes its .grad from earlier passes. That is the same on all ranks,
+/// unless it is pending.
+void Reducer::add_remaining() {
   for (auto& p : parameters_) {
-    if (!in_backward(p) || p.added) continue;
+    if (!averages_in_backward(p) || p.added) continue;
     if (!p.reached && p.tensor.grad().defined()) {
       p.check_gradient();
       keep_average(p);
@@ -339,23 +339,23 @@ void Reducer::add_rest() {
   }
 }
 
-/// For every gradient that the exchanges have not had.
-void Reducer::add_nothing(Use use) {
+/// Adds an undefined gradient for every gradient that the exchanges have not been given.
+void Reducer::add_missing(Use use) {
   for (const auto& p : parameters_)
-    if (in_backward(p) && !p.added) exchange_of(p).add(p.index, {}, use);
+    if (averages_in_backward(p) && !p.added) exchange_of(p).add(p.index, {}, use);
 }
 
-/// The reducers that have a pass in this thread's backward() and have everything for it.
-std::shared_ptr<Reducer::Complete> Reducer::complete_in_this_backward() {
-  static thread_local std::weak_ptr<Complete> current;
-  auto complete = current.lock();
-  if (!complete) current = complete = std::make_shared<Complete>();
-  return complete;
+/// Returns the reducers that have a pass in this thread's backward() and have added all its gradients.
+std::shared_ptr<Reducer::Reducers> Reducer::ready_in_this_backward() {
+  static thread_local std::weak_ptr<Reducers> current;
+  auto ready = current.lock();
+  if (!ready) current = ready = std::make_shared<Reducers>();
+  return ready;
 }
 
-/// In the order that all ranks share: finishing may be more than one message.
-void Reducer::finish_all(Complete& complete) {
-  auto all = std::exchange(complete, {});
+/// Finishes the passes in the same order on all ranks, since finishing may take several messages.
+void Reducer::finish_all(Reducers& ready) {
+  auto all = std::exchange(ready, {});
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->order_ < b->order_; });
   for (const auto& reducer : all) reducer->finish_pass();
 }
@@ -366,7 +366,7 @@ void Reducer::finish_pass() {
     extend_exchanges(unfrozen_);
     state_ = State::collecting;
     begin_exchanges(Arrival::at_once);
-    add_rest();
+    add_remaining();
   }
   state_ = dense_in_backward_ ? State::idle : State::awaiting_step;
   if (!dense_in_backward_) mark_gradients();
@@ -375,12 +375,12 @@ void Reducer::finish_pass() {
     const bool complete = !dense_in_backward_ || dense_->complete();
     if (complete && dense_in_backward_) count_pass(flags_of_all());
     for (auto& p : parameters_)
-      if (in_backward(p)) complete ? store(p, true) : put_aside(p);
+      if (averages_in_backward(p)) complete ? store(p, true) : clear_gradient(p);
   } catch (...) {
-    if (dense_->adds_up()) restore_earlier();
+    if (dense_->adds_up()) restore_earlier_gradients();
     throw;
   }
-  passed_ = fingerprint();
+  after_backward_ = fingerprint();
 }
 
 /// The dense exchange first: until it is finished, its thread may use the process group.
@@ -422,13 +422,14 @@ void Reducer::store(Parameter& parameter, bool fetch) {
 int Reducer::users(const Parameter& parameter) const {
   const int users = exchange_of(parameter).users(parameter.index);
   if (users < 0)
-    throw Error(ExitCode::user_error, averaging, "another rank has left this backward() by an exception and gone on",
+    throw Error(ExitCode::user_error, averaging,
+                "another rank has left this backward() by an exception and has continued training",
                 "Let the exception end the training function");
   return users;
 }
 
-/// The exchange has it; the next pass begins afresh, and an optimizer has nothing to step with.
-void Reducer::put_aside(Parameter& parameter) {
+/// Clears .grad, which the exchange has copied: the next pass starts from nothing, and no optimizer can step with it.
+void Reducer::clear_gradient(Parameter& parameter) {
   parameter.tensor.mutable_grad().reset();
   parameter.pending = parameter.padding = false;
 }
@@ -447,18 +448,18 @@ void Reducer::end_adding_up() {
 
 void Reducer::pass_without_gradients() {
   begin_exchanges(Arrival::at_once);
-  add_nothing(Use::unused);
+  add_missing(Use::unused);
   finish_exchanges();
   count_pass(flags_of_all());
   for (const auto& p : parameters_)
-    if (in_backward(p)) users(p);
+    if (averages_in_backward(p)) users(p);
 }
 
-/// An exception has cut backward() off: the exchange goes on with the gradients that it was given, so .grad gets memory
-/// of its own, to which anything may be written.
-void Reducer::take_own_memory() noexcept {
+/// Called when an exception has cut backward() off. The exchange goes on with the memory of the gradients that it was
+/// given, so .grad gets copies, to which anything may be written.
+void Reducer::copy_gradients() noexcept {
   if (state_ != State::collecting && state_ != State::postponed) return;
-  if (dense_->adds_up()) return restore_earlier();
+  if (dense_->adds_up()) return restore_earlier_gradients();
   if (state_ != State::collecting || !dense_in_backward_) return;
   for (auto& p : parameters_) {
     auto& gradient = p.tensor.mutable_grad();
@@ -477,7 +478,7 @@ void Reducer::abandon_pass() {
   if (state_ != State::collecting && state_ != State::postponed) return;
   const bool begun = std::exchange(state_, State::idle) == State::collecting;
   abandoned_.push_back({std::move(unfrozen_), begun});
-  if (begun) add_nothing(Use::abandoned);
+  if (begun) add_missing(Use::abandoned);
 }
 
 /// Collective if there are abandoned passes.
@@ -486,7 +487,7 @@ void Reducer::finish_abandoned() {
     if (!pass.begun) {
       extend_exchanges(pass.unfrozen);
       begin_exchanges(Arrival::at_once);
-      add_nothing(Use::abandoned);
+      add_missing(Use::abandoned);
     }
     finish_exchanges();
     if (!dense_in_backward_) {
@@ -510,7 +511,7 @@ Fingerprint Reducer::fingerprint() const {
   std::vector<const at::Tensor*> trained;
   for (const auto& p : parameters_)
     if (p.tensor.grad().defined()) trained.push_back(&p.tensor);
-  const auto count = any_left_ ? trained.size() : std::min(trained.size(), most_looked_at);
+  const auto count = any_left_ ? trained.size() : std::min(trained.size(), most_fingerprinted);
   std::vector<at::Tensor> some;
   for (std::size_t i = 0; i < count; ++i)
     some.push_back(*trained[count > 1 ? i * (trained.size() - 1) / (count - 1) : 0]);
@@ -519,22 +520,22 @@ Fingerprint Reducer::fingerprint() const {
 
 /// If parameters have changed, an optimizer that is not prepared has stepped.
 void Reducer::note_change_of_parameters() {
-  if (!passed_ || state_ == State::awaiting_step || !passed_->changed()) return;
-  for (auto& p : parameters_) p.waits = p.waits && !p.optimizer.expired();
+  if (!after_backward_ || state_ == State::awaiting_step || !after_backward_->changed()) return;
+  for (auto& p : parameters_) p.awaits_step = p.awaits_step && !p.optimizer.expired();
 }
 
-/// As a pass begins: what was left at the last boundary was thrown away, or it is added to.
-void Reducer::note_dropped() {
+/// Called at the start of a pass: notes whether gradients that were left at the last boundary have been discarded.
+void Reducer::note_discarded() {
   note_change_of_parameters();
   for (auto& p : parameters_)
-    if (std::exchange(p.left, false) && p.waits)
-      p.dropped = !p.tensor.grad().defined() || !any_nonzero(p.tensor.grad());
+    if (std::exchange(p.left, false) && p.awaits_step)
+      p.discarded = !p.tensor.grad().defined() || !any_nonzero(p.tensor.grad());
 }
 
 void Reducer::note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer) {
   auto& p = parameters_[parameter];
   p.optimizer = optimizer;
-  p.waits = false;
+  p.awaits_step = false;
 }
 
 bool Reducer::stepped() {
@@ -543,10 +544,10 @@ bool Reducer::stepped() {
   any_left_ = false;
   bool none_waits = true;
   for (auto& p : parameters_) {
-    const bool counts = p.waits && (!prepared || !p.optimizer.expired());
+    const bool counts = p.awaits_step && (!prepared || !p.optimizer.expired());
     p.left = counts && p.tensor.grad().defined() && any_nonzero(p.tensor.grad());
     any_left_ |= p.left;
-    none_waits = none_waits && (!p.left || p.dropped);
+    none_waits = none_waits && (!p.left || p.discarded);
   }
   return none_waits;
 }

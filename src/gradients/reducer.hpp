@@ -226,27 +226,27 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // A pass.
   void prepare_pass(bool averages);
   std::shared_ptr<Pass> begin_pass();
-  void take_earlier();
-  void restore_earlier() noexcept;
+  void set_earlier_gradients_aside();
+  void restore_earlier_gradients() noexcept;
   void begin_exchanges(Arrival arrival);
   Flags flags() const;
-  /// Whether the pass that the exchanges have begun is to bring its average.
-  bool in_backward(const Parameter& parameter) const noexcept;
-  void look_at(const Parameter& parameter);
+  /// True if the exchange that averages the parameter runs in this backward(), not in a fused optimizer's step.
+  bool averages_in_backward(const Parameter& parameter) const noexcept;
+  void check_numbers(const Parameter& parameter);
   void keep_average(Parameter& parameter) const;
   void add(Parameter& parameter);
-  void add_rest();
-  void add_nothing(Use use);
-  using Complete = std::vector<std::shared_ptr<Reducer>>;
-  static std::shared_ptr<Complete> complete_in_this_backward();
-  static void finish_all(Complete& complete);
+  void add_remaining();
+  void add_missing(Use use);
+  using Reducers = std::vector<std::shared_ptr<Reducer>>;
+  static std::shared_ptr<Reducers> ready_in_this_backward();
+  static void finish_all(Reducers& ready);
   void finish_pass();
   void finish_exchanges();
   Flags flags_of_all() const;
   void count_pass(Flags flags);
   int users(const Parameter& parameter) const;
   void store(Parameter& parameter, bool fetch);
-  void put_aside(Parameter& parameter);
+  void clear_gradient(Parameter& parameter);
 
   // This rank's own gradients, which backward() leaves to a fused optimizer.
   void average_own();
@@ -257,14 +257,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   [[noreturn]] void throw_changed();
 
   // After an exception.
-  void take_own_memory() noexcept;
+  void copy_gradients() noexcept;
   void abandon_pass();
   void finish_abandoned();
 
   // Whether gradients wait for an optimizer's step.
   Fingerprint fingerprint() const;
   void note_change_of_parameters();
-  void note_dropped();
+  void note_discarded();
 
   int order_;  ///< position among all reducers; the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
@@ -290,8 +290,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::function<Correction(bool averages)> before_pass_;
   bool keeps_averages_ = false;
   std::exception_ptr failure_;
-  std::optional<Fingerprint> passed_;  ///< of the parameters when the last backward() was over
-  bool any_left_ = false;              ///< gradients, when stepped() was asked for the last time
+  std::optional<Fingerprint> after_backward_;  ///< of the parameters, at the end of the last backward()
+  bool any_left_ = false;                      ///< true if gradients waited for a step at the last call of stepped()
 
   State state_ = State::idle;
   std::vector<Abandoned> abandoned_;  ///< only the first may be begun

@@ -68,12 +68,12 @@ void Reducer::throw_changed() {
   const auto of_ranks = communicator.all_gather(altered == parameters_.end() ? std::string() : altered->name);
   for (auto& p : parameters_) p.altered = false;
   const auto first = std::ranges::find_if(of_ranks, [](const auto& name) { return !name.empty(); });
-  throw Error(ExitCode::user_error, averaging,
-              "the gradient of parameter " + *first + " on rank " + std::to_string(first - of_ranks.begin()) +
-                  " was changed after backward(), when it was that rank's own, since an optimizer is fused with the "
-                  "averaging",
-              "Clip by OptimizerOptions::max_grad_norm; or call the optimizer's average_gradients() before the change; "
-              "or prepare it with Fuse::never");
+  throw Error(
+      ExitCode::user_error, averaging,
+      "the gradient of parameter " + *first + " on rank " + std::to_string(first - of_ranks.begin()) +
+          " was changed after backward(), before it was averaged, since an optimizer is fused with the averaging",
+      "Clip by OptimizerOptions::max_grad_norm; or call the optimizer's average_gradients() before the change; "
+      "or prepare it with Fuse::never");
 }
 
 void Reducer::begin_step(std::uint32_t word) {

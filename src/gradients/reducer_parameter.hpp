@@ -36,11 +36,11 @@ struct Reducer::Parameter {
   at::Tensor earlier = {};     ///< .grad before a step of several passes; the step's average is added to it
   /// Inside join(): the averages that earlier passes have left in .grad.
   at::Tensor averaged_before = {};
-  // For a session that is asked to stop.
-  std::weak_ptr<const void> optimizer = {};  ///< lives as long as the prepared one that was the last to step it
-  bool waits = false;                        ///< .grad has grown, and no step has been seen since
-  bool left = false;                         ///< so it was when stepped() was asked, and no pass has begun since
-  bool dropped = false;                      ///< what was left so the last time was thrown away
+  // For saving between two passes (Reducer::stepped).
+  std::weak_ptr<const void> optimizer = {};  ///< expires with the prepared optimizer that last stepped the parameter
+  bool awaits_step = false;                  ///< true if a gradient was added to .grad and no step was seen since
+  bool left = false;       ///< true if .grad awaited a step at the last stepped(), and no pass has begun since
+  bool discarded = false;  ///< true if the gradient that was left the last time was then discarded
   // For a fused optimizer.
   std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it
   bool altered = false;                   ///< true if .grad was changed by hand since then

@@ -38,8 +38,8 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
   return buckets;
 }
 
-// Words of a rank behind the notes of its gradients: its flags, and the word that goes with them.
-constexpr std::size_t more_words = 2;
+// A rank's words after the notes of its gradients: its flags and the word of FusableGradients::set_word().
+constexpr std::size_t extra_words = 2;
 
 // A note about a gradient: its use, and its turn: the position at which it was added, from 1; 0 if all were added at
 // once.
@@ -69,9 +69,9 @@ struct SharedExchange::Bucket {
   c10::Storage held = {};          ///< keeps the memory while it is reduced, whatever happens to .grad
 };
 
-/// A rank's part of the region: the small gradients, the allocator's memory, and room for copies of the large ones, for
-/// which memory is taken only when it is needed.
-struct SharedExchange::Plan {
+/// A rank's part of the region, in this order: the small gradients, the allocator's memory, the allocator's spare
+/// blocks and room for copies of large gradients. Memory for the last two is reserved only when it is needed.
+struct SharedExchange::MemoryLayout {
   FlatLayout layout;
   std::vector<Bucket> buckets = {};
   std::vector<node::BucketReduction::Bucket> reduced = {};
@@ -80,7 +80,8 @@ struct SharedExchange::Plan {
   std::size_t reserved = 0;          ///< bytes reserved from the start
   std::size_t bytes = 0;             ///< size of the whole part
 
-  explicit Plan(const std::vector<at::Tensor>& parameters) : layout(parameters, members_of_buckets(parameters)) {
+  explicit MemoryLayout(const std::vector<at::Tensor>& parameters)
+      : layout(parameters, members_of_buckets(parameters)) {
     for (const auto& [members, count] : layout.buckets) {
       const auto& first = parameters[members.front()];
       buckets.push_back({.large = is_large(first)});
@@ -109,28 +110,29 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
   if (communicator.size() == 1 || communicator.topology().num_nodes > 1 || parameters.empty()) return nullptr;
   for (const auto& parameter : parameters)
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
-  Plan plan(parameters);
-  const auto control_bytes = node::BucketReduction::memory(communicator.topology().local_size, plan.buckets.size(),
-                                                           parameters.size() + more_words);
-  // Of the first rank's part, all make use.
+  MemoryLayout memory(parameters);
+  const auto control_bytes = node::BucketReduction::memory(communicator.topology().local_size, memory.buckets.size(),
+                                                           parameters.size() + extra_words);
+  // All ranks use the first rank's part.
   auto control = comm::share(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
-  auto region = comm::share(communicator, plan.bytes, plan.reserved);
+  auto region = comm::share(communicator, memory.bytes, memory.reserved);
   if (!region) return nullptr;
-  return std::unique_ptr<SharedExchange>(new SharedExchange(parameters, std::move(plan), communicator,
+  return std::unique_ptr<SharedExchange>(new SharedExchange(parameters, std::move(memory), communicator,
                                                             std::move(*control), std::move(*region), progress_thread));
 }
 
-SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan plan, Communicator communicator,
-                               comm::SharedRegion control, comm::SharedRegion region, bool progress_thread)
+SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, MemoryLayout memory,
+                               Communicator communicator, comm::SharedRegion control, comm::SharedRegion region,
+                               bool progress_thread)
     : communicator_(std::move(communicator)),
       control_(std::move(control)),
       region_(std::move(region)),
-      layout_(std::move(plan.layout)),
-      buckets_(std::move(plan.buckets)),
-      reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), plan.reduced,
-                 parameters.size() + more_words),
-      average_(node::in_place_sum(plan.reduced, 1.0 / communicator_.size())) {
+      layout_(std::move(memory.layout)),
+      buckets_(std::move(memory.buckets)),
+      reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), memory.reduced,
+                 parameters.size() + extra_words),
+      average_(node::in_place_sum(memory.reduced, 1.0 / communicator_.size())) {
   for (const auto& parameter : parameters) gradients_.push_back({parameter});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].large) continue;
@@ -140,9 +142,9 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan p
                                     parameters[members.front()].options().requires_grad(false));
     for (const auto i : members) gradients_[i].copy = view_like(parameters[i], flat, layout_.ranges[i].first);
   }
-  if (!plan.large.empty())
+  if (!memory.large.empty())
     allocator_ =
-        std::make_unique<GradientAllocator>(region_.data() + plan.allocator_offset, plan.large, region_.segment,
+        std::make_unique<GradientAllocator>(region_.data() + memory.allocator_offset, memory.large, region_.segment,
                                             [region = region_](std::byte* first, std::size_t bytes) {
                                               try {
                                                 region.reserve(static_cast<std::size_t>(first - region.data()), bytes);
@@ -165,7 +167,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags) {
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
-  worked_on_ = false;
+  round_over_ = false;
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].missing = layout_.buckets[b].members.size();
   for (std::size_t i = 0; i < gradients_.size(); ++i) drop_copy(i);
   if (thread_ && arrival == Arrival::in_backward) thread_->start();
@@ -208,9 +210,9 @@ void SharedExchange::publish_complete() {
     reduction_.publish(buckets_[order[published_]].data);
 }
 
-/// Blocks come in the order in which the first rank's were complete in the first whole backward().
-void SharedExchange::freeze_order() {
-  if (frozen_) return;
+/// Fixes the order of buckets: that in which they were complete on the first rank, in the first complete backward().
+void SharedExchange::fix_order() {
+  if (order_fixed_) return;
   std::vector<std::uint32_t> complete(buckets_.size());
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     const auto note = reduction_.word(0, i);
@@ -221,7 +223,7 @@ void SharedExchange::freeze_order() {
   auto order = reduction_.order();
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return complete[a] < complete[b]; });
   reduction_.reorder(order);
-  frozen_ = true;
+  order_fixed_ = true;
 }
 
 /// Takes a free block of the allocator if there is one, since the gradient does not occupy one; else the reserved room.
@@ -243,12 +245,12 @@ void SharedExchange::finish() {
   if (thread_) thread_->stop();
   run(average_);
   for (auto& bucket : buckets_) bucket.held = {};
-  freeze_order();
+  fix_order();
 }
 
 void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk) {
-  if (worked_on_) {
-    // Another round over the same gradients.
+  if (round_over_) {
+    // Begin another round over the same gradients.
     reduction_.begin();
     published_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
@@ -256,7 +258,7 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
     set_word(word_);
   }
   run(on_chunk);
-  worked_on_ = true;
+  round_over_ = true;
 }
 
 int SharedExchange::users(std::size_t index) const {

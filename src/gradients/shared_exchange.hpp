@@ -46,14 +46,14 @@ class SharedExchange final : public Exchange, public FusableGradients {
  private:
   struct Gradient;
   struct Bucket;
-  struct Plan;
+  struct MemoryLayout;
 
-  SharedExchange(const std::vector<at::Tensor>& parameters, Plan plan, Communicator communicator,
+  SharedExchange(const std::vector<at::Tensor>& parameters, MemoryLayout memory, Communicator communicator,
                  comm::SharedRegion control, comm::SharedRegion region, bool progress_thread);
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
   void publish_complete();
-  void freeze_order();
+  void fix_order();
   void run(const node::BucketReduction::OnChunk& on_chunk);
 
   Communicator communicator_;
@@ -66,11 +66,11 @@ class SharedExchange final : public Exchange, public FusableGradients {
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;
   std::uint32_t word_ = 0;
-  std::uint32_t arrived_ = 0;  ///< gradients, in this pass
-  bool frozen_ = false;        ///< the order in which buckets are published
+  std::uint32_t arrived_ = 0;  ///< number of gradients added in this pass
+  bool order_fixed_ = false;   ///< true if the order in which buckets are published is final
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
-  bool worked_on_ = false;  ///< finish_with() has ended the round of this pass: the next call begins another
+  bool round_over_ = false;  ///< true if finish_with() has ended this pass's round; its next call begins another one
   std::unique_ptr<GradientAllocator> allocator_;
   std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };

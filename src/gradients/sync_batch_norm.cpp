@@ -72,7 +72,7 @@ struct Statistics {
 void require_several(double count) {
   if (count <= 1)
     throw Error(ExitCode::user_error, normalising, "all ranks together have one value for each channel, or none",
-                "Give them larger batches, or the module eval()");
+                "Use larger batches, or call the module's eval()");
 }
 
 Statistics statistics_of_all(const at::Tensor& input, SharedStatistics& ranks, int layer) {
@@ -130,9 +130,9 @@ class Normalise : public autograd::Function<Normalise> {
         c10::static_intrusive_pointer_cast<Ranks>(context->saved_data["ranks"].toCapsule())->statistics.lock();
     if (!ranks)
       throw Error(ExitCode::user_error, normalising, "the session of this forward pass is over",
-                  "Call backward() while it lives");
+                  "Call backward() before the session ends");
     if (at::GradMode::is_enabled())
-      throw Error(ExitCode::usage, normalising, "gradients of its gradients are asked for",
+      throw Error(ExitCode::usage, normalising, "gradients of gradients were requested",
                   "Call backward() without create_graph, or use an ordinary batch-norm");
     const auto saved = context->get_saved_variables();
     const auto &input = saved[0], &weight = saved[1], &mean = saved[2], &inverse = saved[3];
@@ -166,8 +166,8 @@ class Normalise : public autograd::Function<Normalise> {
   }
 };
 
-/// A batch-norm of torch's that can be exchanged.
-struct Place {
+/// A batch-norm of torch that can be replaced.
+struct ReplaceableNorm {
   nn::SequentialImpl* parent;
   std::ptrdiff_t number;  ///< index in the parent
   std::string name;
@@ -175,18 +175,18 @@ struct Place {
 };
 
 template <class Norm, class Sync>
-bool exchange(const Place& place) {
-  const auto* const norm = place.norm->as<Norm>();
+bool replace_norm(const ReplaceableNorm& replaceable) {
+  const auto* const norm = replaceable.norm->as<Norm>();
   if (!norm) return false;
   const auto sync = std::make_shared<Sync>(norm->options);
   sync->take_over(*norm);
-  *(place.parent->begin() + place.number) = nn::AnyModule(sync);
-  place.parent->replace_module(place.name, sync);
+  *(replaceable.parent->begin() + replaceable.number) = nn::AnyModule(sync);
+  replaceable.parent->replace_module(replaceable.name, sync);
   return true;
 }
 
-/// Of the very class: one that is derived from it may compute something else.
-bool is_torchs(const nn::Module& module) {
+/// True for exactly torch's own classes: a derived class may compute something else.
+bool is_torch_batch_norm(const nn::Module& module) {
   const auto& type = typeid(module);
   return type == typeid(nn::BatchNorm1dImpl) || type == typeid(nn::BatchNorm2dImpl) ||
          type == typeid(nn::BatchNorm3dImpl);
@@ -202,21 +202,21 @@ bool is_batch_norm(const nn::Module& module) {
          module.named_buffers(/*recurse=*/false).contains("running_mean");
 }
 
-/// Those of the module and its parts; any batch-norm that stands elsewhere is an Error.
-void find_places(nn::Module& module, const std::string& path, std::vector<Place>& places) {
+/// Finds the replaceable batch-norms of the module and its parts. Throws an Error if there is another batch-norm.
+void find_norms(nn::Module& module, const std::string& path, std::vector<ReplaceableNorm>& norms) {
   auto* const parent = module.as<nn::Sequential>();
   if (is_batch_norm(module))
     throw Error(ExitCode::usage, "exchanging batch-norms for synchronised ones",
                 (path.empty() ? "the model itself" : path) + " is a batch-norm that " +
-                    (is_torchs(module) ? "does not stand in a Sequential" : "is not of torch's own class"),
+                    (is_torch_batch_norm(module) ? "does not stand in a Sequential" : "is not of torch's own class"),
                 "Write muster::SyncBatchNorm2d, or 1d or 3d, there");
   std::ptrdiff_t number = 0;
   for (const auto& child : module.named_children()) {
     const auto of_child = path.empty() ? child.key() : path + "." + child.key();
-    if (parent && is_torchs(*child.value()))
-      places.push_back({parent, number, child.key(), child.value()});
+    if (parent && is_torch_batch_norm(*child.value()))
+      norms.push_back({parent, number, child.key(), child.value()});
     else
-      find_places(*child.value(), of_child, places);
+      find_norms(*child.value(), of_child, norms);
     ++number;
   }
 }
@@ -238,12 +238,12 @@ at::Tensor SharedStatistics::sum(const at::Tensor& values, int layer) {
 }
 
 void exchange_batch_norms(nn::Module& module) {
-  std::vector<Place> places;
-  find_places(module, {}, places);
-  for (const auto& place : places)
-    exchange<nn::BatchNorm1dImpl, SyncBatchNorm1dImpl>(place) ||
-        exchange<nn::BatchNorm2dImpl, SyncBatchNorm2dImpl>(place) ||
-        exchange<nn::BatchNorm3dImpl, SyncBatchNorm3dImpl>(place);
+  std::vector<ReplaceableNorm> norms;
+  find_norms(module, {}, norms);
+  for (const auto& replaceable : norms)
+    replace_norm<nn::BatchNorm1dImpl, SyncBatchNorm1dImpl>(replaceable) ||
+        replace_norm<nn::BatchNorm2dImpl, SyncBatchNorm2dImpl>(replaceable) ||
+        replace_norm<nn::BatchNorm3dImpl, SyncBatchNorm3dImpl>(replaceable);
 }
 
 std::shared_ptr<SharedStatistics> synchronise_batch_norms(nn::Module& module, const ParallelContext& context) {
@@ -253,7 +253,8 @@ std::shared_ptr<SharedStatistics> synchronise_batch_norms(nn::Module& module, co
   });
   if (layers.empty()) return nullptr;
   if (context.share.fixed)
-    throw Error(ExitCode::usage, "preparing the model", "it has a SyncBatchNorm, and virtual workers",
+    throw Error(ExitCode::usage, "preparing the model",
+                "it has a SyncBatchNorm, which does not work with virtual workers",
                 "Use torch's batch-norm, which normalises each micro-batch by itself, or no virtual_workers");
   auto shared = std::make_shared<SharedStatistics>(context.new_group(), context.steps);
   if (context.communicator.size() > 1)
@@ -278,12 +279,12 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
     if (this->options.track_running_stats()) {
       this->num_batches_tracked += 1;
       const auto momentum = this->options.momentum();
-      const double part = momentum ? *momentum : 1.0 / this->num_batches_tracked.template item<double>();
-      const auto go_on = [&](at::Tensor& running, const at::Tensor& now) {
-        running.mul_(1 - part).add_(now.to(running.scalar_type()), part);
+      const double factor = momentum ? *momentum : 1.0 / this->num_batches_tracked.template item<double>();
+      const auto update = [&](at::Tensor& running, const at::Tensor& now) {
+        running.mul_(1 - factor).add_(now.to(running.scalar_type()), factor);
       };
-      go_on(this->running_mean, statistics.mean);
-      go_on(this->running_var, statistics.variance * (statistics.count / (statistics.count - 1)));
+      update(this->running_mean, statistics.mean);
+      update(this->running_var, statistics.variance * (statistics.count / (statistics.count - 1)));
     }
     return statistics;
   }();

@@ -28,8 +28,8 @@ std::string num_ranks(int size) { return std::to_string(size) + (size == 1 ? " r
 template <class T>
 T& only(const Work& work, std::vector<T>& list) {
   if (list.size() != 1)
-    refuse(work, std::to_string(list.size()) + " tensors or lists of them were given where one belongs",
-           "A rank has one device here; several tensors go into the coalesced operations");
+    refuse(work, std::to_string(list.size()) + " tensors or lists of tensors were given instead of one",
+           "Each rank has one device; use the coalesced operations for several tensors");
   return list.front();
 }
 
@@ -43,8 +43,7 @@ void check_same_type(const Work& work, const Buffer& a, const Buffer& b) {
 
 void check_count(const Work& work, std::size_t have, std::size_t want, std::string_view what) {
   if (have != want)
-    refuse(work,
-           std::string(what) + " has " + std::to_string(have) + " elements where " + std::to_string(want) + " belong",
+    refuse(work, std::string(what) + " has " + std::to_string(have) + " elements instead of " + std::to_string(want),
            "Make the tensors' sizes agree");
 }
 
@@ -94,7 +93,7 @@ Backend::Backend(Communicator communicator, const ProcessGroupOptions& options)
       collectives_(std::move(communicator), options.chunk),
       timeout_(options.timeout) {}
 
-Backend::Started Backend::started(Operation work) {
+Backend::Started Backend::start(Operation work) {
   work->start();
   return work;
 }
@@ -109,7 +108,7 @@ Backend::Operation Backend::begin(c10d::OpType type, const char* title, std::chr
 int Backend::checked_rank(const Work& work, int64_t rank) const {
   if (rank < 0 || rank >= size_)
     refuse(work, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size_),
-           "Ranks are those of this group, from 0");
+           "Give a rank of this group, counted from 0");
   return static_cast<int>(rank);
 }
 
@@ -157,7 +156,7 @@ Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
     const auto message = buffer.message(root);
     return collectives_.broadcast(message.data, message.count, buffer.wire_type(), root);
   });
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 // Reductions.
@@ -180,7 +179,7 @@ void Backend::all_reduce(Work& work, const at::Tensor& tensor, const c10d::Reduc
 Backend::Started Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   auto work = begin(c10d::OpType::ALLREDUCE, "muster:allreduce", options.timeout);
   all_reduce(*work, only(*work, tensors), options.reduceOp);
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions& options) {
@@ -191,7 +190,7 @@ Backend::Started Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOption
 Backend::Started Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:allreduce_coalesced", options.timeout);
   for (const auto& tensor : tensors) all_reduce(*work, tensor, options.reduceOp);
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -203,7 +202,7 @@ Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
     prepare(buffer, reduction);
     return collectives_.reduce(buffer.data(), buffer.count(), buffer.wire_type(), reduction.op, root);
   });
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 void Backend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blocks, const c10d::ReduceOp& op) {
@@ -232,7 +231,7 @@ Backend::Started Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   std::vector<Buffer*> blocks;
   for (const auto& tensor : tensors) blocks.push_back(&work->hold(tensor, Access::read));
   reduce_blocks(*work, output, blocks, options.reduceOp);
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 void Backend::reduce_scatter_even(Work& work, const at::Tensor& output, const at::Tensor& input,
@@ -251,7 +250,7 @@ Backend::Started Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
                                                const c10d::ReduceScatterOptions& options) {
   auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_base", options.timeout);
   reduce_scatter_even(*work, output, input, options.reduceOp);
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -260,7 +259,7 @@ Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
       begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "muster:reduce_scatter_tensor_coalesced", options.timeout);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) reduce_scatter_even(*work, outputs[i], inputs[i], options.reduceOp);
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 // Exchanges.
@@ -289,14 +288,14 @@ Backend::Started Backend::allgather(std::vector<Tensors>& outputs, Tensors& inpu
                                     const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::ALLGATHER, "muster:allgather", options.timeout);
   all_gather(*work, only(*work, outputs), only(*work, inputs));
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::_ALLGATHER_BASE, "muster:allgather_base", options.timeout);
   all_gather_even(*work, output, input);
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -308,7 +307,7 @@ Backend::Started Backend::allgather_coalesced(std::vector<Tensors>& outputs, Ten
     for (const auto& of_rank : outputs) from_ranks.push_back(of_rank[i]);
     all_gather(*work, from_ranks, inputs[i]);
   }
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -316,7 +315,7 @@ Backend::Started Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   auto work = begin(c10d::OpType::COALESCED, "muster:allgather_into_tensor_coalesced", options.timeout);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) all_gather_even(*work, outputs[i], inputs[i]);
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
@@ -326,7 +325,7 @@ Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   std::vector<Message> receives;
   if (rank_ == root) receives = messages_of(*work, only(*work, outputs), Access::write, in);
   exchange(*work, {in.message(root)}, receives, in.wire_type());
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
@@ -336,7 +335,7 @@ Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   std::vector<Message> sends;
   if (rank_ == root) sends = messages_of(*work, only(*work, inputs), Access::read, out);
   exchange(*work, sends, {out.message(root)}, out.wire_type());
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
@@ -356,7 +355,7 @@ Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
     receives.push_back(out.message(r));
   }
   exchange(*work, sends, receives, first->wire_type());
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -370,7 +369,7 @@ Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
   const auto self = static_cast<std::size_t>(rank_);
   check_count(*work, out_counts[self], in_counts[self], "the output of this rank");
   exchange(*work, messages(in, in_counts), messages(out, out_counts), in.wire_type());
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 // Point to point.
@@ -381,7 +380,7 @@ Backend::Started Backend::send(Tensors& tensors, int to, int tag) {
   const auto message = buffer.message(checked_rank(*work, to));
   work->add(
       [=, this, type = buffer.wire_type()] { return collectives_.send(message.data, message.count, type, to, tag); });
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::recv(Tensors& tensors, int from, int tag) {
@@ -391,7 +390,7 @@ Backend::Started Backend::recv(Tensors& tensors, int from, int tag) {
   work->add([=, this, type = buffer.wire_type()] {
     return collectives_.receive(message.data, message.count, type, from, tag);
   });
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::recvAnysource(Tensors& tensors, int tag) {
@@ -401,13 +400,13 @@ Backend::Started Backend::recvAnysource(Tensors& tensors, int tag) {
   work->add([=, this, type = buffer.wire_type()] {
     return collectives_.receive_any(message.data, message.count, type, tag);
   });
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 Backend::Started Backend::barrier(const c10d::BarrierOptions& options) {
   auto work = begin(c10d::OpType::BARRIER, "muster:barrier", options.timeout);
   work->add([this] { return collectives_.barrier(); });
-  return started(std::move(work));
+  return start(std::move(work));
 }
 
 }  // namespace muster::detail::group

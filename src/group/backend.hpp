@@ -76,8 +76,8 @@ class Backend final : public c10d::Backend {
  private:
   using Operation = c10::intrusive_ptr<Work>;
 
-  /// Starts the parts that were added.
-  static Started started(Operation work);
+  /// Starts the parts that were added to `work`, and returns it.
+  static Started start(Operation work);
   Operation begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit = c10d::kUnsetTimeout);
   void prepare(Buffer& buffer, const Reduction& reduction) const;
   void all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op);

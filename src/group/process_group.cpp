@@ -31,25 +31,26 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
   if (choice.cpu != "mpi" || choice.cuda != "mpi")
     store = c10::make_intrusive<detail::group::Store>(communicator.duplicate(), timeout);
   auto made = c10::make_intrusive<ProcessGroup>(store, communicator.rank(), communicator.size());
-  const auto give = [&](const char* name, ProcessGroup::BackendType type, c10::intrusive_ptr<c10d::Backend> backend) {
+  const auto set_backend = [&](const char* name, ProcessGroup::BackendType type,
+                               c10::intrusive_ptr<c10d::Backend> backend) {
     if (choice.cpu == name) made->setBackend(c10::DeviceType::CPU, type, backend);
     if (choice.cuda == name) made->setBackend(c10::DeviceType::CUDA, type, backend);
     if (choice.cpu == name) made->setDefaultBackend(type);
   };
   const auto wanted = [&](std::string_view name) { return choice.cpu == name || choice.cuda == name; };
   if (wanted("gloo")) {
-    give("gloo", ProcessGroup::BackendType::GLOO,
-         detail::group::make_gloo(communicator, c10::make_intrusive<PrefixStore>("cpu", store), timeout));
-    // The others may still be asking for addresses, which rank 0 must not take away.
+    set_backend("gloo", ProcessGroup::BackendType::GLOO,
+                detail::group::make_gloo(communicator, c10::make_intrusive<PrefixStore>("cpu", store), timeout));
+    // Other ranks may still be reading addresses from the store, so rank 0 must not leave yet.
     communicator.barrier();
   }
   if (wanted("mpi"))
-    give("mpi", ProcessGroup::BackendType::CUSTOM,
-         c10::intrusive_ptr<c10d::Backend>(
-             c10::make_intrusive<detail::group::Backend>(communicator.duplicate(), options)));
+    set_backend("mpi", ProcessGroup::BackendType::CUSTOM,
+                c10::intrusive_ptr<c10d::Backend>(
+                    c10::make_intrusive<detail::group::Backend>(communicator.duplicate(), options)));
   if (wanted("nccl"))
-    give("nccl", ProcessGroup::BackendType::NCCL,
-         detail::group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));
+    set_backend("nccl", ProcessGroup::BackendType::NCCL,
+                detail::group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));
   return made;
 }
 

@@ -22,11 +22,11 @@ using namespace std::chrono_literals;
 Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 std::int64_t number_of(const Bytes& bytes) { return std::stoll(std::string(bytes.begin(), bytes.end())); }
 
-/// Calls ready() until it is true, or until enough() is. The longer nothing happens, the longer it sleeps.
-template <class Ready, class Enough>
-bool nap_until(Ready&& ready, Enough&& enough) {
+/// Calls ready() until it is true; false if gives_up() is true before. Sleeps between the calls, longer each time.
+template <class Ready, class GivesUp>
+bool poll_until(Ready&& ready, GivesUp&& gives_up) {
   for (auto nap = 20us; !ready(); nap = std::min<std::chrono::microseconds>(nap * 2, 10ms)) {
-    if (enough()) return false;
+    if (gives_up()) return false;
     std::this_thread::sleep_for(nap);
   }
   return true;
@@ -92,11 +92,11 @@ std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question&
   return std::nullopt;
 }
 
-/// Questions go to rank 0, from rank 0 too. Each has a tag of its own, and so has its answer: that to a question which
-/// was given up is not taken for another's.
-class Store::Link {
+/// Sends requests to rank 0, also from rank 0 itself. Each request and its answer have their own tag, so that the
+/// answer to an abandoned request is not taken for the answer to another one.
+class Store::Connection {
  public:
-  explicit Link(Communicator communicator) : collectives_(std::move(communicator)) {
+  explicit Connection(Communicator communicator) : collectives_(std::move(communicator)) {
     if (collectives_.communicator().rank() == 0)
       server_ = std::jthread([collectives = collectives_](const std::stop_token& stop) {
         try {
@@ -123,7 +123,8 @@ class Store::Link {
       request.keep(memory);
       request.wait();
     };
-    finish(collectives_.send(memory->announcement.data(), memory->announcement.size(), Dtype::i64, 0, announcing));
+    finish(
+        collectives_.send(memory->announcement.data(), memory->announcement.size(), Dtype::i64, 0, announcement_tag));
     finish(collectives_.send(memory->question.data(), memory->question.size(), Dtype::u8, 0, tag_));
     finish(collectives_.receive(&memory->length, 1, Dtype::i64, 0, last_tag + tag_));
     if (memory->length == absent) return std::nullopt;
@@ -133,10 +134,10 @@ class Store::Link {
   }
 
  private:
-  using Announcement = std::array<std::int64_t, 2>;  // length of the question, and its tag
-  static constexpr int announcing = 0;               // the tag of announcements
-  static constexpr int last_tag = 16383;             // of questions; every MPI has twice as many
-  static constexpr std::int64_t absent = -1;         // in place of an answer's length
+  using Announcement = std::array<std::int64_t, 2>;  // length of the request in bytes, and its tag
+  static constexpr int announcement_tag = 0;
+  static constexpr int last_tag = 16383;  // for requests; answers use as many tags, and every MPI has enough for both
+  static constexpr std::int64_t absent = -1;  // in place of an answer's length: no such key
 
   static bool is_done(Request& request) {
     try {
@@ -148,13 +149,13 @@ class Store::Link {
 
   static void serve(comm::Collectives collectives, const std::stop_token& stop) {
     const auto finished = [&](Request& request) {
-      return nap_until([&] { return is_done(request); }, [&] { return stop.stop_requested(); });
+      return poll_until([&] { return is_done(request); }, [&] { return stop.stop_requested(); });
     };
     std::map<std::string, Bytes> table;
     std::vector<Request> answers;
     for (;;) {
       const auto announcement = std::make_shared<Announcement>();
-      auto request = collectives.receive_any(announcement->data(), announcement->size(), Dtype::i64, announcing);
+      auto request = collectives.receive_any(announcement->data(), announcement->size(), Dtype::i64, announcement_tag);
       request.keep(announcement);
       if (!finished(request)) return;
       const int from = request.source();
@@ -194,20 +195,20 @@ Store::Store(Communicator communicator, std::chrono::milliseconds timeout) : c10
   if (!comm::threads_may_call_mpi())
     throw Error(ExitCode::usage, "starting the process group", "MPI was initialised without MPI_THREAD_MULTIPLE",
                 "Leave that to muster::Launch, or ask for it in MPI_Init_thread; or use --backend mpi");
-  link_ = std::make_shared<Link>(std::move(communicator));
+  connection_ = std::make_shared<Connection>(std::move(communicator));
 }
 
-Store::Store(std::shared_ptr<Link> link, std::chrono::milliseconds timeout)
-    : c10d::Store(timeout), link_(std::move(link)) {}
+Store::Store(std::shared_ptr<Connection> connection, std::chrono::milliseconds timeout)
+    : c10d::Store(timeout), connection_(std::move(connection)) {}
 
 c10::intrusive_ptr<c10d::Store> Store::clone() {
-  return c10::intrusive_ptr<c10d::Store>::unsafe_steal_from_new(new Store(link_, timeout_));
+  return c10::intrusive_ptr<c10d::Store>::unsafe_steal_from_new(new Store(connection_, timeout_));
 }
 
-void Store::set(const std::string& key, const Bytes& value) { link_->ask({Question::Verb::set, key, value}); }
+void Store::set(const std::string& key, const Bytes& value) { connection_->ask({Question::Verb::set, key, value}); }
 
 Bytes Store::compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) {
-  return *link_->ask({Question::Verb::compare_set, key, desired, expected});
+  return *connection_->ask({Question::Verb::compare_set, key, desired, expected});
 }
 
 Bytes Store::get(const std::string& key) { return wait_for(key, timeout_); }
@@ -215,30 +216,30 @@ Bytes Store::get(const std::string& key) { return wait_for(key, timeout_); }
 Bytes Store::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
   std::optional<Bytes> value;
   const auto end = Clock::now() + timeout;
-  if (!nap_until(
+  if (!poll_until(
           [&] {
-            return (value = link_->ask({Question::Verb::get, key})).has_value();
+            return (value = connection_->ask({Question::Verb::get, key})).has_value();
           },
           [&] { return Clock::now() > end; }))
     throw Error(ExitCode::retry, "waiting for the other ranks' backend",
-                "nobody gave \"" + key + "\" within " + std::to_string(timeout.count() / 1000) + " s",
+                "no rank has set \"" + key + "\" within " + std::to_string(timeout.count() / 1000) + " s",
                 "A rank is stuck or lost; --timeout sets the limit");
   return std::move(*value);
 }
 
 std::int64_t Store::add(const std::string& key, std::int64_t value) {
-  return number_of(*link_->ask({Question::Verb::add, key, bytes_of(std::to_string(value))}));
+  return number_of(*connection_->ask({Question::Verb::add, key, bytes_of(std::to_string(value))}));
 }
 
-bool Store::deleteKey(const std::string& key) { return link_->ask({Question::Verb::erase, key}).has_value(); }
+bool Store::deleteKey(const std::string& key) { return connection_->ask({Question::Verb::erase, key}).has_value(); }
 
 bool Store::check(const std::vector<std::string>& keys) {
   return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) {
-    return link_->ask({Question::Verb::get, key}).has_value();
+    return connection_->ask({Question::Verb::get, key}).has_value();
   });
 }
 
-std::int64_t Store::getNumKeys() { return number_of(*link_->ask({Question::Verb::count})); }
+std::int64_t Store::getNumKeys() { return number_of(*connection_->ask({Question::Verb::count})); }
 
 void Store::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   for (const auto& key : keys) wait_for(key, timeout);

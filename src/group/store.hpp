@@ -61,11 +61,11 @@ class Store final : public c10d::Store {
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
 
  private:
-  class Link;
-  Store(std::shared_ptr<Link> link, std::chrono::milliseconds timeout);
+  class Connection;
+  Store(std::shared_ptr<Connection> connection, std::chrono::milliseconds timeout);
   Bytes wait_for(const std::string& key, std::chrono::milliseconds timeout);
 
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<Connection> connection_;
 };
 
 }  // namespace muster::detail::group

@@ -70,7 +70,7 @@ Values shared_values(const CLI::App& app) {
   for (const auto* option : app.get_options()) {
     if (const auto value = variable(*option); has_variable(*option) && option->count() == 0 && !value.empty())
       throw Error(ExitCode::usage, "reading the environment",
-                  option->get_envname() + "=" + value + " is nothing for " + option->get_name(),
+                  option->get_envname() + "=" + value + " is not a valid value for " + option->get_name(),
                   "Unset it, or give it a value as --help says");
     if (!is_shared(*option) || option->count() == 0) continue;
     auto& values = shared[option->get_name()] = option->results();
@@ -110,9 +110,11 @@ void require_equal(const std::vector<Values>& values, const std::vector<std::str
     }
 }
 
-/// Checks of values, each with what it says of one that is wrong. They come before the conversion to the flag's type.
-CLI::Validator check_value(const std::function<bool(std::string& value)>& is_good, const std::string& otherwise) {
-  return {[=](std::string& value) { return is_good(value) ? "" : "\"" + value + "\" is " + otherwise; }, ""};
+// Validators of values. They run before the value is converted to the flag's type.
+
+/// Returns a validator whose error for a bad value is "VALUE is PROBLEM".
+CLI::Validator check_value(const std::function<bool(std::string& value)>& is_good, const std::string& problem) {
+  return {[=](std::string& value) { return is_good(value) ? "" : "\"" + value + "\" is " + problem; }, ""};
 }
 
 CLI::Validator not_empty() {

@@ -30,10 +30,10 @@ void prepare_malloc() {
   ::mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
   ::mallopt(M_TOP_PAD, 64 << 20);
   constexpr std::size_t bytes = std::size_t{1} << 30, huge_page = std::size_t{2} << 20;
-  if (void* const stretch = std::malloc(bytes)) {
-    const auto begin = (reinterpret_cast<std::uintptr_t>(stretch) + huge_page - 1) / huge_page * huge_page;
+  if (void* const memory = std::malloc(bytes)) {
+    const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + huge_page - 1) / huge_page * huge_page;
     ::madvise(reinterpret_cast<void*>(begin), bytes - huge_page, MADV_HUGEPAGE);
-    std::free(stretch);
+    std::free(memory);
   }
 #endif
 }

@@ -15,7 +15,7 @@ namespace {
   char path[PATH_MAX];
   if (::getcwd(path, sizeof path) != nullptr || errno != ENOENT) return;
   constexpr std::string_view text =
-      "muster: error: starting: the working directory is gone. Change to a folder that is there\n";
+      "muster: error: starting: the working directory is gone. Change to a folder that exists\n";
   static_cast<void>(!::write(STDERR_FILENO, text.data(), text.size()));
   ::_exit(static_cast<int>(ExitCode::usage));
 }

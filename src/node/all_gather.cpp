@@ -13,7 +13,7 @@ class AllGather final : public Operation {
   bool advance() override {
     if (size_ == 1) return true;
     if (!agreed()) return false;
-    if (everywhere_.empty()) return copied();
+    if (everywhere_.empty()) return advance_through_staging();
     if (!written_) {
       const auto mine = slice(rank_);  // empty if this rank owns none
       for (int r = 0; r < size_; ++r)
@@ -29,7 +29,7 @@ class AllGather final : public Operation {
  private:
   Slice slice(int owner) const { return slice_of(count_, owners_, owner, type_); }
 
-  bool copied() {
+  bool advance_through_staging() {
     const auto write = [&](std::size_t first, std::size_t n) {
       const auto mine = slice(rank_).chunk(first, n);
       std::memcpy(staging(rank_), at(mine.first), mine.count * element_);

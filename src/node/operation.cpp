@@ -18,10 +18,10 @@ void Operation::leave_data() {
 void Operation::mismatched(int rank, std::uint64_t phase) const {
   std::pair<int, std::string> texts[2];
   for (const int r : {rank_, rank}) {
-    const auto& said = ranks_.shared_->ranks[r].calls[phase & 1];
+    const auto& its_call = ranks_.shared_->ranks[r].calls[phase & 1];
     const int known = ranks_.names_.empty() ? r : ranks_.names_[static_cast<std::size_t>(r)];
-    texts[r == rank ? 1 : 0] = {known, Call::of(said.word.load(std::memory_order_relaxed)).text() + " as its " +
-                                           nth(said.number.load(std::memory_order_relaxed))};
+    texts[r == rank ? 1 : 0] = {known, Call::of(its_call.word.load(std::memory_order_relaxed)).text() + " as its " +
+                                           nth(its_call.number.load(std::memory_order_relaxed))};
   }
   if (texts[1].first < texts[0].first) std::swap(texts[0], texts[1]);
   throw mismatch(texts[0].first, texts[0].second, texts[1].first, texts[1].second);

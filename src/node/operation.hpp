@@ -76,9 +76,9 @@ class Operation {
     if (phase_ == 0) phase_ = ++ranks_.phase_;
     if (!all_arrived(phase_ - 1)) return false;
     write();
-    auto& said = mine().calls[phase_ & 1];
-    said.word.store(call_, std::memory_order_relaxed);
-    said.number.store(number, std::memory_order_relaxed);
+    auto& own_call = mine().calls[phase_ & 1];
+    own_call.word.store(call_, std::memory_order_relaxed);
+    own_call.number.store(number, std::memory_order_relaxed);
     mine().arrived.store(phase_, std::memory_order_release);
     return arrived_ = true;
   }

@@ -16,7 +16,7 @@ class ReduceScatter final : public Operation {
   bool advance() override {
     if (size_ == 1) return true;
     if (!agreed()) return false;
-    if (everywhere_.empty()) return copied();
+    if (everywhere_.empty()) return advance_through_staging();
     const auto mine = slice(rank_).first * element_;
     if (rank_ < owners_)
       reduce_here(slice(rank_), reduction_, [&](int r) { return everywhere_[static_cast<std::size_t>(r)] + mine; });
@@ -26,8 +26,8 @@ class ReduceScatter final : public Operation {
  private:
   Slice slice(int owner) const { return slice_of(count_, owners_, owner, type_); }
 
-  /// A chunk of every slice, side by side in the buffer.
-  bool copied() {
+  /// Goes through the slices in chunks. In each phase the buffer holds one chunk of every slice, side by side.
+  bool advance_through_staging() {
     const auto most = staging_bytes_ / static_cast<std::size_t>(owners_) / cache_line * cache_line / element_;
     const auto place = [&](int rank, int owner, std::size_t n) {
       return staging(rank) + static_cast<std::size_t>(owner) * n * element_;

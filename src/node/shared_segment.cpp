@@ -64,13 +64,13 @@ class Mappings {
     std::byte* data;
     std::size_t bytes;
     int file;
-    bool of_parent = false;  ///< a child's own memory already
+    bool is_private = false;  ///< true in a child of fork() once it has been replaced
   };
 
   Mappings() {
     ::pthread_atfork([] { the().mutex_.lock(); }, [] { the().mutex_.unlock(); },
                      [] {
-                       the().make_own();
+                       the().make_private();
                        the().mutex_.unlock();
                      });
   }
@@ -79,11 +79,11 @@ class Mappings {
     return *all;
   }
 
-  /// In the child, where only system calls are allowed. What cannot be mapped anew goes: better that the child ends
-  /// there than that it writes to memory of others.
-  void make_own() noexcept {
-    for (auto& [data, bytes, file, of_parent] : mappings_) {
-      if (std::exchange(of_parent, true)) continue;
+  /// Runs in the child, where only system calls are allowed. A mapping that cannot be replaced is unmapped: the child
+  /// had better crash there than write to the memory of other processes.
+  void make_private() noexcept {
+    for (auto& [data, bytes, file, is_private] : mappings_) {
+      if (std::exchange(is_private, true)) continue;
       if (::mmap(data, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED)
         ::munmap(data, bytes);
     }

@@ -58,10 +58,10 @@ WeightAverages::WeightAverages(std::shared_ptr<torch::nn::Module> module, const 
 
 bool WeightAverages::applied() const { return std::ranges::any_of(parameters_, is_average); }
 
-void WeightAverages::require_own(const char* doing) const {
+void WeightAverages::require_not_applied(const char* doing) const {
   if (applied())
     throw Error(ExitCode::user_error, doing, "averages are in the model, in place of the model's own weights",
-                "Let the scope of EMA::apply() end before");
+                "End the scope of EMA::apply() before");
 }
 
 /// Before the first update, the averages equal the weights, which may have been loaded or broadcast meanwhile.
@@ -72,7 +72,7 @@ void WeightAverages::copy_first() {
 }
 
 void WeightAverages::update() {
-  require_own("updating an average of weights");
+  require_not_applied("updating an average of weights");
   if (step::amid_step() || std::ranges::any_of(parameters_, gradients::amid_step)) return;
   const at::NoGradGuard no_grad;
   if (updates_ == 0) {
@@ -95,7 +95,7 @@ void WeightAverages::update() {
 }
 
 void WeightAverages::apply() {
-  require_own("applying an average of weights");
+  require_not_applied("applying an average of weights");
   copy_first();
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> own, averaged;
@@ -103,17 +103,17 @@ void WeightAverages::apply() {
     own.push_back(parameters_[i].detach());
     averaged.push_back(averages_[i].to(parameters_[i].device(), parameters_[i].scalar_type()));
   }
-  own_ = std::move(own);
+  weights_ = std::move(own);
   for (const auto& parameter : parameters_) with_averages().insert(parameter.unsafeGetTensorImpl());
   for (std::size_t i = 0; i < parameters_.size(); ++i) set_values(parameters_[i], averaged[i]);
   at::autocast::clear_cache();
 }
 
-void WeightAverages::take_back() noexcept {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) set_values(parameters_[i], own_[i]);
+void WeightAverages::restore() noexcept {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) set_values(parameters_[i], weights_[i]);
   at::autocast::clear_cache();
   for (const auto& parameter : parameters_) with_averages().erase(parameter.unsafeGetTensorImpl());
-  own_.clear();
+  weights_.clear();
 }
 
 std::map<std::string, at::Tensor> WeightAverages::averages() {
@@ -135,7 +135,7 @@ std::map<std::string, at::Tensor> WeightAverages::buffers() const {
 EMAScope::EMAScope(std::shared_ptr<detail::optim::WeightAverages> averages) : averages_(std::move(averages)) {
   averages_->apply();
 }
-EMAScope::~EMAScope() { averages_->take_back(); }
+EMAScope::~EMAScope() { averages_->restore(); }
 
 EMA::EMA(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options)
     : averages_(std::make_shared<detail::optim::WeightAverages>(std::move(module), options)) {}

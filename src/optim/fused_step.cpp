@@ -61,18 +61,18 @@ double sum_of_squares(const T* values, std::size_t count) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-/// What a chunk is marked with where its numbers are only looked at.
-double mark_of(bool finite) { return finite ? 0 : std::numeric_limits<double>::quiet_NaN(); }
+/// The result of a chunk whose numbers are only checked: 0 if all are finite, else NaN.
+double result_of(bool finite) { return finite ? 0 : std::numeric_limits<double>::quiet_NaN(); }
 
 /// Returns the sum of the squares of a chunk's averages; if `squares` is false, 0 if all are finite, else NaN.
 template <class T>
-double survey_chunk(std::span<std::byte* const> gradients, std::size_t count, double scale, bool squares) {
+double check_chunk(std::span<std::byte* const> gradients, std::size_t count, double scale, bool squares) {
   Averages<T> averages(gradients, scale);
   double sum = 0;
   for (std::size_t done = 0; done < count; done += tile_elements) {
     const auto n = std::min(tile_elements, count - done);
     const T* const tile = averages.of(done, n);
-    sum += squares ? sum_of_squares(tile, n) : mark_of(node::all_finite(tile, n));
+    sum += squares ? sum_of_squares(tile, n) : result_of(node::all_finite(tile, n));
   }
   return sum;
 }
@@ -202,9 +202,9 @@ void FusedStep::show() {
   }
 }
 
-/// Whether a step may take a tensor's values from where they are: in the order of its view, as they are, and not in the
-/// place of another one, which the same step overwrites.
-bool FusedStep::may_be_read(const at::Tensor& tensor, const at::Tensor& view) const {
+/// True if a step may read the tensor's values in place: it has the strides of its view, is no negative view, and does
+/// not lie where the view has another tensor, which the same step overwrites.
+bool FusedStep::can_be_read_in_place(const at::Tensor& tensor, const at::Tensor& view) const {
   if (tensor.strides() != view.strides() || tensor.is_neg()) return false;
   const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
   return data == view.const_data_ptr() || std::ranges::none_of(copies_, [&](const auto& copy) {
@@ -222,8 +222,8 @@ void FusedStep::find_changes() {
     auto& parameter = parameters_[i];
     const auto& view = target.views[current_][0];
     const auto& shared = target.shared[current_];
-    // In the order of the shared copy, in which gradients are given to the exchange too.
-    if (!may_be_read(parameter, view)) parameter.set_data(copy_like(view, parameter));
+    // With the strides of the shared copy, which the gradients in the exchange have too.
+    if (!can_be_read_in_place(parameter, view)) parameter.set_data(copy_like(view, parameter));
     target.from.assign(shared.begin(), shared.end());
     target.from[0] = static_cast<const std::byte*>(parameter.const_data_ptr());
     if (target.from[0] != view.const_data_ptr()) pages_of(i)[0].changed = true;
@@ -234,20 +234,20 @@ std::optional<FrozenMemory> FusedStep::freeze() {
   if (copies_.size() == 1) return {};
   const bool untouched = !current().dirty.any(0, bytes_);
   if (gradients_->communicator().all_reduce(std::int64_t{untouched}, ReduceOp::min) == 0) return {};
-  frozen_ = true;
+  snapshot_held_ = true;
   const auto& region = current().region;
   return FrozenMemory{current().view.get(), bytes_, {region.segment, region.region.base}};
 }
 
-void FusedStep::change_over(torch::optim::Optimizer& optimizer) {
+void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
   drop_changed();
   std::map<const void*, at::Tensor> views;
   for (auto& target : targets_)
     for (std::size_t s = 1; s < target.views[current_].size(); ++s)
       views.emplace(target.views[current_][s].unsafeGetTensorImpl(), target.views[next()][s]);
   current_ = next();
-  frozen_ = false;
-  // Somebody may have kept a tensor of when it was current, and written there.
+  snapshot_held_ = false;
+  // The user may have kept a tensor from the time when this copy was current, and have written to it.
   if (!current().dirty.finds_all() || current().dirty.any(0, bytes_))
     node::SharedSegment::drop_private_pages(current().view.get(), bytes_);
   replace_state(optimizer, [&](const at::Tensor& state) {
@@ -299,7 +299,7 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
       auto& state = target.rule.state[s];
       const auto& like = target.views[current_][1 + s];
       if (state.is_same(like) && !pages_of(i)[1 + s].changed) continue;
-      if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || !may_be_read(state, like))
+      if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || !can_be_read_in_place(state, like))
         state = copy_like(like, state);
       target.from[1 + s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
@@ -332,33 +332,33 @@ FusedStep::Difference FusedStep::difference() const {
 FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm, Look look) {
   const at::NoGradGuard no_grad;
   Stepped stepped;
-  const bool scales = max_norm > 0, surveys = scales || look == Look::before || look == Look::alone;
-  if (surveys) {
-    const double sum = survey(scales);
+  const bool scales = max_norm > 0, checks_first = scales || look == Look::before || look == Look::alone;
+  if (checks_first) {
+    const double sum = check_averages(scales);
     stepped.differs = differs();
     if (scales) stepped.norm = std::sqrt(sum);
     stepped.bad = look != Look::no && !std::isfinite(sum);
     // A rank that has abandoned the pass takes part only in the first round.
     if (abandoned() || stepped.differs || stepped.bad || look == Look::alone) return stepped;
   }
-  const bool looks = look == Look::meanwhile && !surveys;
+  const bool looks = look == Look::meanwhile && !checks_first;
   if (scales) stepped.scale = std::min(max_norm / (stepped.norm + 1e-6), 1.0);
   const double scale = stepped.scale / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
     if (differs()) return;
-    const bool finite = in_floats(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, looks)
-                                                : step_chunk<double>(chunk, gradients, scale, looks);
-    if (looks) marks()[chunk.number] = mark_of(finite);
+    const bool finite = is_float(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, looks)
+                                               : step_chunk<double>(chunk, gradients, scale, looks);
+    if (looks) chunk_results()[chunk.number] = result_of(finite);
   });
   // A rank that has abandoned the pass does not copy values that were changed by hand in the chunks that it processes.
   // So if the pass is abandoned, these values stay in the view until the next step.
   stepped.differs = differs();
   if (abandoned() || stepped.differs) return stepped;
-  stepped.bad = looks && !std::ranges::all_of(marks(), [](double mark) { return std::isfinite(mark); });
+  stepped.bad = looks && !std::ranges::all_of(chunk_results(), [](double result) { return std::isfinite(result); });
   for (std::size_t i = 0; i < targets_.size(); ++i)
     if (gradients_->users(i) > 0)
       commit(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views[next()]).subspan(1));
-  if (frozen_) change_over(optimizer);
+  if (snapshot_held_) switch_copies(optimizer);
   show();
   return stepped;
 }
@@ -382,22 +382,23 @@ void FusedStep::release(torch::optim::Optimizer& optimizer) const {
   });
 }
 
-std::span<double> FusedStep::marks() const {
+std::span<double> FusedStep::chunk_results() const {
   return {reinterpret_cast<double*>(copies_[0]->region.region.base + bytes_), gradients_->chunks()};
 }
 
-/// Of all averaged gradients the sum of squares, from those of the chunks in their order: the same bits on every rank.
-/// With `squares` false it is 0, or NaN where one is not finite.
-double FusedStep::survey(bool squares) {
+/// Returns the sum of squares of all averages, added in the order of chunks, so with the same bits on every rank. If
+/// `squares` is false, returns 0 if all are finite, else NaN.
+double FusedStep::check_averages(bool squares) {
   const double scale = 1.0 / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
-    marks()[chunk.number] = in_floats(chunk.bucket) ? survey_chunk<float>(gradients, chunk.count, scale, squares)
-                                                    : survey_chunk<double>(gradients, chunk.count, scale, squares);
+    chunk_results()[chunk.number] = is_float(chunk.bucket)
+                                        ? check_chunk<float>(gradients, chunk.count, scale, squares)
+                                        : check_chunk<double>(gradients, chunk.count, scale, squares);
   });
-  return std::accumulate(marks().begin(), marks().end(), 0.0);
+  return std::accumulate(chunk_results().begin(), chunk_results().end(), 0.0);
 }
 
-bool FusedStep::in_floats(std::size_t bucket) const {
+bool FusedStep::is_float(std::size_t bucket) const {
   return parameters_[gradients_->layout().buckets[bucket].members.front()].scalar_type() == at::kFloat;
 }
 
@@ -416,23 +417,23 @@ bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
     if (begin >= end) continue;
     const auto& target = targets_[i];
     const auto first = begin - range.first, count = end - begin;
-    const bool moves = gradients_->users(i) > 0;
-    // What is not stepped is taken over as it is: if it was changed, since its pages are dropped with those of its
-    // neighbours, and from a frozen copy in any case.
-    for (std::size_t t = moves ? 1 + states_of(target.rule) : 0; t < pages.size(); ++t) {
-      if (!pages[t].changed && !frozen_) continue;
+    const bool steps = gradients_->users(i) > 0;
+    // Copy what is not stepped: if it was changed, since its pages are dropped together with its neighbours'; and
+    // always if the step writes the other copy.
+    for (std::size_t t = steps ? 1 + states_of(target.rule) : 0; t < pages.size(); ++t) {
+      if (!pages[t].changed && !snapshot_held_) continue;
       const auto* const from =
           t == 0 ? target.from[0] : static_cast<const std::byte*>(target.views[current_][t].const_data_ptr());
       std::memcpy(target.shared[next()][t] + first * sizeof(T), from + first * sizeof(T), count * sizeof(T));
     }
-    if (!moves) continue;
+    if (!steps) continue;
     const auto& shared = target.shared[next()];
     const auto states = states_of(target.rule);
     for (std::size_t done = 0; done < count; done += tile_elements) {
       const auto n = std::min(tile_elements, count - done), at = first + done;
       const auto to = [&](std::size_t t) { return reinterpret_cast<T*>(shared[t]) + at; };
       const auto from = [&](std::size_t t) { return reinterpret_cast<const T*>(target.from[t]) + at; };
-      const auto write = [&](std::size_t t) { return frozen_ ? written[t] : to(t); };
+      const auto write = [&](std::size_t t) { return snapshot_held_ ? written[t] : to(t); };
       Tile<T> tile{.gradient = averages.of(begin - chunk.first + done, n), .from = from(0), .to = write(0), .count = n};
       if (look) finite = node::all_finite(tile.gradient, n) && finite;
       for (std::size_t t = 1; t < shared.size(); ++t) {
@@ -440,12 +441,12 @@ bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
         tile.state_to[t - 1] = write(t);
       }
       std::visit([&](const auto& rule) { update(rule, tile); }, target.rule.rule);
-      for (std::size_t t = 0; frozen_ && t <= states; ++t)
+      for (std::size_t t = 0; snapshot_held_ && t <= states; ++t)
         node::stream_copy(reinterpret_cast<std::byte*>(to(t)), reinterpret_cast<const std::byte*>(written[t]),
                           n * sizeof(T));
     }
   }
-  if (frozen_) node::stream_fence();
+  if (snapshot_held_) node::stream_fence();
   return finite;
 }
 

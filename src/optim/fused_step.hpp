@@ -105,33 +105,33 @@ class FusedStep {
   std::vector<Pages>& pages_of(std::size_t parameter);
   void drop_changed();
   void show();
-  bool may_be_read(const at::Tensor& tensor, const at::Tensor& view) const;
+  bool can_be_read_in_place(const at::Tensor& tensor, const at::Tensor& view) const;
   void find_changes();
   std::uint64_t hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const;
-  /// The copy that was written from the frozen one is that of now.
-  void change_over(torch::optim::Optimizer& optimizer);
-  double survey(bool squares);
-  /// A number for each chunk, of whoever worked on it; after the parameters and state.
-  std::span<double> marks() const;
-  /// Whether an exception has made another rank abandon the pass.
+  /// Makes the other copy the current one, after a step has written it.
+  void switch_copies(torch::optim::Optimizer& optimizer);
+  double check_averages(bool squares);
+  /// [chunks], numbers shared by the ranks, after the parameters and state. The rank that processes a chunk writes its.
+  std::span<double> chunk_results() const;
+  /// True if an exception has made another rank abandon the pass.
   bool abandoned() const;
   bool differs() const;
-  /// Whether that bucket has floats, not doubles.
-  bool in_floats(std::size_t bucket) const;
+  /// True if the bucket holds floats, false if doubles.
+  bool is_float(std::size_t bucket) const;
   template <class T>
   bool step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients, double scale,
                   bool look);
   Copy& current() const noexcept { return *copies_[current_]; }
-  /// What the next step writes.
-  std::size_t next() const noexcept { return frozen_ ? 1 - current_ : current_; }
+  /// Index of the copy that the next step writes.
+  std::size_t next() const noexcept { return snapshot_held_ ? 1 - current_ : current_; }
 
   gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;
   int states_;
   std::vector<std::unique_ptr<Copy>> copies_;  ///< one or two; the first ends with chunk_results()
   std::size_t bytes_;                          ///< of parameters and state
-  std::size_t current_ = 0;
-  bool frozen_ = false;                    ///< the current one, since the last step
+  std::size_t current_ = 0;                    ///< index of the copy that the module sees
+  bool snapshot_held_ = false;  ///< true if freeze() was called since the last step: the step must not write this copy
   std::vector<std::vector<Pages>> pages_;  ///< [buckets of the exchange][their parameters, then each kind of state]
   std::vector<Target> targets_;            ///< [parameters]
 };

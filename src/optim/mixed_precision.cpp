@@ -50,7 +50,7 @@ bool has_fast_16_bits() {
 #endif
 }
 
-void warn_where_slow(at::DeviceType device, const AutocastOptions& options) {
+void warn_if_slow(at::DeviceType device, const AutocastOptions& options) {
   static std::once_flag warned;
   if (options.enabled && device == at::kCPU && !has_fast_16_bits())
     std::call_once(warned, [&] {
@@ -84,7 +84,7 @@ Autocast::Autocast(at::DeviceType device, const AutocastOptions& options)
   if (options.dtype != at::kBFloat16 && options.dtype != at::kHalf)
     throw Error(ExitCode::usage, "starting autocast",
                 std::string(c10::toString(options.dtype)) + " is not a type for it", "Use at::kBFloat16 or at::kHalf");
-  warn_where_slow(device_, options);
+  warn_if_slow(device_, options);
   autocast::set_autocast_enabled(device_, options.enabled);
   set_dtype(device_, options.dtype);
   autocast::increment_nesting();

@@ -128,8 +128,8 @@ class Numbers {
     return {};
   }
   bool averages_all(const std::vector<at::Tensor>& parameters) {
-    if (parameters.size() != looked_at_) {
-      looked_at_ = parameters.size();
+    if (parameters.size() != checked_count_) {
+      checked_count_ = parameters.size();
       averages_all_ = std::ranges::all_of(parameters, [&](const at::Tensor& parameter) {
         return std::ranges::any_of(reducers_, [&](const auto& weak) {
           const auto reducer = weak.lock();
@@ -144,7 +144,7 @@ class Numbers {
   int optimizer_;
   std::vector<std::weak_ptr<gradients::Reducer>> reducers_;
   std::int64_t skipped_ = 0;
-  std::size_t looked_at_ = 0;  ///< parameters, when averages_all_ was found out
+  std::size_t checked_count_ = 0;  ///< number of parameters for which averages_all_ was computed
   bool averages_all_ = true;
 };
 
@@ -227,7 +227,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
           if (const auto unequal = first_unequal(communicator, parameters))
             throw Error(ExitCode::user_error, "fusing an optimizer with the averaging of gradients",
                         "parameter " + reducer->name_of(parameters[*unequal]) + " is not the same on all ranks",
-                        "Change parameters on all ranks alike, by a prepared optimizer where gradients do it");
+                        "Change parameters in the same way on all ranks, and step them only by prepared optimizers");
           fused_ = FusedStep::make(*gradients, std::move(parameters), states, freezables_ != nullptr);
         }
       }
@@ -240,7 +240,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
                   const std::function<at::Tensor(Closure)>& plain) override {
     const auto loss =
         closure && evaluates_ ? step_by_evaluations(optimizer, closure, plain) : step_once(optimizer, closure, plain);
-    gradients::note_step(parameters_of(optimizer), life_);
+    gradients::note_step(parameters_of(optimizer), lifetime_);
     return loss;
   }
 
@@ -309,14 +309,15 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     const auto name = reducer.name_of(fused_->parameters()[parameter]);
     constexpr const char* doing = "stepping an optimizer that is fused with the averaging of gradients";
     if (!written)
-      throw Error(ExitCode::user_error, doing,
-                  "the options or the number of steps of parameter " + name + " are not the same on all ranks",
-                  "Change options on all ranks alike, a learning rate by a metric that is reduced");
+      throw Error(
+          ExitCode::user_error, doing,
+          "the options or the number of steps of parameter " + name + " are not the same on all ranks",
+          "Change options in the same way on all ranks; reduce a metric before you choose a learning rate by it");
     throw Error(
         ExitCode::user_error, doing,
         "parameter " + name +
             " or its state was written to since the last step, and not with the same values on all ranks",
-        "Prepare every optimizer that steps it, write what is the same on all ranks, or prepare with Fuse::never");
+        "Prepare every optimizer that steps it, write the same values on all ranks, or prepare with Fuse::never");
   }
 
   /// The optimizer may compare losses, so all ranks get the same loss: the mean over the ranks.
@@ -328,13 +329,13 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
           ExitCode::usage, stepping, "its gradients cannot be scaled down between its evaluations",
           "Prepare it without max_grad_norm; or call the closure before step(), where one evaluation is enough");
     if (numbers_.watched())
-      throw Error(ExitCode::usage, stepping, "its gradients cannot be looked at between its evaluations",
-                  "Let bad_numbers be ignore; or call the closure before step(), where one evaluation is enough");
+      throw Error(ExitCode::usage, stepping, "its gradients cannot be checked for bad numbers between its evaluations",
+                  "Set bad_numbers to ignore; or call the closure before step(), where one evaluation is enough");
     const auto model = model_.lock();
     if (!model) return plain(closure);
     const auto& reducer = *model->reducer();
     if (reducer.joined())
-      throw Error(ExitCode::usage, stepping, "inside join() not all ranks come to each of its evaluations",
+      throw Error(ExitCode::usage, stepping, "inside join() not all ranks take part in each of its evaluations",
                   "Give all ranks the same number of batches");
     const auto parameters = parameters_of(optimizer);
     gradients::fetch_averages(parameters);  // the optimizer may read gradients before the first evaluation
@@ -375,8 +376,8 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
   Numbers numbers_;
   std::shared_ptr<Freezables> freezables_;
   std::unique_ptr<FusedStep> fused_;
-  std::weak_ptr<gradients::FusableGradients> gradients_;               ///< what it works on; gone with its exchange
-  const std::shared_ptr<const void> life_ = std::make_shared<char>();  ///< by which reducers know it
+  std::weak_ptr<gradients::FusableGradients> gradients_;  ///< the gradients of fused_; expires with the exchange
+  const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();  ///< identifies this optimizer to reducers
   double grad_norm_ = 0;
 };
 

@@ -71,8 +71,8 @@ CosineWithWarmupOptions checked(const CosineWithWarmupOptions& options, const to
   const Checks checks("CosineWithWarmup");
   checks.require_steps(options.warmup_steps, options.start_factor);
   checks.require(options.total_steps > options.warmup_steps,
-                 "total_steps, of which those of the warm-up are a part, is " + std::to_string(options.total_steps) +
-                     ", and warmup_steps " + std::to_string(options.warmup_steps),
+                 "total_steps, which includes the warm-up, is " + std::to_string(options.total_steps) +
+                     ", and warmup_steps is " + std::to_string(options.warmup_steps),
                  "Give the number of all steps of the training");
   checks.require(options.min_lr >= 0, "min_lr is negative");
   for (const auto& group : optimizer.param_groups())

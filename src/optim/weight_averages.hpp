@@ -27,7 +27,8 @@ class WeightAverages {
   /// True if the module's parameters hold averages now, these or another EMA's.
   bool applied() const;
   void apply();
-  void take_back() noexcept;
+  /// Undoes apply().
+  void restore() noexcept;
 
   /// Return tensors by name. A parameter with two names has one average.
   std::map<std::string, at::Tensor> averages();
@@ -36,7 +37,7 @@ class WeightAverages {
   void set_updates(std::int64_t updates) noexcept { updates_ = updates; }
 
  private:
-  void require_own(const char* doing) const;
+  void require_not_applied(const char* doing) const;
   void copy_first();
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -44,7 +45,7 @@ class WeightAverages {
   std::vector<at::Tensor> parameters_, averages_;
   std::map<std::string, std::size_t> names_;  ///< index of each name's parameter in parameters_ and averages_
   std::int64_t updates_ = 0;
-  std::vector<at::Tensor> own_ = {};  ///< the parameters' values while these averages are applied
+  std::vector<at::Tensor> weights_ = {};  ///< the parameters' own values while these averages are applied
 };
 
 }  // namespace muster::detail::optim

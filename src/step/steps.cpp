@@ -73,13 +73,13 @@ void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::i
     ++global_step;
     samples_since_report += samples;
   }
-  if (const auto heard = moments.lock()) heard->batch_begun(*pass);
+  if (const auto listener = moments.lock()) listener->batch_begun(*pass);
 }
 
 void Steps::end_batch() {
   if (passes_.size() > 1 || std::ranges::any_of(replaced_, &OpenPass::replaced) || !complete()) return;
   if (std::ranges::any_of(passes_, &OpenPass::of_epoch_before)) return;
-  if (const auto heard = moments.lock()) heard->between_batches();
+  if (const auto listener = moments.lock()) listener->between_batches();
 }
 
 void Steps::end_pass(std::int64_t number) {
@@ -146,7 +146,8 @@ void Steps::choose_batch() {
       if (pass.batch && &pass != &*last && conflict_.empty()) conflict_ = conflict_of(pass, *last);
   }
   batch_ = batch ? std::move(batch) : none_;
-  if (const auto heard = moments.lock()) heard->micro_batch_changed(batch_->global > 0 ? batch_->micro_batch : -1);
+  if (const auto listener = moments.lock())
+    listener->micro_batch_changed(batch_->global > 0 ? batch_->micro_batch : -1);
 }
 
 }  // namespace muster::detail::step

@@ -41,7 +41,8 @@ struct OpenPass {
 
 /// Identifies the current batch of an open pass.
 struct BatchOfPass {
-  std::int64_t pass = 0, batch = 0;
+  std::int64_t pass = 0;   ///< number of the pass
+  std::int64_t batch = 0;  ///< batches handed out, including this one
 };
 
 /// Receives events of a step, on the thread that runs the training function.

@@ -91,7 +91,7 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
   };
   if (options.command.empty()) refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
   if (number_in(environment, "OMPI_COMM_WORLD_SIZE") > 1 || number_in(environment, "PMI_SIZE") > 1)
-    refuse("a launcher has started this program", "Start it plainly; it starts the ranks itself");
+    refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
   if (ranks < 1) refuse(std::to_string(ranks) + " is not a number of ranks", "Ask for 1 or more");

@@ -16,21 +16,22 @@ namespace {
 constexpr std::string_view error_prefix = "muster: error: ";
 constexpr std::string_view erase_line = "\033[K";  // clears a progress line before other output
 
-/// What is in the first line of a message of mpirun, whose name may be another: of the ranks' end, which we tell
-/// ourselves; and with what that of one begins that says what it could not do, unless that is "mpirun was unable to …".
-constexpr std::array<std::string_view, 4> of_their_end{"Primary job ", " noticed that process rank ",
+/// The first line of an mpirun message contains one of the first list if it is about the ranks' end, which we report
+/// ourselves. If it is about something that mpirun could not do, it reads "NAME was unable to …" (mpirun may have
+/// another name), or begins with one of the second list.
+constexpr std::array<std::string_view, 4> rank_end_messages{"Primary job ", " noticed that process rank ",
                                                        " detected that one ", "MPI_ABORT was invoked"};
-constexpr std::string_view unable = " was unable to ";
-constexpr std::string_view of_execution = "Open MPI tried to fork a new process via the \"execve\"";
-constexpr std::array<std::string_view, 7> of_trouble{
+constexpr std::string_view unable_to = " was unable to ";
+constexpr std::string_view execve_failure = "Open MPI tried to fork a new process via the \"execve\"";
+constexpr std::array<std::string_view, 7> trouble_messages{
     "There are not enough slots",    "ORTE has lost", "ORTE does not know", "A daemon", "An ORTE daemon",
-    "All nodes which are allocated", of_execution};
-/// Lines of their own.
-constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
-constexpr std::array<std::string_view, 2> of_preemption{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
-/// ssh could not reach the host that is named next.
-constexpr std::array<std::string_view, 2> of_ssh{"ssh: connect to host ", "ssh: Could not resolve hostname "};
-constexpr std::array<std::string_view, 6> in_passing{
+    "All nodes which are allocated", execve_failure};
+/// Slurm's lines begin with these.
+constexpr std::array<std::string_view, 2> slurm_prefixes{"srun: ", "slurmstepd"};
+constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
+/// ssh's messages about a host that it could not reach; the host's name follows.
+constexpr std::array<std::string_view, 2> ssh_failures{"ssh: connect to host ", "ssh: Could not resolve hostname "};
+constexpr std::array<std::string_view, 6> ignored_phrases{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
     "orte_base_help_aggregate", " total processes failed to start", " total processes killed"};
 
@@ -46,7 +47,7 @@ bool begins_with_any(std::string_view line, const std::array<std::string_view, n
 
 bool is_trouble(std::string_view line) {
   const auto name = line.substr(0, line.find(' '));
-  return line.substr(name.size()).starts_with(unable) || begins_with_any(line, of_trouble);
+  return line.substr(name.size()).starts_with(unable_to) || begins_with_any(line, trouble_messages);
 }
 
 /// mpirun's rules have 74 dashes.
@@ -62,8 +63,9 @@ bool may_be_ours(std::string_view begun) {
   if (begun.starts_with(erase_line)) begun.remove_prefix(erase_line.size());
   const auto may_begin = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
   return may_begin(launch::telling) || may_begin(error_prefix) ||
-         std::any_of(of_slurm.begin(), of_slurm.end(), may_begin) ||
-         std::any_of(of_ssh.begin(), of_ssh.end(), may_begin) || may_begin("mpirun: ") || may_begin("mpiexec: ") ||
+         std::any_of(slurm_prefixes.begin(), slurm_prefixes.end(), may_begin) ||
+         std::any_of(ssh_failures.begin(), ssh_failures.end(), may_begin) || may_begin("mpirun: ") ||
+         may_begin("mpiexec: ") ||
          may_be_dashes(begun) || begun.front() == '[' || (begun.front() >= '0' && begun.front() <= '9');
 }
 
@@ -127,8 +129,8 @@ std::string LauncherOutput::take_line(const std::string& line) {
 
 std::string LauncherOutput::take_block_line(const std::string& line) {
   const bool first = block_.empty();
-  if (first && is_dashes(line)) return {};  // the end of one whose beginning was lost; this one begins another
-  if (first && !has_any(line, of_their_end) && !is_trouble(line)) {
+  if (first && is_dashes(line)) return {};  // the end of a message whose beginning was lost; it begins another one
+  if (first && !has_any(line, rank_end_messages) && !is_trouble(line)) {
     in_block_ = false;
     return std::exchange(opening_, {}) + shown_of(line);
   }
@@ -169,10 +171,10 @@ bool LauncherOutput::keep(std::string_view line) {
     if (words_.error.empty()) words_.error = line.substr(error_prefix.size());
     return true;
   }
-  if (has_any(line, in_passing)) return true;
+  if (has_any(line, ignored_phrases)) return true;
   keep_unreachable(line);
-  if (!begins_with_any(line, of_slurm)) return false;
-  if (has_any(line, of_preemption)) words_.preempted = true;
+  if (!begins_with_any(line, slurm_prefixes)) return false;
+  if (has_any(line, preemption_phrases)) words_.preempted = true;
   std::array<char, 256> host{};
   int rank = 0, end = 0;
   const std::string text(line);
@@ -196,7 +198,7 @@ bool LauncherOutput::keep(std::string_view line) {
 
 /// Notes a host that ssh could not reach. The line is shown too, since a program may use ssh for its own purposes.
 void LauncherOutput::keep_unreachable(std::string_view line) {
-  for (const auto begin : of_ssh) {
+  for (const auto begin : ssh_failures) {
     if (!line.starts_with(begin)) continue;
     const auto host = line.substr(begin.size(), line.find_first_of(" :", begin.size()) - begin.size());
     unreachable_ = {std::string(host), std::string(line.substr(0, line.find_last_not_of(" .\r") + 1))};
@@ -221,7 +223,7 @@ void LauncherOutput::keep_block() {
     if (const auto node = block_.find(" on node ", remote); node != std::string::npos)
       words_.host = block_.substr(node + 9, block_.find('\n', node) - node - 9);
   if (!words_.launcher.empty()) return;
-  if (block_.starts_with(of_execution)) {
+  if (block_.starts_with(execve_failure)) {
     const auto value_of = [&](std::string_view name) {
       const auto at = block_.find(name);
       if (at == std::string::npos) return std::string();

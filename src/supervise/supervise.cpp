@@ -122,9 +122,9 @@ End watch(Job& job, Signals& signals, std::chrono::seconds grace) {
   return end;
 }
 
-/// What the ranks of this start have left in error.txt. They say when they have: the times of files are those of
-/// another machine's clock.
-std::string kept_cause(const Words& words) {
+/// The contents of the error.txt that the ranks of this start have written. They tell us when they have written it;
+/// file times cannot be used, since they come from another machine's clock.
+std::string read_kept_cause(const Words& words) {
   if (words.run.empty() || !words.cause_kept) return {};
   try {
     auto text = read_file(fs::path(words.run) / "error.txt", 1 << 20);
@@ -135,8 +135,8 @@ std::string kept_cause(const Words& words) {
   }
 }
 
-/// What the run has written down of that, or of a sweep its first trial; none if it did not come so far.
-std::optional<int> written_down(const fs::path& run, const char* limit) {
+/// A limit from the run's saved options, or in a sweep from its first trial's; empty if the run did not save any.
+std::optional<int> saved_limit(const fs::path& run, const char* limit) {
   for (const auto& folder : {run, run / sweep::first_trial}) try {
       return read_json(folder / "params.json").at("run_config").at(limit).get<int>();
     } catch (const std::exception&) {
@@ -144,15 +144,15 @@ std::optional<int> written_down(const fs::path& run, const char* limit) {
   return {};
 }
 
-/// That of FailureConfig.
-int configured(const fs::path& run, const char* limit) {
-  return written_down(run, limit).value_or(Json(FailureConfig{}).at(limit).get<int>());
+/// A limit of the run's FailureConfig.
+int configured_limit(const fs::path& run, const char* limit) {
+  return saved_limit(run, limit).value_or(Json(FailureConfig{}).at(limit).get<int>());
 }
 
 /// The limit after an end with that code: an operator's train() has its own limit for lost ranks.
 int max_failures(const fs::path& run, int code) {
-  const auto retries = code == static_cast<int>(ExitCode::retry) ? written_down(run, "max_retries") : std::nullopt;
-  return retries ? *retries : configured(run, "max_failures");
+  const auto retries = code == static_cast<int>(ExitCode::retry) ? saved_limit(run, "max_retries") : std::nullopt;
+  return retries ? *retries : configured_limit(run, "max_failures");
 }
 
 /// Waits before the next start; returns false if a signal has ended the wait.
@@ -198,20 +198,20 @@ class Supervision {
       auto end = start(ranks);
       if (signals_.at_once()) return interrupted();
       if (!end.words.run.empty()) run_ = end.words.run;
-      if (end.words.least) go_on_with(*end.words.least);
+      if (end.words.least) set_min_workers(*end.words.least);
       leave_out_lost_host(end);
       const int code = code_of(end);
-      if (code == 0) return say_if_broken_off(end);
-      const auto cause = cause_of(end, kept_cause(end.words));
+      if (code == 0) return finish_successfully(end);
+      const auto cause = cause_of(end, read_kept_cause(end.words));
       if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count(code);
-      auto next = what_next(end, counted(end), demand_, ranks, signals_.stop_wished());
+      auto next = what_next(end, counted_failures(end), demand_, ranks, signals_.stop_wished());
       if (end.words.host) next.ranks = ranks_without(lost_hosts_, options_, demand_.ranks, environment);
       // A killed rank cannot write its cause itself.
       if (end.words.lost || end.launcher_signal != 0 || end.grace_over) cause_to_keep_ = cause;
       if (!next.again) return give_up(end, cause, next.code);
-      say_what_follows(end, cause, next);
+      announce_next_start(end, cause, next);
       if (end.words.needed) wait_for_ranks(next.ranks);
-      if (!wait(signals_, next.wait)) return stopped_between();
+      if (!wait(signals_, next.wait)) return stopped_between_starts();
       ranks = next.ranks;
     }
   }
@@ -229,8 +229,8 @@ class Supervision {
     return end;
   }
 
-  /// What the program says is enough, unless --min-workers says it.
-  void go_on_with(int least) {
+  /// Uses the program's least number of workers, unless --min-workers was given.
+  void set_min_workers(int least) {
     if (options_.min_workers) return;
     demand_.min_workers = std::clamp(least, 1, demand_.ranks);
     introduction_.full_workers = demand_.ranks;
@@ -242,11 +242,13 @@ class Supervision {
     demand_.ranks = demand_.min_workers = ranks;
   }
 
-  /// The failures of the same kind as that end.
-  const train::Failures& counted(const End& end) const { return is_preemption(end) ? preemptions_ : failures_; }
+  /// The counted failures of the same kind as `end`.
+  const train::Failures& counted_failures(const End& end) const {
+    return is_preemption(end) ? preemptions_ : failures_;
+  }
 
   void count_preemption() {
-    demand_.max_preemptions = configured(run_, "max_preemption_failures");
+    demand_.max_preemptions = configured_limit(run_, "max_preemption_failures");
     preemptions_ = train::one_more(preemptions_, run_, sweep::progress);
   }
 
@@ -305,14 +307,14 @@ class Supervision {
     return code;
   }
 
-  void say_what_follows(const End& end, const std::string& cause, const Next& next) const {
+  void announce_next_start(const End& end, const std::string& cause, const Next& next) const {
     auto text = cause;
     if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
     text += ". Starting again";
     if (next.ranks != demand_.ranks || end.words.needed) text += " with " + detail::counted(next.ranks, "rank");
     if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
-    if (end.words.needed) return log::warn(text + ", which its state takes, as soon as there are so many");
-    const auto& failures = counted(end);
+    if (end.words.needed) return log::warn(text + ", as its saved state requires, once that many are available");
+    const auto& failures = counted_failures(end);
     const int most = is_preemption(end) ? demand_.max_preemptions : demand_.max_failures;
     text += failures.newest < 0 ? "" : " from the newest checkpoint";
     text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
@@ -320,8 +322,8 @@ class Supervision {
     log::warn(text + ")");
   }
 
-  /// The ranks had done their work.
-  static int say_if_broken_off(const End& end) {
+  /// The ranks had finished their work; reports what happened after it.
+  static int finish_successfully(const End& end) {
     if (end.code != 0 || end.launcher_signal != 0)
       log::warn("the work is done; after that " + cause_of(end, ""));
     else if (!end.words.error.empty())  // printed by a program that went on and ended with code 0
@@ -334,7 +336,7 @@ class Supervision {
     return static_cast<int>(ExitCode::interrupted);
   }
 
-  int stopped_between() {
+  int stopped_between_starts() {
     keep_cause();
     if (signals_.at_once()) return interrupted();
     const bool saved = std::max(failures_.newest, preemptions_.newest) >= 0;

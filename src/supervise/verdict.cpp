@@ -11,8 +11,8 @@ namespace {
 
 std::string signal_text(int signal) {
   return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")" +
-         (signal == SIGKILL   ? ", as the kernel does where memory runs out"
-          : signal == SIGUSR1 ? ", the wish to stop, which the program does not know (yet)"
+         (signal == SIGKILL   ? ", as the kernel does when memory runs out"
+          : signal == SIGUSR1 ? ", the request to stop, which the program does not handle (yet)"
                               : "");
 }
 

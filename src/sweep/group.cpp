@@ -145,7 +145,7 @@ class Group {
     comm::on_root(ranks_, [&] {
       losses.newest = newest_of(trial.path);
       losses.alone = task_.alone;
-      keep(trial, losses);
+      save_row(trial, losses);
     });
     log::keep(trial.name + " begins: " + trial.config.dump());
 
@@ -185,20 +185,20 @@ class Group {
         trial.metrics = result->metrics;
         trial.checkpoint = result->checkpoint;
       }
-      keep(trial);
-      say(trial);
+      save_row(trial);
+      log_outcome(trial);
       return std::string(stopped ? "stop" : "");
     });
     if (!ends.empty()) stop_all();
     return ends.empty();
   }
 
-  void keep(const Trial& trial, const Losses& losses = {}) const {
+  void save_row(const Trial& trial, const Losses& losses = {}) const {
     write_row(trial, losses);
     if (task_.launch.rank() == 0) task_.refresh();
   }
 
-  void say(const Trial& trial) const {
+  void log_outcome(const Trial& trial) const {
     const auto text = one_line(trial, task_.options.metric);
     trial.status == TrialStatus::failed ? log::warn(text) : log::info(text);
   }

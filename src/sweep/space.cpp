@@ -73,7 +73,7 @@ void check_names(const Space& space) {
   }
   for (const auto& name : all)
     for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1))
-      if (all.contains(name.substr(0, dot))) refuse(name, "lies in another one of the space");
+      if (all.contains(name.substr(0, dot))) refuse(name, "is inside another setting of the space");
 }
 
 /// True if trial.json can restore the value: infinite numbers would become null, and invalid text would be changed.

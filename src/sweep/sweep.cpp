@@ -29,8 +29,8 @@ namespace muster {
 namespace detail::sweep {
 namespace {
 
-/// Groups that have no trial left wait for as long as it takes.
-constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
+/// Groups that have no trial left wait for the others without a limit.
+constexpr std::chrono::hours no_limit{24 * 365};
 
 void check(const SweepOptions& options, const Launch& launch) {
   const auto require = [](bool holds, const std::string& fact, const char* remedy) {
@@ -41,12 +41,12 @@ void check(const SweepOptions& options, const Launch& launch) {
   require(options.ranks_per_trial >= 1, "ranks_per_trial is " + count(options.ranks_per_trial), "Give it 1 or more");
   require(
       options.ranks_per_trial <= launch.size(),
-      "a trial is to have " + counted(options.ranks_per_trial, "rank") + " and the launch has " + count(launch.size()),
+      "a trial needs " + counted(options.ranks_per_trial, "rank") + " and the launch has " + count(launch.size()),
       "Start it with as many ranks, or give ranks_per_trial fewer");
   require(!launch.flags().workers, "--workers is set", "ranks_per_trial says how many ranks train together");
-  require(launch.flags().resume != Resume::path, "--resume names a path", "A sweep goes on by its --name");
+  require(launch.flags().resume != Resume::path, "--resume names a path", "A sweep is continued by its --name");
   require(comm::threads_may_call_mpi(), "MPI was initialised without MPI_THREAD_MULTIPLE",
-          "Ask for it in MPI_Init_thread, or leave that to muster::Launch: trials are dealt out by a thread");
+          "Ask for it in MPI_Init_thread, or leave that to muster::Launch: a thread distributes the trials");
   if (const auto& scheduler = options.scheduler) {
     require(!options.metric.empty(), "the scheduler has no metric to compare trials by", "Name one in metric");
     require(
@@ -89,8 +89,8 @@ Json read_config(const std::filesystem::path& file) {
   return read_json(file, "reading the configuration " + file.string(), /*comments=*/true);
 }
 
-/// Takes a setting out, by its whole name: "optimizer.lr".
-void take_out(Json& settings, std::string_view name) {
+/// Removes a setting by its full name: "optimizer.lr".
+void remove_setting(Json& settings, std::string_view name) {
   auto* place = &settings;
   for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.')) {
     const auto inner = place->is_object() ? place->find(std::string(name.substr(0, dot))) : place->end();
@@ -144,7 +144,7 @@ std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::v
     if (const auto row = read_row(trial.path)) {
       if (row->config != trial.config)
         throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
-                    name + " has had the settings " + row->config.dump() + " and is now to have " + trial.config.dump(),
+                    name + " had the settings " + row->config.dump() + " and would now have " + trial.config.dump(),
                     "Give the same space and --seed, or choose another --name");
       trial = *row;
     }
@@ -166,7 +166,7 @@ std::vector<Scores> read_scores(const Task& task) {
         next = *rung + 1;
       }
     } catch (const Error& error) {
-      log::warn(std::string("comparing the trials without one: ") + error.what());
+      log::warn(std::string("comparing the trials without those of one of them: ") + error.what());
     }
   return scores;
 }
@@ -182,7 +182,7 @@ Json common_settings(const Task& task) {
     if (flags.config_file) settings = read_config(*flags.config_file);
     for (const auto& set : flags.set) settings.update(settings_in(set), /*merge_objects=*/true);
   }
-  for (const auto& [name, domain] : task.options.space) take_out(settings, name);
+  for (const auto& [name, domain] : task.options.space) remove_setting(settings, name);
   return settings;
 }
 
@@ -190,7 +190,7 @@ Json common_settings(const Task& task) {
 void require_same_start(const Json& before, const Json& now, const std::filesystem::path& folder) {
   const auto refuse = [&](const std::string& what, const Json& was, const Json& is) {
     throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
-                what + " has been " + was.dump() + " and is now to be " + is.dump(),
+                what + " was " + was.dump() + " and would now be " + is.dump(),
                 "Give the same settings and --seed, or choose another --name");
   };
   const auto differs = [&](const char* key) { return before.contains(key) && before.at(key) != now.at(key); };
@@ -231,9 +231,9 @@ void read_run(Trial& trial) {
   }
 }
 
-/// What runs in the folders of a sweep that has begun was lost: whoever holds the run's lock has it alone. Each such
-/// trial waits again, or has failed for good. Gives what is known of each trial's losses.
-std::vector<Losses> settle_losses(std::vector<Trial>& trials) {
+/// Finds the trials that were lost: since this launch holds the run's lock, a trial that is marked as running is not.
+/// Each of them waits again or has failed for good. Returns every trial's losses.
+std::vector<Losses> find_lost_trials(std::vector<Trial>& trials) {
   std::vector<Losses> all;
   for (auto& trial : trials) {
     auto& losses = all.emplace_back(read_losses(trial.path));
@@ -253,20 +253,20 @@ std::vector<Losses> settle_losses(std::vector<Trial>& trials) {
   return all;
 }
 
-/// In which order trials are taken: what has begun, then what has not, then what was lost.
-enum Turn { begun, fresh, lost, lost_again };
+/// The order in which trials are run: those that have begun, then new ones, then lost ones.
+enum Priority { begun, fresh, lost, lost_again };
 
 std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<Losses>& losses) {
-  const auto turn_of = [&](std::size_t i) {
+  const auto priority_of = [&](std::size_t i) {
     if (losses[i].count > 0) return losses[i].count < Losses::most ? lost : lost_again;
     return trials[i].status != TrialStatus::waiting || trials[i].checkpoint ? begun : fresh;
   };
   std::vector<int> numbers;
-  for (const auto turn : {begun, fresh, lost, lost_again})
+  for (const auto priority : {begun, fresh, lost, lost_again})
     for (std::size_t i = 0; i < trials.size(); ++i) {
       const bool ended =
           has_ended_well(trials[i].status) || (trials[i].status == TrialStatus::failed && losses[i].are_final());
-      if (!ended && turn_of(i) == turn) numbers.push_back(static_cast<int>(i));
+      if (!ended && priority_of(i) == priority) numbers.push_back(static_cast<int>(i));
     }
   return numbers;
 }
@@ -289,7 +289,7 @@ void prepare(Task& task, const Communicator& world, bool may_go_on) {
     }
     std::filesystem::remove(task.folder / stopping_file);
     task.trials = read_trials(task.folder, task.points);
-    const auto losses = settle_losses(task.trials);
+    const auto losses = find_lost_trials(task.trials);
     write_tables(task.folder, task.trials, about(task));
     Json scores = Json::array();
     for (const auto& rung : read_scores(task)) {
@@ -317,9 +317,9 @@ void run_on_groups(const Task& task, const Communicator& world, int groups) {
   const auto limit = comm::time_limit(world);
   Board board(world, task.scores, limit);
   const auto ranks = comm::make_world_apart(world.split(std::min(group, groups)));
-  comm::set_final_grace(ranks, limit);  // a trial that has failed is not the end of the others
-  const auto error = comm::attempt_on_all(world, {.done = as_long_as_it_takes, .failed = limit}, [&] {
-    if (group >= groups) return;  // left over
+  comm::set_final_grace(ranks, limit);  // a failed trial must not end the others
+  const auto error = comm::attempt_on_all(world, {.done = no_limit, .failed = limit}, [&] {
+    if (group >= groups) return;  // ranks that are left over
     try {
       run_trials(task, board, ranks);
     } catch (const comm::Lost&) {
@@ -420,7 +420,7 @@ SweepResult Sweep::fit() {
   if (world.rank() == 0)
     detail::log::info("sweep " + task.folder.string() + ": " + detail::counted(task.trials.size(), "trial") + ", " +
                       (task.to_do.empty()
-                           ? "all of them done; choose another --name to begin anew"
+                           ? "all of them done; choose another --name to begin a new one"
                            : std::to_string(task.to_do.size()) + " to do, " +
                                  std::to_string(world.size() / options_.ranks_per_trial) + " at a time"));
   if (!task.to_do.empty()) try {

@@ -24,8 +24,9 @@
 namespace muster::detail::watch {
 namespace {
 
-/// In the state letter and the start time, after the name, which may hold anything.
-std::string after_name(pid_t process) {
+/// Returns the fields of /proc/PID/stat after the process's name, which may contain any character. The first is the
+/// state.
+std::string stat_after_name(pid_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string text((std::istreambuf_iterator<char>(file)), {});
   const auto end = text.rfind(')');
@@ -81,7 +82,7 @@ std::string name_of(void* address) {
 }  // namespace
 
 std::int64_t start_of(pid_t process) noexcept try {
-  std::istringstream fields(after_name(process));
+  std::istringstream fields(stat_after_name(process));
   std::string field;
   constexpr int of_start = 20;  // after the name, from 1
   for (int i = 0; i < of_start; ++i)
@@ -92,7 +93,7 @@ std::int64_t start_of(pid_t process) noexcept try {
 }
 
 std::string state_of(pid_t process, std::int64_t started) {
-  std::istringstream fields(after_name(process));
+  std::istringstream fields(stat_after_name(process));
   std::string state;
   fields >> state;
   if (state.empty() || start_of(process) != started) return "its process " + std::to_string(process) + " is gone";
@@ -141,7 +142,8 @@ std::string MainStack::take() const {
     if (std::chrono::steady_clock::now() > end) {
       taken.store(true, std::memory_order_release);  // the handler ignores the signal if it comes later
       const auto where = first_word("/proc/self/task/" + std::to_string(main_id) + "/wchan");
-      return "no stack: its main thread heeds no signal" + (where.empty() || where == "0" ? "" : ", in " + where);
+      return "no stack: its main thread does not react to signals" +
+             (where.empty() || where == "0" ? "" : ", in " + where);
     }
     std::this_thread::sleep_for(1ms);
   }

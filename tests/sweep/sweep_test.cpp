@@ -466,7 +466,7 @@ TEST_F(Sweeps, MoreSamplesAddTrialsAndAnotherSpaceIsRefused) {
   options.space = {{"value", uniform(0, 2)}};
   const auto other = run({storage}, loop, defaults, options);
   EXPECT_EQ(other.code, 64);
-  EXPECT_NE(other.said.find("trial_00000 has had the settings"), std::string::npos) << other.said;
+  EXPECT_NE(other.said.find("trial_00000 had the settings"), std::string::npos) << other.said;
   EXPECT_EQ(run({test::shared_folder(), {"--resume", "must"}}, loop, defaults, options).code, 65);
   EXPECT_EQ(run({test::shared_folder(), {"--resume", "never"}}, loop, defaults, options).code, 0);
 }
@@ -477,7 +477,7 @@ TEST_F(Sweeps, WhatCannotBeIsSaidBeforeAnythingBegins) {
   const Space space{{"value", grid({1})}};
   const auto ended = run({test::shared_folder()}, loop, defaults, {.space = space, .ranks_per_trial = 9});
   EXPECT_EQ(ended.code, 64);
-  EXPECT_NE(ended.said.find("a trial is to have 9 ranks and the launch has " + std::to_string(world().size())),
+  EXPECT_NE(ended.said.find("a trial needs 9 ranks and the launch has " + std::to_string(world().size())),
             std::string::npos)
       << ended.said;
   for (const auto& options :
@@ -581,11 +581,11 @@ TEST_F(Sweeps, OtherSettingsOrAnotherSeedAreRefused) {
     EXPECT_NE(ended.said.find(fact), std::string::npos) << fact << " in: " << ended.said;
     EXPECT_EQ(json_in(storage / "sweep" / "sweep.json"), kept) << "nothing has changed";
   };
-  refused(start({"--seed", "4", "--set", "epochs=5"}, defaults), "\"epochs\" has been 1 and is now to be 5");
-  refused(start({"--seed", "5"}, defaults), "the seed has been 4 and is now to be 5");
+  refused(start({"--seed", "4", "--set", "epochs=5"}, defaults), "\"epochs\" was 1 and would now be 5");
+  refused(start({"--seed", "5"}, defaults), "the seed was 4 and would now be 5");
   auto other = defaults;
   other["o"]["lr"] = 0.25;
-  refused(start({"--seed", "4"}, other), "\"o.lr\" has been 0.5 and is now to be 0.25");
+  refused(start({"--seed", "4"}, other), "\"o.lr\" was 0.5 and would now be 0.25");
   other = defaults;
   other["more"] = true;
   refused(start({"--seed", "4"}, other), "\"more\"");

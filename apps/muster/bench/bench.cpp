@@ -70,7 +70,7 @@ std::vector<Row> measured(Measure&& measure) {
 void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ranks_given) {
   if (!benchmark.inside || options.with_peers)
     throw Error(ExitCode::usage, "comparing whole processes", "a launcher has started this program",
-                "Start it plainly, without mpirun or srun; it starts its ranks itself");
+                "Start it without mpirun or srun; it starts its ranks itself");
   launched([&](Launch& launch) {
     if (ranks_given && launch.size() != options.ranks)
       throw Error(ExitCode::usage, "reading -n",
