@@ -33,7 +33,7 @@
 #include <thread>
 #include <vector>
 
-namespace muster {
+namespace muster::async_save_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -962,4 +962,4 @@ TEST_P(Tiers, WhatIsDamagedThereIsGivenUp) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::async_save_test

@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::checkpoint::checkpoint_test {
 
 using comm::on_all;
 using comm::on_root;
@@ -693,4 +693,4 @@ TEST(Store, ANameInTheWayIsNotReplaced) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::checkpoint::checkpoint_test

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::predictor_test {
 namespace {
 
 using test::run;
@@ -422,4 +422,4 @@ TEST(BatchPredictor, DataThatDifferAreRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::predictor_test

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::stop_test {
 namespace {
 
 using test::line;
@@ -536,4 +536,4 @@ TEST(Stop, ALoopOfOnesOwnAsks) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::stop_test

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::train_test {
 namespace {
 
 using test::line;
@@ -1885,4 +1885,4 @@ TEST(Train, CanRestoreAndRestoreAgree) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::train_test

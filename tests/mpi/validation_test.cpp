@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::validation_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -532,4 +532,4 @@ TEST(Validation, ItsFileIsNotTheUsers) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::validation_test

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::operator_again_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -846,4 +846,4 @@ TEST(Operators, TheHookIsCalledBeforeAnythingElse) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::operator_again_test

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::operator_test {
 namespace {
 
 using test::all_ranks;
@@ -1338,4 +1338,4 @@ TEST(OperatorRow, TheLinearExample) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::operator_test

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::space_test {
 namespace {
 
 using namespace detail::sweep;
@@ -341,4 +341,4 @@ TEST(Progress, RisesWithCheckpointsAndTrials) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::space_test

@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::checkpoint::checkpoint_components_test {
 namespace {
 
 using at::Tensor;
@@ -517,4 +517,4 @@ TEST(Components, NamesAreChecked) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::checkpoint::checkpoint_components_test

@@ -35,7 +35,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::checkpoint::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -633,4 +633,4 @@ TEST(Retention, KeepsTheNewestOrTheBest) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::checkpoint::checkpoint_test

@@ -8,7 +8,7 @@
 #include <limits>
 #include <utility>
 
-namespace muster {
+namespace muster::convert_formats_test {
 namespace {
 
 using test::bytes, test::idx, test::message, test::npy, test::values;
@@ -291,4 +291,4 @@ TEST_F(Csv, NamesTheLineThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::convert_formats_test

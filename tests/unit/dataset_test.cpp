@@ -19,7 +19,7 @@
 #include <iterator>
 #include <thread>
 
-namespace muster {
+namespace muster::dataset_test {
 namespace {
 
 using test::counting;
@@ -388,4 +388,4 @@ TEST(BadFiles, AreTriedAgain) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::dataset_test

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::observe {
+namespace muster::detail::observe::observe_test {
 namespace {
 
 Json reduced(const std::vector<Metrics>& ranks, bool mean = true) {
@@ -330,4 +330,4 @@ TEST(Progress, ReportsNameTheUsersMetrics) {
 }
 
 }  // namespace
-}  // namespace muster::detail::observe
+}  // namespace muster::detail::observe::observe_test

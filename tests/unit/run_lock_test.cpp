@@ -46,7 +46,7 @@ extern "C" int fcntl(int descriptor, int command, ...) {
   return status;
 }
 
-namespace muster::detail::train {
+namespace muster::detail::train::run_lock_test {
 namespace {
 
 using test::Folder;
@@ -323,4 +323,4 @@ TEST(RunLease, StandsInWhereLocksEndAtTheNode) {
 }
 
 }  // namespace
-}  // namespace muster::detail::train
+}  // namespace muster::detail::train::run_lock_test

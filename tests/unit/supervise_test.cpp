@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::supervise {
+namespace muster::detail::supervise::supervise_test {
 namespace {
 
 using train::Failures;
@@ -430,4 +430,4 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace muster::detail::supervise
+}  // namespace muster::detail::supervise::supervise_test
