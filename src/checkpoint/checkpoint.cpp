@@ -35,7 +35,8 @@ constexpr const char* metadata_name = "metadata.json";
 
 bool has_manifest(const fs::path& path) { return fs::exists(detail::status_of(path / manifest_name)); }
 
-/// Opens the folder and locks it, until the descriptor is closed or the process has ended; −1 where that cannot be.
+/// Opens and locks the folder. Returns the descriptor, or −1 on failure. The lock lasts until the descriptor is closed
+/// or the process ends.
 int open_locked(const fs::path& folder) noexcept {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (descriptor < 0 || ::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return descriptor;
@@ -43,7 +44,8 @@ int open_locked(const fs::path& folder) noexcept {
   return -1;
 }
 
-/// Of the running system, whose processes alone see each other's locks for sure; empty where it does not say.
+/// Returns the boot ID of the running system, or an empty string if it is not available. Only processes of one running
+/// system are sure to see each other's locks.
 std::string boot_id() {
   try {
     std::string id(36, '\0');
@@ -55,7 +57,7 @@ std::string boot_id() {
   }
 }
 
-/// Removes the folders that killed processes of this user have left.
+/// Removes temporary folders left behind by killed processes of this user.
 void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcept try {
   std::error_code error;
   for (fs::directory_iterator at(parent, error), end; !error && at != end; at.increment(error)) {
@@ -68,20 +70,22 @@ void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcep
     ::close(descriptor);
   }
 } catch (const std::exception&) {
-  // They stay until the next process comes.
+  // The next process tries again.
 }
 
-/// A new temporary folder for this user alone; it goes with the last copy of what is given, or, where this process is
-/// killed, when another one of this user makes such a folder on this machine.
-std::pair<fs::path, std::shared_ptr<void>> make_given_folder() {
+/// Creates a temporary folder that only this user can access. Returns its path and its owner. The folder is removed
+/// with the last copy of the owner. If this process is killed, the next process of this user that creates such a folder
+/// on this machine removes it.
+std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
   const auto parent = fs::temp_directory_path();
   const auto boot = boot_id(), prefix = "muster-checkpoint-" + boot + (boot.empty() ? "" : "-");
-  [[maybe_unused]] static const bool looked = !boot.empty() && (remove_abandoned(parent, prefix), true);
+  [[maybe_unused]] static const bool cleaned_up = !boot.empty() && (remove_abandoned(parent, prefix), true);
   auto name = (parent / ("." + prefix + "XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr)
     throw Error(ExitCode::retry, "making the folder " + name, std::strerror(errno),
                 "Set TMPDIR to a folder with space");
-  // It is locked before others look for it. Where folders cannot be locked, nobody removes it.
+  // The folder is locked before it gets the name that remove_abandoned() looks for. If folders cannot be locked, other
+  // processes never remove it.
   const int descriptor = open_locked(name);
   const auto path = parent / fs::path(name).filename().string().substr(1);
   std::shared_ptr<void> owner(nullptr, [path, descriptor](void*) {
@@ -97,7 +101,7 @@ std::pair<fs::path, std::shared_ptr<void>> make_given_folder() {
   return {path, std::move(owner)};
 }
 
-/// An Error (ExitCode::usage) for metadata that could not be read again.
+/// Throws an Error (ExitCode::usage) if the metadata cannot be written and read back.
 void check_metadata(const fs::path& path, const std::function<void()>& write_and_read) try {
   write_and_read();
 } catch (const std::exception& error) {
@@ -109,7 +113,7 @@ void check_metadata(const fs::path& path, const std::function<void()>& write_and
 Checkpoint::Checkpoint(fs::path path, std::shared_ptr<void> owner) : path_(std::move(path)), owner_(std::move(owner)) {}
 
 Checkpoint Checkpoint::from_directory(fs::path path) {
-  if (!path.has_filename()) path = path.parent_path();  // a slash at the end would hide its name
+  if (!path.has_filename()) path = path.parent_path();  // drops a trailing slash
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::none)
@@ -125,9 +129,9 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
   const auto state = collect(entries);
   const auto replication = replication_of(entries);
   check_storable(state.tensors);
-  const auto [path, owner] = make_given_folder();
-  Checkpoint made(path, owner);
-  made.ranks_ = 1;
+  const auto [path, owner] = make_temporary_folder();
+  Checkpoint checkpoint(path, owner);
+  checkpoint.ranks_ = 1;
   const auto layout = lay_out(state.tensors, per_rank_tensors(state, replication));
   create_state_file(path / state_name, layout);
   FileEntry file{.name = state_name,
@@ -139,7 +143,7 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
                         .values = gather_values(nullptr, state, replication),
                         .tensors = layout.tensors,
                         .files = {file}});
-  return made;
+  return checkpoint;
 }
 
 void Checkpoint::to_directory(const fs::path& path) const {
@@ -171,8 +175,8 @@ void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
 
 Json Checkpoint::get_metadata() const {
   if (has_manifest(path_)) return read_manifest(path_).metadata;
-  const auto beside = path_ / metadata_name;
-  return fs::exists(detail::status_of(beside)) ? detail::read_json(beside) : Json::object();
+  const auto file = path_ / metadata_name;
+  return fs::exists(detail::status_of(file)) ? detail::read_json(file) : Json::object();
 }
 
 void Checkpoint::set_metadata(const Json& metadata) const {

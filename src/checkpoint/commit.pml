@@ -1,14 +1,16 @@
-/* The commit protocol of checkpoints, for spin: store_commit.cpp, store_restore.cpp, tier.cpp and the fast tier, with
- * ranks that are killed at any step, a disk that loses what was not synced, and calls that fail on one rank. Comments
- * name the functions that the steps stand for; `tests/fault/commit-model` runs it. In every order of the steps:
- *   1. what is restored is whole; and what bears a published name is whole, but for what the power left of a removal
+/* A model of the commit protocol of checkpoints for the model checker spin: store_commit.cpp, store_restore.cpp,
+ * tier.cpp and the fast tier. Ranks may be killed at any step, the disk may lose what was not synced, and calls may
+ * fail on one rank. Comments name the functions that the steps stand for. `tests/fault/commit-model` runs the model. It
+ * verifies for every order of the steps:
+ *   1. a restored checkpoint is complete; so is every checkpoint with a published name, except for remains of a removal
+ *      that a power loss interrupted
  *   2. once a report has returned, a checkpoint at least as new is restored after any crash
- *   3. a checkpoint is pruned only where a newer one is whole on the disk
- *   4. all ranks end a save alike, and a save fails only by a fault of its own
- *   5. nobody waits for ever
- *   6. a checkpoint in a fast tier that a start does not find is restored by a later one that finds it, unless the run's
- *      folder has got a newer one meanwhile
- * -DMUTATION=NAME breaks the protocol at one place, and spin must find that.
+ *   3. a checkpoint is pruned only if a newer one is complete on the disk
+ *   4. a save ends the same way on all ranks, and fails only if a fault occurred during it
+ *   5. no process waits for ever
+ *   6. if a start does not find a fast tier, a later start that finds it restores its checkpoint, unless the run's
+ *      folder has a newer one by then
+ * -DMUTATION=NAME breaks the protocol at one place; spin must then find an error.
  */
 #ifndef RANKS
 #define RANKS 2 /* or 3 */
@@ -20,19 +22,19 @@
 #define REPORTS 3
 #endif
 #ifndef KILLS
-#define KILLS 1 /* of one rank; the other ranks of a job that has lost one may be killed at any step too */
+#define KILLS 1 /* how often a first rank is killed; after that the other ranks of the job may be killed at any step */
 #endif
 #ifndef POWER_LOSSES
 #define POWER_LOSSES 1
 #endif
 #ifndef FAULTS
-#define FAULTS 1 /* calls that fail */
+#define FAULTS 1 /* number of calls that fail */
 #endif
-/* ASYNC: a save goes on after its report has returned, and the next report waits for it; with DROP that one saves
- * nothing instead.
- * FAST: a report returns when its checkpoint is in a fast tier, from which it is copied to the run's folder behind
- * training. That tier outlives its processes; a power loss may take all of it. With AWAY so many starts do not find it,
- * and begin another one. */
+/* ASYNC: a save continues in the background after its report has returned, and the next report waits for it. With DROP
+ * the next report does not wait but saves nothing.
+ * FAST: a report returns once its checkpoint is in a fast tier; it is copied to the run's folder in the background. The
+ * tier outlives the processes of its job, but a power loss may destroy it. AWAY: the number of starts that do not find
+ * the tier and begin another one. */
 #ifdef ASYNC
 #define BEHIND
 #endif
@@ -61,14 +63,15 @@
 
 /* --- The disk ----------------------------------------------------------------------------------------------------- */
 
-/* The name of a checkpoint's folder (tier.hpp). Bits, since after a power loss it may be one of several. */
+/* Kinds of names of a checkpoint's folder (tier.hpp). They are bits, because after a power loss the name may be any of
+ * several. */
 #define nowhere 1
 #define saving 2
 #define published 4
 #define pruning 8
 #define damaged 16
 
-/* What is in it: names of files, and their bytes. The user's files are as state.h5 is. */
+/* The content of the folder: names of files, and their bytes. The user's files behave like state.h5. */
 #define state_name 1
 #define manifest_name 2
 #define names (state_name | manifest_name)
@@ -80,29 +83,30 @@
 
 #ifdef AWAY
 #define folders 8
-byte tier[folders]; /* 0 is the run's folder, 1 the fast one, 2 that of an earlier job, which the note keeps */
+byte tier[folders]; /* 0: the run's folder; 1: the fast tier; 2: an earlier job's fast tier, still listed in the note */
 #else
 #ifdef FAST
 #define folders 6
 #else
 #define folders 5
 #endif
-bit tier[folders]; /* 0 is the run's folder, 1 the fast one */
+bit tier[folders]; /* 0: the run's folder; 1: the fast tier */
 #endif
-byte place[folders] = nowhere;
-byte may_be[folders] = nowhere; /* its places since the tier's folder was synced */
-byte number[folders];
-byte report_of[folders]; /* the report that it holds */
-byte content[folders];   /* as processes see it */
-byte durable[folders];   /* as the disk has it */
-byte spoiled[folders];   /* an fsync of it has failed; another one succeeds, and does nothing */
-bit doomed[folders];     /* its removal, or that of its name, has begun */
+byte place[folders] = nowhere;  /* the present kind of name */
+byte may_be[folders] = nowhere; /* all kinds of names it has had since the tier's folder was last synced */
+byte number[folders];           /* index of the checkpoint */
+byte report_of[folders];        /* the report that it holds */
+byte content[folders];          /* as processes see it */
+byte durable[folders];          /* as the disk has it */
+byte sync_failed[folders];      /* bits whose fsync has failed; another fsync succeeds but does nothing */
+bit removal_begun[folders];     /* the removal of the folder or of its name has begun */
 #define not_there folders
 
 byte faults;
 
 inline forget(x) {
-  tier[x] = 0; number[x] = 0; report_of[x] = 0; content[x] = 0; durable[x] = 0; spoiled[x] = 0; doomed[x] = 0
+  tier[x] = 0; number[x] = 0; report_of[x] = 0; content[x] = 0; durable[x] = 0; sync_failed[x] = 0;
+  removal_begun[x] = 0
 }
 
 inline move(x, to) { place[x] = to; may_be[x] = may_be[x] | to }
@@ -117,10 +121,10 @@ inline sync_names(t) {
   }
 }
 
-/* A call of the system: it may fail. */
+/* A system call, which may fail. */
 inline call() { if :: faults < FAULTS -> faults++; bad = true :: true fi }
 
-/* What follows does nothing where `bad` is true already: something before it has failed. */
+/* The steps below do nothing if `bad` is already true: an earlier step has failed. */
 inline write(x, what) {
   atomic {
     if :: !bad -> call(); if :: !bad -> content[x] = content[x] | (what) :: else fi :: else fi
@@ -134,9 +138,9 @@ inline fsync(x, what) {
     :: !bad ->
       call();
       if
-      :: !bad -> durable[x] = (durable[x] & ~(what)) | (content[x] & (what) & ~spoiled[x])
+      :: !bad -> durable[x] = (durable[x] & ~(what)) | (content[x] & (what) & ~sync_failed[x])
       :: else ->
-        spoiled[x] = spoiled[x] | (content[x] & ~durable[x] & (what));
+        sync_failed[x] = sync_failed[x] | (content[x] & ~durable[x] & (what));
         bad = (MUTATION != fsync_again)
       fi
     :: else
@@ -158,14 +162,15 @@ inline rename_new(x, to) {
   }
 }
 
-/* Of the tier's folder. */
+/* Syncs the tier's folder. */
 inline sync_directory(t) {
   atomic { if :: !bad -> call(); if :: !bad -> sync_names(t) :: else fi :: else fi }
 }
 
-/* Files go in the order in which the folder lists them. What fails is a warning, and removed at the next start. */
+/* Files are removed in the order in which the folder lists them. A failure is only a warning; the next start removes
+ * the rest. */
 inline remove_folder(x) {
-  doomed[x] = true;
+  removal_begun[x] = true;
   do
   :: content[x] & state_name -> content[x] = content[x] & ~state_name
   :: content[x] & manifest_name -> content[x] = content[x] & ~manifest_name
@@ -174,9 +179,9 @@ inline remove_folder(x) {
   atomic { move(x, nowhere); x = 0 }
 }
 
-/* --- Looking at it: Tier::list() ---------------------------------------------------------------------------------- */
+/* --- Listing the disk: Tier::list() ------------------------------------------------------------------------------- */
 
-/* The newest at one of those places. */
+/* Finds the newest folder of the tier with one of these kinds of names. */
 inline find(t, places, x) {
   d_step {
     x = not_there;
@@ -214,7 +219,7 @@ inline find_next_index() {
   }
 }
 
-/* Set aside, whole, and newer than all that are published. */
+/* Finds a checkpoint that was set aside, is complete, and is newer than all published ones. */
 inline find_whole_again(x) {
   d_step {
     find(0, published, n);
@@ -242,7 +247,7 @@ inline count_prunable(x) {
   }
 }
 
-/* In the fast tier, beside the one that is copied: an older one that could not be. */
+/* Finds another checkpoint in the fast tier than the one being copied: an older one that could not be copied. */
 inline find_older(x) {
   d_step {
     x = not_there;
@@ -255,7 +260,7 @@ inline find_older(x) {
 
 inline lose(x) { place[x] = nowhere; may_be[x] = nowhere; forget(x) }
 
-/* With its nodes, or since nobody knows of it any more; that of an earlier job too. */
+/* All fast tiers are gone, also those of earlier jobs: their nodes are lost, or the note no longer lists them. */
 inline lose_fast_tier() {
   d_step {
     for (i : 0 .. folders - 1) {
@@ -266,7 +271,7 @@ inline lose_fast_tier() {
 }
 
 #ifdef AWAY
-/* Of an earlier job: note_copied() and remove_unused(). */
+/* note_copied() and remove_unused() for an earlier job's tier. */
 inline lose_earlier_tier() {
   d_step {
     for (i : 0 .. folders - 1) {
@@ -276,7 +281,7 @@ inline lose_earlier_tier() {
   }
 }
 
-/* The note keeps what this start does not find. The warning says that it goes on from what is in the run's folder. */
+/* The note still lists a tier that this start does not find. A warning says that the run continues from its folder. */
 inline keep_fast_tier() {
   d_step {
     for (i : 0 .. folders - 1) {
@@ -296,49 +301,50 @@ inline keep_fast_tier() {
 /* --- The ranks ---------------------------------------------------------------------------------------------------- */
 
 bit dead[RANKS];
-bit job;  /* another with each start */
-byte out; /* processes of the job that have ended */
+bit job;              /* flips at each start */
+byte processes_ended; /* of the job */
 
-/* Collectives among the ranks' savers, and among their trainers: to how many each has come, and its last words. */
+/* Collectives among the ranks' savers, and among their trainers: how many each process has reached, and its last eight
+ * votes. */
 #define savers 0
 #define trainers 1
-byte come[2 * RANKS];
-bit said[2 * RANKS * 8];
-#define come_of(group, rank) come[(group) * RANKS + (rank)]
-#define word_of(group, rank) said[((group) * RANKS + (rank)) * 8 + come_of(group, me) % 8]
-#define has_come(group, rank) (come_of(group, rank) >= come_of(group, me))
+byte arrivals[2 * RANKS];
+bit votes[2 * RANKS * 8];
+#define arrivals_of(group, rank) arrivals[(group) * RANKS + (rank)]
+#define vote_of(group, rank) votes[((group) * RANKS + (rank)) * 8 + arrivals_of(group, me) % 8]
+#define has_arrived(group, rank) (arrivals_of(group, rank) >= arrivals_of(group, me))
 
 #if RANKS == 2
 #define some_dead (dead[0] || dead[1])
 #define some_alive !(dead[0] && dead[1])
-#define all_come(group) (has_come(group, 0) && has_come(group, 1))
-#define any_word(group) (word_of(group, 0) || word_of(group, 1))
+#define all_arrived(group) (has_arrived(group, 0) && has_arrived(group, 1))
+#define any_vote(group) (vote_of(group, 0) || vote_of(group, 1))
 #else
 #define some_dead (dead[0] || dead[1] || dead[2])
 #define some_alive !(dead[0] && dead[1] && dead[2])
-#define all_come(group) (has_come(group, 0) && has_come(group, 1) && has_come(group, 2))
-#define any_word(group) (word_of(group, 0) || word_of(group, 1) || word_of(group, 2))
+#define all_arrived(group) (has_arrived(group, 0) && has_arrived(group, 1) && has_arrived(group, 2))
+#define any_vote(group) (vote_of(group, 0) || vote_of(group, 1) || vote_of(group, 2))
 #endif
 
-/* on_all(): `bad` becomes whether it was true on any. Where a rank is lost, an alarm ends the others. */
+/* on_all(): `bad` becomes true if it was true on any rank. If a rank is lost, an alarm ends the others. */
 inline on_all(group) {
-  atomic { come_of(group, me)++; word_of(group, me) = bad };
+  atomic { arrivals_of(group, me)++; vote_of(group, me) = bad };
   if
-  :: atomic { all_come(group) -> bad = any_word(group) }
+  :: atomic { all_arrived(group) -> bad = any_vote(group) }
   :: some_dead -> goto alarmed
   fi
 }
 
-/* on_root(): `bad` becomes that of rank 0, which does not wait. */
+/* on_root(): `bad` becomes rank 0's value. Rank 0 does not wait. */
 inline on_root(group) {
-  atomic { come_of(group, me)++; if :: me == 0 -> word_of(group, me) = bad :: else fi };
+  atomic { arrivals_of(group, me)++; if :: me == 0 -> vote_of(group, me) = bad :: else fi };
   if
-  :: atomic { has_come(group, 0) -> bad = word_of(group, 0) }
+  :: atomic { has_arrived(group, 0) -> bad = vote_of(group, 0) }
   :: me != 0 && some_dead -> goto alarmed
   fi
 }
 
-/* What a rank's trainer has told its saver to save, and the answer. */
+/* The report that a rank's trainer has asked its saver to save, and the saver's answer. */
 #define nothing 0
 #define pending 1
 #define saved 2
@@ -350,15 +356,16 @@ bit copying[RANKS]; /* from the fast tier */
 bit copied[RANKS];
 
 byte slot = not_there; /* the folder that is being saved */
-byte source;           /* the one in the fast tier that is copied */
+byte source;           /* the folder in the fast tier that is being copied */
 byte next_index;       /* Store::next_index_ */
 byte found;            /* the report that was restored */
-byte committed;        /* the newest report of which a training function knows that it is saved, */
-byte in_run;           /* and that it is in the run's folder */
-byte kept;             /* the newest committed report in a tier that was not found, and is still noted */
+byte committed;        /* the newest report that a training function knows to be saved */
+byte in_run;           /* the newest report that it knows to be in the run's folder */
+byte kept;             /* the newest committed report in a tier that was not found but is still in the note */
 bit away;              /* this start does not find the fast tier */
 
-/* Of the last three saves, since rank 0 may be two ahead: the report and the first answer. And the faults before the last one. */
+/* For the last three saves, the report and the first rank's answer; three, because rank 0 may be two saves ahead. And
+ * the number of faults before the last save. */
 byte answered[3];
 byte first_answer[3];
 byte faults_before;
@@ -378,7 +385,7 @@ inline begin(t, index, report) {
     :: !bad ->
       for (i : 0 .. folders - 1) { if :: may_be[i] == nowhere -> slot = i :: else fi }
       i = 0;
-      assert(slot != not_there); /* the model has folders enough */
+      assert(slot != not_there); /* the model has enough folders */
       tier[slot] = t; number[slot] = index; report_of[slot] = report;
       move(slot, saving)
     :: else
@@ -386,7 +393,7 @@ inline begin(t, index, report) {
   }
 }
 
-/* Store::prune(): KEEP stay, the newest among them; which of the others go, a score may say. */
+/* prune(): KEEP checkpoints stay, the newest among them. A score decides about the others, so any of them may go. */
 inline prune() {
   do
   :: atomic {
@@ -407,13 +414,13 @@ inline prune() {
         :: prunable(7) -> f = 7
 #endif
         fi
-      :: else -> f = 0; bad = false; break /* what has failed is a warning */
+      :: else -> f = 0; bad = false; break /* a failure is only a warning */
       fi;
-      /* Tier::remove(): to a name that readers ignore, then file by file. */
+      /* Tier::remove(): first renamed to a name that readers ignore, then removed file by file. */
       rename_new(f, pruning);
       if
       :: !bad ->
-        doomed[f] = true;
+        removal_begun[f] = true;
         assert(place[slot] == published && content[slot] == whole);
         assert(MUTATION || (may_be[slot] == published && durable[slot] == whole))
       :: else -> f = 0
@@ -436,14 +443,14 @@ inline publish() {
     if
     :: !bad && MUTATION != answer_before_durable ->
       sync_directory(tier[slot]);
-      if :: bad -> doomed[slot] = true :: else fi;
+      if :: bad -> removal_begun[slot] = true :: else fi;
       if :: bad && MUTATION != no_rename_back -> move(slot, saving) :: else fi
     :: else
     fi
   }
 }
 
-/* Store::commit(). Save::compare() touches no disk, and agrees as Save::write() does. */
+/* Store::commit(). Save::prepare() is left out: it does not touch the disk, and its ranks agree as in Save::write(). */
 inline commit() {
   /* Save::write(): Tier::begin() and create_state_file() on rank 0, */
   if
@@ -455,14 +462,14 @@ inline commit() {
   fi;
   on_root(savers);
   if :: bad -> goto undo :: else fi;
-  /* then StateWriter::write() and copy_file() on all. */
+  /* then StateWriter::write() and copy_file() on all ranks. */
   write(slot, piece_bytes(me));
   fsync(slot, state_size | piece_bytes(me));
-  own = bad;
+  bad_here = bad;
   on_all(savers);
   if
-  :: MUTATION == no_agreement -> bad = own
-  :: else -> own = false; if :: bad -> goto undo :: else fi
+  :: MUTATION == no_agreement -> bad = bad_here
+  :: else -> bad_here = false; if :: bad -> goto undo :: else fi
   fi;
   /* Save::publish() */
   if
@@ -477,7 +484,7 @@ inline commit() {
   fi;
   on_root(savers);
   atomic {
-    bad = bad || own; own = false;
+    bad = bad || bad_here; bad_here = false;
     if
     :: bad -> goto undo
     :: !bad && me == 0 -> next_index++
@@ -518,7 +525,7 @@ inline remove_fast(x) {
   bad = false
 }
 
-/* copy_to_run(), and what follows in Store::commit(). */
+/* copy_to_run(), and the steps after it in Store::commit(). */
 inline copy_to_run() {
   if
   :: me == 0 ->
@@ -562,8 +569,8 @@ copied_or_not:
   atomic { bad = false; if :: me == 0 -> slot = not_there; source = 0 :: else fi; copying[me] = false }
 }
 
-/* copy_newest() of that tier, the steps of all ranks on one. A fast one goes where the run's folder has it whole, or a
- * newer one. */
+/* copy_newest() of this tier; one process does the steps of all ranks. A checkpoint need not be copied if the run's
+ * folder has it intact, or has a newer one. */
 inline copy_newest(t) {
   atomic {
     find(t, published, source);
@@ -608,16 +615,16 @@ inline finish_copying() {
 #ifdef AWAY
   copy_newest(2);
 #endif
-  /* Without its note in the run's folder the tier is not found again. What is there is durable by then: a name too that
-     a job which was killed has given. */
+  /* Once the note no longer lists the tier, it is not found again. So everything in the run's folder must be durable
+     before, also a name that a killed job has given. */
   if :: MUTATION != forget_before_durable -> sync_directory(0) :: else fi;
   if :: bad -> goto lost :: else fi;
   lose_fast_tier()
 }
 #endif
 
-/* The report hears how the last save has ended. */
-inline hear() {
+/* The report waits for the result of the last save. */
+inline await_answer() {
   atomic {
     answer[me] != pending;
     if :: answer[me] == saved && asked[me] > committed -> committed = asked[me] :: else fi;
@@ -626,8 +633,8 @@ inline hear() {
   }
 }
 
-/* And how its copying has. */
-inline hear_of_copy() {
+/* The report waits for the result of the last copying. */
+inline await_copy() {
   atomic {
     !copying[me];
     if :: copied[me] && asked[me] > in_run -> in_run = asked[me] :: else fi;
@@ -635,7 +642,7 @@ inline hear_of_copy() {
   }
 }
 
-/* Store::Store() and Store::newest(), on rank 0. What fails ends the job. */
+/* Store::Store() and Store::newest(), on rank 0. A failure ends the job. */
 inline restore() {
 #ifdef AWAY
   if
@@ -652,7 +659,7 @@ inline restore() {
   :: atomic { find(0, saving | pruning, f); if :: f == not_there -> f = 0; break :: else fi };
     remove_folder(f)
   od;
-  /* Store::take_back_what_is_whole() */
+  /* Store::restore_repaired() */
   do
   :: atomic { find_whole_again(f); if :: f == not_there -> f = 0; break :: else fi };
     rename_new(f, published);
@@ -663,7 +670,7 @@ inline restore() {
   :: atomic {
       find(0, published, f);
       if
-      :: f == not_there -> f = 0; found = 0; break /* or it refuses, as all are damaged */
+      :: f == not_there -> f = 0; found = 0; break /* the code refuses to start here if all are damaged */
       :: f != not_there && (content[f] == whole || MUTATION == no_verification) ->
         assert(content[f] == whole);
         found = report_of[f]; f = 0;
@@ -680,10 +687,10 @@ inline restore() {
   if :: !away -> assert(found >= kept); kept = 0 :: else fi
 }
 
-/* train/resume.cpp, then a training function that reports after each step. */
+/* train/resume.cpp, followed by a training function that reports after each step. */
 proctype trainer(byte me) {
   byte i, f, n, step;
-  bit bad, own, needed, start;
+  bit bad, bad_here, needed, start;
 again:
   {
     if :: me == 0 -> restore() :: else fi;
@@ -698,35 +705,35 @@ again:
       if :: MUTATION != drop_alone -> on_all(trainers) :: else fi;
       if :: bad -> bad = false; goto dropped :: else fi;
 #endif
-      hear();
-      hear_of_copy();
+      await_answer();
+      await_copy();
       atomic { asked[me] = step; answer[me] = pending };
     dropped:
       skip
 #else
 #ifdef FAST
-      hear_of_copy();
+      await_copy();
       atomic { asked[me] = step; answer[me] = pending };
 #else
       asked[me] = step;
       commit();
 #endif
-      hear()
+      await_answer()
 #endif
     :: else -> break
     od;
 #ifdef BEHIND
 #ifdef ASYNC
-    hear();
+    await_answer();
 #endif
-    hear_of_copy();
+    await_copy();
     answer[me] = the_end;
 #endif
     goto ended;
   alarmed:
 #ifndef BEHIND
-    /* The catch of Store::commit(), and the end of the job. */
-    if :: me == 0 && come_of(savers, 0) > 0 -> abandon(0, next_index) :: else fi;
+    /* The catch block of Store::commit(), then the end of the job. */
+    if :: me == 0 && arrivals_of(savers, 0) > 0 -> abandon(0, next_index) :: else fi;
 #endif
   lost:
     dead[me] = true;
@@ -734,7 +741,9 @@ again:
   ended:
     skip
   } unless { dead[me] };
-  atomic { i = 0; f = 0; n = 0; step = 0; bad = false; own = false; needed = false; start = job; out++ };
+  atomic {
+    i = 0; f = 0; n = 0; step = 0; bad = false; bad_here = false; needed = false; start = job; processes_ended++
+  };
 end_of_job:
   atomic { job != start -> start = 0; goto again }
 }
@@ -742,7 +751,7 @@ end_of_job:
 #ifdef BEHIND
 proctype saver(byte me) {
   byte i, f;
-  bit bad, own, start;
+  bit bad, bad_here, start;
 again:
   {
     do
@@ -764,7 +773,7 @@ again:
   ended:
     skip
   } unless { dead[me] };
-  atomic { i = 0; f = 0; bad = false; own = false; start = job; out++ };
+  atomic { i = 0; f = 0; bad = false; bad_here = false; start = job; processes_ended++ };
 end_of_job:
   atomic { job != start -> start = 0; goto again }
 }
@@ -773,9 +782,9 @@ end_of_job:
 #define processes RANKS
 #endif
 
-/* --- What befalls them -------------------------------------------------------------------------------------------- */
+/* --- Kills and power losses --------------------------------------------------------------------------------------- */
 
-/* A name is that of one folder: those before i have theirs. */
+/* Two folders cannot have one name: folders before i have theirs already. */
 #define taken_by(x, name) (x < i && tier[x] == tier[i] && place[x] == name && number[x] == number[i])
 #define taken(name) \
   (taken_by(0, name) || taken_by(1, name) || taken_by(2, name) || taken_by(3, name) || taken_by(4, name) || \
@@ -802,7 +811,7 @@ inline lose_power() {
     may_be[i] = place[i];
     if
     :: place[i] == nowhere -> forget(i)
-    :: place[i] & (saving | pruning) -> content[i] = 0 /* it goes at the next start, whatever it is */
+    :: place[i] & (saving | pruning) -> content[i] = 0 /* the next start removes it, whatever its content */
     :: else ->
       for (b : 0 .. bits - 1) {
         if
@@ -812,12 +821,12 @@ inline lose_power() {
       }
       b = 0
     fi;
-    durable[i] = content[i]; spoiled[i] = 0
+    durable[i] = content[i]; sync_failed[i] = 0
   }
   i = 0
 }
 
-#define unlike_its_name(x) (place[x] == published && content[x] != whole && !doomed[x])
+#define is_incomplete(x) (place[x] == published && content[x] != whole && !removal_begun[x])
 
 init {
   byte i, b, kills, power_losses, aways;
@@ -848,11 +857,11 @@ init {
       i = 0
     }
   :: atomic {
-      out == processes && some_dead ->
+      processes_ended == processes && some_dead ->
       for (i : 0 .. RANKS - 1) { dead[i] = false; asked[i] = 0; answer[i] = nothing; copying[i] = false; copied[i] = false }
-      for (i : 0 .. 2 * RANKS - 1) { come[i] = 0 }
-      for (i : 0 .. 16 * RANKS - 1) { said[i] = 0 }
-      i = 0; out = 0; slot = not_there; source = 0; next_index = 0; found = 0; faults_before = 0;
+      for (i : 0 .. 2 * RANKS - 1) { arrivals[i] = 0 }
+      for (i : 0 .. 16 * RANKS - 1) { votes[i] = 0 }
+      i = 0; processes_ended = 0; slot = not_there; source = 0; next_index = 0; found = 0; faults_before = 0;
       for (i : 0 .. 2) { answered[i] = 0; first_answer[i] = 0 }
       i = 0;
 #ifdef AWAY
@@ -861,14 +870,14 @@ init {
 #endif
       job = !job
     }
-  :: atomic { out == processes && !some_dead -> break }
-  :: unlike_its_name(0) || unlike_its_name(1) || unlike_its_name(2) || unlike_its_name(3) || unlike_its_name(4) ->
+  :: atomic { processes_ended == processes && !some_dead -> break }
+  :: is_incomplete(0) || is_incomplete(1) || is_incomplete(2) || is_incomplete(3) || is_incomplete(4) ->
     assert(false)
 #ifdef FAST
-  :: unlike_its_name(5) -> assert(false)
+  :: is_incomplete(5) -> assert(false)
 #endif
 #ifdef AWAY
-  :: unlike_its_name(6) || unlike_its_name(7) -> assert(false)
+  :: is_incomplete(6) || is_incomplete(7) -> assert(false)
 #endif
   od
 }

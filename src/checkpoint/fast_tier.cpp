@@ -33,15 +33,15 @@ namespace fs = std::filesystem;
 
 fs::path note_of(const Tier& run) { return run.folder() / "fast_tier.json"; }
 
-/// One tier in the note.
+/// An entry of the note.
 struct NotedTier {
   std::string folder, id;
-  std::vector<std::string> hosts = {};  ///< of each node
+  std::vector<std::string> hosts = {};  ///< one for each node
   bool used = false;
-  int first = 0;         ///< the first checkpoint that it has had since it came into use
-  std::string run = {};  ///< what tells the run's folder from its copies
+  int first = 0;         ///< index of the first checkpoint since "used" was set
+  std::string run = {};  ///< identity_of() the run's folder: tells it from its copies
 
-  /// What the names of its folders begin with.
+  /// The prefix of the names of its folders.
   std::string prefix() const { return "muster-" + id + "-"; }
   std::string shown() const { return (fs::path(folder) / prefix()).string() + "*"; }
 };
@@ -68,8 +68,8 @@ struct stat status_at(const fs::path& path) {
   return status;
 }
 
-/// What tells the run's folder from its copies: its inode, and when that was made where the file system knows it. A
-/// device's number would not do, which may differ between hosts.
+/// Identifies the run's folder, to tell it from its copies: inode, and birth time if the file system has it. The device
+/// number is left out because it may differ between hosts.
 std::string identity_of(const Tier& run) {
   struct statx status {};
   const auto path = run.folder();
@@ -81,8 +81,8 @@ std::string identity_of(const Tier& run) {
   return identity;
 }
 
-/// Whether the note came with a copy of another run's folder: the tier is that run's. So does one that was moved to
-/// another file system.
+/// True if this entry came with a copy of another run's folder, so that the tier belongs to that run. Also true if the
+/// run's folder was moved to another file system.
 bool is_of_another_run(const NotedTier& tier, const Tier& run) { return tier.run != identity_of(run); }
 
 std::string user_name(uid_t id) {
@@ -90,8 +90,8 @@ std::string user_name(uid_t id) {
   return user != nullptr ? user->pw_name : "user " + std::to_string(id);
 }
 
-/// The owner of the note where that is another user; empty if there is none, or it is this user's: or of whom the file
-/// system makes of this user (root-squash).
+/// Returns the owner of the note if that is another user; empty if there is no note or it is this user's. The user to
+/// whom the file system maps this one (root squash) counts as this user.
 std::string other_owner(const Tier& run) {
   const auto path = note_of(run);
   if (!fs::exists(status_of(path))) return {};
@@ -104,7 +104,7 @@ std::string other_owner(const Tier& run) {
     fs::remove(probe);
     if (own == owner) return {};
   } catch (const std::exception&) {
-    // A folder that this user may not write to.
+    // This user may not write to the folder.
   }
   return user_name(owner);
 }
@@ -118,7 +118,7 @@ std::vector<NotedTier> read_note(const Tier& run) {
     for (const auto& tier : json) {
       note.push_back(
           {tier.at("folder"), tier.at("id"), tier.at("hosts"), tier.at("used"), tier.at("first"), tier.at("run")});
-      if (!is_id(note.back().id)) throw Error(ExitCode::data, note.back().id, "it is no id");
+      if (!is_id(note.back().id)) throw Error(ExitCode::data, note.back().id, "it is not an ID");
     }
     return note;
   } catch (const std::exception&) {
@@ -147,21 +147,21 @@ void write_note(const Tier& run, const std::vector<NotedTier>& note) {
   });
 }
 
-/// Why this user should not believe what is in the folder; empty if nothing speaks against it.
+/// Returns why this user must not trust the content of the folder; empty if it can be trusted.
 std::string distrust(const fs::path& folder) {
   const auto status = status_at(folder);
-  if (!S_ISDIR(status.st_mode)) return "it is no folder";
+  if (!S_ISDIR(status.st_mode)) return "it is not a folder";
   if (status.st_uid != ::geteuid()) return "it belongs to " + user_name(status.st_uid);
   return (status.st_mode & 077) != 0 ? "other users may read or write it" : "";
 }
 
-/// A folder of a tier, and the node that reads and removes it.
+/// A folder of a tier, and the rank of the node that reads and removes it.
 struct NodeFolder {
   fs::path path;
   int node = 0;
 };
 
-/// The folders of the tier that this rank sees: [names, warnings].
+/// Returns the folders of the tier that this rank sees, as [names, warnings].
 Json folders_here(const NotedTier& tier) {
   std::set<std::string> names, warnings;
   std::error_code error;
@@ -189,9 +189,9 @@ Json folders_here(const NotedTier& tier) {
   return Json::array({names, warnings});
 }
 
-/// Those that any node sees. Nodes may share the folder after all: then the first that sees it has it. With `tell`
-/// there is a warning for each that is not believed. Collective.
-std::vector<NodeFolder> find_folders(const Communicator& communicator, const NotedTier& tier, bool tell) {
+/// Returns the folders of the tier that any node sees. If several nodes share a folder, the first of them gets it. With
+/// `warn`, rank 0 logs a warning for each folder that is not trusted. Collective.
+std::vector<NodeFolder> find_folders(const Communicator& communicator, const NotedTier& tier, bool warn) {
   const auto& topology = communicator.topology();
   std::vector<NodeFolder> folders;
   std::set<std::string> seen;
@@ -202,19 +202,20 @@ std::vector<NodeFolder> find_folders(const Communicator& communicator, const Not
     for (const std::string name : here[0])
       if (seen.insert(name).second) folders.push_back({fs::path(tier.folder) / name, topology.node_of_rank[rank]});
     for (const std::string warning : here[1])
-      if (tell && communicator.rank() == 0) log::warn(topology.hosts[rank] + ": " + warning);
+      if (warn && communicator.rank() == 0) log::warn(topology.hosts[rank] + ": " + warning);
   }
   return folders;
 }
 
-/// A checkpoint in one folder, as the first rank of its node sees it.
+/// A checkpoint in one folder, as read by the first rank of its node.
 struct Found {
-  std::string manifest = {};  ///< its text; empty if it cannot be read
+  std::string manifest = {};  ///< text of the manifest; empty if it cannot be read
   std::string problem = {};
 };
 
-/// By folder and index.
-std::vector<std::map<int, Found>> look_into(const Communicator& communicator, const std::vector<NodeFolder>& folders) {
+/// Returns the checkpoints of each folder by their index. Collective.
+std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communicator,
+                                                   const std::vector<NodeFolder>& folders) {
   const auto& topology = communicator.topology();
   std::vector<std::map<int, Found>> found(folders.size());
   for (const auto& text : on_all(communicator, [&] {
@@ -237,7 +238,7 @@ std::vector<std::map<int, Found>> look_into(const Communicator& communicator, co
   return found;
 }
 
-/// What of a checkpoint is whole in its folder: of the share of it that this rank looks at.
+/// Verifies this rank's share of a checkpoint and returns the pieces and files of it that are present and intact.
 Part whole_part(const fs::path& checkpoint, const Manifest& manifest, Rank in_node) {
   Part part{.checkpoint = checkpoint};
   const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
@@ -253,8 +254,9 @@ Part whole_part(const fs::path& checkpoint, const Manifest& manifest, Rank in_no
   return part;
 }
 
-/// What this rank copies of the checkpoint: each piece and file is copied by the first rank that has found it whole.
-/// None, on all ranks, where some of it is whole nowhere; `problem` then says why, if that is known. Collective.
+/// Returns the parts of the checkpoint that this rank copies: the first rank that found a piece or file intact copies
+/// it. Returns none, on all ranks, if a piece or file is intact nowhere; then `problem` is the reason, if known.
+/// Collective.
 std::optional<std::vector<Part>> choose_parts(const Communicator& communicator, const Manifest& manifest,
                                               const std::vector<fs::path>& checkpoints_here, std::string& problem) {
   const auto& topology = communicator.topology();
@@ -293,8 +295,8 @@ std::optional<std::vector<Part>> choose_parts(const Communicator& communicator, 
   return whole ? std::optional(std::move(mine)) : std::nullopt;
 }
 
-/// Whether the run's folder has a whole one of that index or a newer one. One of that index which is not is set aside:
-/// after a copy that failed, and then lost the power, it may be there in part.
+/// True if the run's folder has an intact checkpoint with this index or a higher one. A damaged checkpoint with this
+/// index is moved out of the way: a failed copy followed by a power loss may have left it incomplete.
 bool has_as_new(const Tier& run, int index) {
   const auto published = run.list().published;
   for (const auto& [there, path] : published | std::views::reverse) {
@@ -302,14 +304,16 @@ bool has_as_new(const Tier& run, int index) {
     const auto problem = problem_seen([&] { verify(path, read_manifest(path)); });
     if (problem.empty()) return true;
     if (there == index) {
-      const auto aside = run.set_aside(index);
-      log::warn(path.filename().string() + " is damaged and now called " + aside.filename().string() + ": " + problem);
+      const auto new_path = run.set_aside(index);
+      log::warn(path.filename().string() + " is damaged and now named " + new_path.filename().string() + ": " +
+                problem);
     }
   }
   return false;
 }
 
-/// Copies one checkpoint of the tier; gives why it cannot be had now, the same on all ranks. Collective.
+/// Copies one checkpoint of the tier to the run's folder. Returns why it cannot be copied now, the same on all ranks;
+/// empty if it was copied. Collective.
 std::string take_checkpoint(const Communicator& communicator, const std::vector<NodeFolder>& folders,
                             const std::vector<std::map<int, Found>>& found, int index, Tier& run) {
   std::string text, problem;
@@ -325,7 +329,7 @@ std::string take_checkpoint(const Communicator& communicator, const std::vector<
   if (text.empty()) return problem;
   const auto manifest = from_text(text, "the manifest of " + run.published(index).filename().string());
   const auto parts = choose_parts(communicator, manifest, here, problem);
-  if (!parts) return problem.empty() ? "not all of it is here and whole" : problem;
+  if (!parts) return problem.empty() ? "some of it is missing or damaged" : problem;
   try {
     copy_to_run(communicator, manifest, *parts, run);
   } catch (const Error& error) {
@@ -346,33 +350,35 @@ std::string names_of_missing(const NotedTier& tier, const std::vector<NodeFolder
   return hosts;
 }
 
-/// Whether the run's folder has now what is newest in that tier. Of another run's tier only the checkpoint `of_another`
-/// is taken: those after it may have been made since this run was copied. Collective.
-bool copy_newest(const Communicator& communicator, const NotedTier& tier, int of_another, Tier& run) {
-  const auto folders = find_folders(communicator, tier, /*tell=*/true);
-  const auto found = look_into(communicator, folders);
+/// Copies the newest checkpoint of the tier, if the run's folder has none as new. Returns true if nothing newer is left
+/// in the tier. `only_index`: −1 for the run's own tiers; for another run's tier, the only checkpoint that may be
+/// copied, since later ones may have been made after this run was copied. Collective.
+bool copy_newest(const Communicator& communicator, const NotedTier& tier, int only_index, Tier& run) {
+  const auto folders = find_folders(communicator, tier, /*warn=*/true);
+  const auto found = find_checkpoints(communicator, folders);
   const auto missing = names_of_missing(tier, folders);
-  const auto leave = [&](const std::string& what) {
+  const auto warn_left = [&](const std::string& what) {
     if (communicator.rank() == 0)
-      log::warn(what + (missing.empty() ? "" : " (of the hosts " + missing + " no folder is found)") +
-                ". The run goes on without it; a start that finds it takes it, until the run's folder has a newer one");
+      log::warn(what + (missing.empty() ? "" : " (there is no folder of the hosts " + missing + ")") +
+                ". The run goes on without it. A later start that finds it there takes it, unless the run's folder has "
+                "a newer checkpoint by then");
   };
   if (folders.empty()) {
-    leave("the newest checkpoint may be in the fast tier " + tier.shown() + ", of which nothing is here");
+    warn_left("the newest checkpoint may be in the fast tier " + tier.shown() + ", which is not on these nodes");
     return false;
   }
   std::set<int, std::greater<>> indices;
   for (const auto& folder : found)
     for (const auto& [index, one] : folder)
-      if (of_another < 0 || index == of_another) indices.insert(index);
+      if (only_index < 0 || index == only_index) indices.insert(index);
   const auto has = [&](int index) {
     return on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }) == "yes";
   };
-  if (of_another >= 0 && indices.empty() && !has(of_another)) {
-    leave(run.published(of_another).filename().string() + " is not in the fast tier " + tier.shown() + " any more");
+  if (only_index >= 0 && indices.empty() && !has(only_index)) {
+    warn_left(run.published(only_index).filename().string() + " is not in the fast tier " + tier.shown() + " any more");
     return false;
   }
-  bool all = true;
+  bool is_current = true;
   for (const int index : indices) {
     if (has(index)) break;
     const auto name = run.published(index).filename().string();
@@ -381,10 +387,10 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, int of
       if (communicator.rank() == 0) log::info(name + " was taken from the fast tier " + tier.folder);
       break;
     }
-    leave(name + " of the fast tier " + tier.shown() + " cannot be taken: " + problem);
-    all = false;
+    warn_left(name + " of the fast tier " + tier.shown() + " cannot be taken: " + problem);
+    is_current = false;
   }
-  return all;
+  return is_current;
 }
 
 }  // namespace
@@ -430,7 +436,8 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
     if (const auto owner = other_owner(run); !owner.empty()) {
       const auto there = run.list().published;
       log::warn(note_of(run).string() + " belongs to " + owner +
-                ": a newer checkpoint that the fast tier of that job may hold is not taken. The run goes on from " +
+                ": the fast tier of that job is not read, though it may hold a newer checkpoint. The run goes on "
+                "from " +
                 (there.empty() ? "its beginning" : there.rbegin()->second.filename().string()) +
                 ", without a fast tier until that file is gone");
     }
@@ -445,7 +452,7 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
     if (tier[3] && !copy_newest(communicator, {tier[0], tier[1], tier[2]}, tier[4], run))
       kept.insert(tier[1].get<std::string>());
   on_root(communicator, [&] {
-    // A name there that a job which was killed has given may not be durable yet.
+    // A killed job may have published a checkpoint here without making its name durable.
     sync_directory(run.folder());
     auto note = read_note(run);
     for (auto& tier : note) tier.used = kept.contains(tier.id);
@@ -480,7 +487,7 @@ std::optional<Place> make_fast_place(const Communicator& communicator, const Tie
   const bool leads = topology.local_rank == 0;
   on_all(communicator, [&] {
     const auto doing = "making the folder " + own.string() + " of the fast tier";
-    const auto remedy = "fast_tier names a folder that is there on every node and may be written";
+    const auto remedy = "fast_tier must name a folder that exists on every node and may be written to";
     if (!leads) return std::string();
     if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
     if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
@@ -492,7 +499,7 @@ std::optional<Place> make_fast_place(const Communicator& communicator, const Tie
 void note_use(const Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
-    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "it is gone",
+    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "the file is gone",
                 "Start the run again");
   note.back().used = true;
   note.back().first = index;
@@ -520,9 +527,9 @@ void remove_unused(const Communicator& communicator, const Tier& run, const std:
     return tiers.dump();
   }));
   if (unused.empty()) return;
-  std::set<std::string> left;  // which the next start tries to remove
+  std::set<std::string> left;  // IDs of tiers that could not be removed; the next start tries again
   for (const auto& tier : unused) {
-    const auto folders = find_folders(communicator, {tier[0], tier[1]}, /*tell=*/false);
+    const auto folders = find_folders(communicator, {tier[0], tier[1]}, /*warn=*/false);
     for (const auto& failed : on_all(communicator, [&] {
            bool removed = true;
            for (const auto& folder : folders) {
@@ -547,7 +554,7 @@ void forget(const Tier& run, const Place& own) noexcept try {
   if (std::erase_if(note, [&](const auto& tier) { return own_name.starts_with(tier.prefix()); }) > 0)
     write_note(run, note);
 } catch (const std::exception& error) {
-  log::warn(std::string("forgetting the fast tier: ") + error.what());
+  log::warn(std::string("removing the fast tier from the run's fast_tier.json: ") + error.what());
 }
 
 bool may_have_more(const Tier& run) { return std::ranges::any_of(read_note(run), &NotedTier::used); }

@@ -1,4 +1,5 @@
-// What one process sees of a run's checkpoints; nothing is renamed. Beside list_checkpoints() and verify_checkpoint():
+// Read-only views of a run's checkpoints from one process, without communication. list_checkpoints() and
+// verify_checkpoint() (muster/checkpoint.hpp) are implemented here too.
 #pragma once
 
 #include "muster/checkpoint.hpp"
@@ -11,14 +12,15 @@
 
 namespace muster::detail::checkpoint {
 
-/// The newest whose manifest and file sizes are whole; those that were rolled back are passed over, and damaged ones
-/// with a warning. An Error (ExitCode::retry) if one cannot be read.
+/// Returns the newest checkpoint whose manifest and file sizes are intact. Skips rolled-back checkpoints silently and
+/// damaged ones with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read.
 std::optional<std::filesystem::path> newest_whole(const std::filesystem::path& run);
 
-/// Those that are whole and led to where the run stands, oldest first.
+/// Returns the checkpoints that are intact and not rolled back, oldest first.
 std::vector<CheckpointInfo> reported(const std::filesystem::path& run);
 
-/// What `look` finds wrong with a checkpoint's content, or empty. What could not be read stays an error.
+/// Runs `look` and returns the message of its Error if that means damaged content (ExitCode::data); otherwise an empty
+/// string. Rethrows NewerFormat and all other errors, such as a failure to read.
 std::string problem_seen(const std::function<void()>& look);
 
 }  // namespace muster::detail::checkpoint

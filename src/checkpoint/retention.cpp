@@ -24,14 +24,14 @@ std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig
   const double sign = config.checkpoint_score_order == ScoreOrder::max ? 1 : -1;
   std::ranges::sort(checkpoints, std::greater{}, [&](const Scored& checkpoint) {
     const double score = checkpoint.score.value_or(std::numeric_limits<double>::quiet_NaN());
-    const bool counts = !config.checkpoint_score_attribute.empty() && !std::isnan(score);
-    return std::tuple(!checkpoint.rolled_back, counts, counts ? sign * score : 0, checkpoint.index);
+    const bool has_score = !config.checkpoint_score_attribute.empty() && !std::isnan(score);
+    return std::tuple(!checkpoint.rolled_back, has_score, has_score ? sign * score : 0, checkpoint.index);
   });
-  std::vector<int> gone;
+  std::vector<int> indices;
   for (auto at = checkpoints.begin() + static_cast<std::ptrdiff_t>(keep); at != checkpoints.end(); ++at)
-    if (at->index != newest) gone.push_back(at->index);
-  std::ranges::sort(gone);
-  return gone;
+    if (at->index != newest) indices.push_back(at->index);
+  std::ranges::sort(indices);
+  return indices;
 }
 
 std::optional<double> score_of(const Json& metrics, const std::string& attribute) {
@@ -47,14 +47,13 @@ void prune(const Tier& tier, const CheckpointConfig& config,
     std::vector<Scored> checkpoints;
     for (const auto& [index, path] : tier.list().published) try {
         const auto metrics = measured(path, read_manifest(path).metrics);
-        const bool given_up = rolled_back(rollbacks, index);
-        const bool waits =
+        const bool gone = rolled_back(rollbacks, index);
+        const bool is_needed =
             status_in(metrics) == CheckpointStatus::pending_validation ||
             (needed && metrics.is_object() && needed(metrics.value("training_iteration", std::int64_t{0})));
-        checkpoints.push_back(
-            {index, score_of(metrics, config.checkpoint_score_attribute), given_up, !given_up && waits});
+        checkpoints.push_back({index, score_of(metrics, config.checkpoint_score_attribute), gone, !gone && is_needed});
       } catch (const Error&) {
-        // Damaged: it does not count, and whoever resumes next will look at it.
+        // A damaged checkpoint is neither counted nor removed; the next resume handles it.
       }
     for (const int index : surplus(std::move(checkpoints), config)) tier.remove(index);
   } catch (const std::exception& error) {

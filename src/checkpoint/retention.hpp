@@ -1,4 +1,4 @@
-// Which checkpoints stay.
+// Decides which checkpoints to keep, and removes the others.
 #pragma once
 
 #include "checkpoint/tier.hpp"
@@ -13,21 +13,21 @@ namespace muster::detail::checkpoint {
 
 struct Scored {
   int index = 0;
-  std::optional<double> score;  ///< none, or NaN, is worse than any
-  bool rolled_back = false;     ///< by a step back: worse than all others
-  bool pinned = false;  ///< it waits for its validation, or its row for that, and stays beside those that are kept
+  std::optional<double> score;  ///< no score, and NaN, rank below every number
+  bool rolled_back = false;     ///< ranks below all checkpoints that are not rolled back
+  bool pinned = false;          ///< still needed, for example by its validation: kept in addition to num_to_keep
 };
 
-/// The indices that may go, oldest first: all but the num_to_keep best, or newest where there is no score attribute.
-/// The newest that is not rolled back always stays, beside the best if it is not one of them. Of equal scores the newer
-/// is the better.
+/// Returns the indices of the checkpoints to remove, oldest first. The num_to_keep best stay, or the newest if there is
+/// no score attribute. The newest checkpoint that is not rolled back always stays, in addition if it is not among the
+/// best. Of two checkpoints with equal scores the newer ranks higher.
 std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config);
 
-/// The score in the metrics of a report.
+/// Returns the metric named `attribute` of a report; none if it is missing or not a number.
 std::optional<double> score_of(const Json& metrics, const std::string& attribute);
 
-/// Removes those that may go; a failure is a warning. What is `needed`, by the number of its report, stays as one that
-/// waits for its validation does. By one rank.
+/// Removes surplus checkpoints. A failure only logs a warning. A checkpoint for whose report `needed` returns true is
+/// kept, like one with a pending validation. Called by one rank.
 void prune(const Tier& tier, const CheckpointConfig& config,
            const std::function<bool(std::int64_t training_iteration)>& needed = {}) noexcept;
 

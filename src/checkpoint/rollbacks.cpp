@@ -19,16 +19,17 @@ Json read_list(const fs::path& run) {
   const auto path = file_of(run);
   if (!fs::exists(status_of(path))) return Json::array();
   auto list = read_json(path);
-  const auto is_index = [](const Json& step, const char* key) {
-    return step.contains(key) && step.at(key).is_number_unsigned() && step.at(key).get<std::uint64_t>() <= 999'999'999;
+  const auto has_index = [](const Json& rollback, const char* key) {
+    return rollback.contains(key) && rollback.at(key).is_number_unsigned() &&
+           rollback.at(key).get<std::uint64_t>() <= 999'999'999;
   };
-  const auto is_step = [&](const Json& step) {
-    return is_index(step, "to") && is_index(step, "over") && step.at("to") <= step.at("over") &&
-           (!step.contains("name") || step.at("name").is_string());
+  const auto is_rollback = [&](const Json& rollback) {
+    return has_index(rollback, "to") && has_index(rollback, "over") && rollback.at("to") <= rollback.at("over") &&
+           (!rollback.contains("name") || rollback.at("name").is_string());
   };
-  if (!list.is_array() || !std::ranges::all_of(list, is_step))
-    throw Error(ExitCode::data, "reading " + path.string(), "it is not a list of steps back",
-                "Mend it; without it the run goes on from its newest checkpoint, given up or not");
+  if (!list.is_array() || !std::ranges::all_of(list, is_rollback))
+    throw Error(ExitCode::data, "reading " + path.string(), "it is not a list of rollbacks",
+                "Repair it. If you remove it, the run goes on from its newest checkpoint, rolled back or not");
   return list;
 }
 
@@ -48,13 +49,14 @@ void add_rollback(const fs::path& run, const Rollback& rollback) {
 }
 
 bool rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept {
-  // From the newest rollback to those before the checkpoint to which it went.
-  std::optional<int> went_to;
+  // From the newest rollback backwards. A rollback only matters here if it was made before the checkpoint existed that
+  // the later rollback went to.
+  std::optional<int> target;
   for (const auto& rollback : rollbacks | std::views::reverse) {
-    if (went_to && rollback.over >= *went_to) continue;
+    if (target && rollback.over >= *target) continue;
     if (index > rollback.over) return false;
     if (index > rollback.to) return true;
-    went_to = rollback.to;
+    target = rollback.to;
   }
   return false;
 }

@@ -1,7 +1,9 @@
-// Rollbacks: `--resume RUN/checkpoint_000003` makes the run go on from there and rolls back those after it.
-// RUN/steps_back.json keeps that, so that it is done once, and so that nothing goes on from what was rolled back:
+// Rollbacks: `--resume RUN/checkpoint_000003` makes the run continue from checkpoint 3 and rolls back all later ones.
+// RUN/steps_back.json records each rollback. So it happens only once, and no start resumes from a rolled-back
+// checkpoint:
 //   [{"to": 3, "over": 5, "name": "best", "time": "2026-01-31T12:00:00Z"}, …]
-// Oldest first; 4 and 5 are rolled back. "name" is how the checkpoint was named, since a name may lead elsewhere later.
+// Oldest first. In this example checkpoints 4 and 5 are rolled back. "name" is the name that the user gave for the
+// checkpoint; it is recorded because the name may refer to another checkpoint later.
 #pragma once
 
 #include "checkpoint/tier.hpp"
@@ -15,20 +17,20 @@
 namespace muster::detail::checkpoint {
 
 struct Rollback {
-  int to = 0;
-  int over = 0;           ///< the highest index that there was
-  std::string name = {};  ///< of the checkpoint, as it was asked for; empty if nobody knows
+  int to = 0;             ///< index of the checkpoint that the run continues from
+  int over = 0;           ///< highest index that existed at the time
+  std::string name = {};  ///< the user's name for the checkpoint; empty if unknown
 };
 
-/// Those of a run, none where it has no such file. An Error (ExitCode::data) if the file is damaged.
+/// Returns a run's rollbacks; none if it has no such file. Throws an Error (ExitCode::data) if the file is damaged.
 std::vector<Rollback> read_rollbacks(const std::filesystem::path& run);
-/// Adds one, durably.
+/// Appends a rollback to the file, durably.
 void add_rollback(const std::filesystem::path& run, const Rollback& rollback);
 
-/// Whether the checkpoint is not part of what led to the run as it stands now.
+/// True if the checkpoint with this index is rolled back.
 bool rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept;
 
-/// The newest published one that is not rolled back: index and path.
+/// Returns index and path of the newest published checkpoint that is not rolled back.
 std::optional<std::pair<int, std::filesystem::path>> newest_of(const Tier::Listing& there,
                                                                const std::vector<Rollback>& rollbacks);
 

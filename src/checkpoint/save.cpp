@@ -34,7 +34,7 @@ void Place::abandon(int index) const noexcept {
   try {
     if (tier.list().published.contains(index)) tier.remove(index);
   } catch (const std::exception& error) {
-    log::warn("removing what other nodes have not: " + std::string(error.what()));
+    log::warn("removing a checkpoint that another node could not publish: " + std::string(error.what()));
   }
 }
 
@@ -54,7 +54,8 @@ void Save::compare(const Communicator& communicator) {
          const auto mine = list_user_files(contents_.directory);
          check_storable(tensors_);
          if (tensors_.contains(random_name))
-           throw Error(ExitCode::usage, "saving the state", "an entry is called random", "Give it another name");
+           throw Error(ExitCode::usage, "saving the state", "an entry is named \"random\", which muster uses itself",
+                       "Give it another name");
          return Json::array({mine.names, mine.metadata, outline(contents_.state, contents_.replication),
                              contents_.random_state.size()})
              .dump();
@@ -67,7 +68,7 @@ void Save::compare(const Communicator& communicator) {
   if (!all_equal(outlines)) find_drift(communicator);
   if (!all_equal(random_bytes))
     throw Error(ExitCode::usage, "saving the random state", "it is not as long on every rank",
-                "Give as many bytes on every rank");
+                "Give the same number of bytes on every rank");
   values_ = gather_values(&communicator, contents_.state, contents_.replication);
   auto random = at::empty({static_cast<std::int64_t>(random_bytes.front())}, at::TensorOptions(at::kByte));
   std::ranges::copy(contents_.random_state, static_cast<char*>(random.mutable_data_ptr()));
@@ -81,13 +82,13 @@ void Save::find_drift(const Communicator& communicator) {
 
 void Save::prepare(const Communicator& communicator, Layout& last) {
   compare(communicator);
-  // Most saves are as the one before, and HDF5 takes its time.
-  const auto anew = on_root(communicator, [&] {
+  // Laying out with HDF5 is slow, and most saves have the same layout as the previous one.
+  const auto new_layout = on_root(communicator, [&] {
     return fits(last, tensors_, per_rank_, ranks_) ? "" : pack(lay_out(tensors_, per_rank_, ranks_));
   });
   try {
     on_all(communicator, [&] {
-      if (!anew.empty()) last = unpack_layout(anew);
+      if (!new_layout.empty()) last = unpack_layout(new_layout);
       check_layout(last, tensors_);
       return std::string();
     });
@@ -157,14 +158,14 @@ void Save::write(const Communicator& communicator, Place& place) {
   std::vector<std::uint64_t> fingerprints;
   std::vector<std::vector<std::uint32_t>> by_rank;
   for (const auto& text : on_all(communicator, [&] {
-         std::optional<ReplicaFingerprint> number;
+         std::optional<ReplicaFingerprint> fingerprint;
          std::function<bool()> meanwhile;
          if (!copied_ && ranks_ > 1) {
-           number.emplace(tensors_alike(contents_.state, contents_.replication));
-           meanwhile = [&] { return number->advance(); };
+           fingerprint.emplace(tensors_alike(contents_.state, contents_.replication));
+           meanwhile = [&] { return fingerprint->advance(); };
          }
          const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_, meanwhile);
-         return Json::array({checksums, number ? number->value() : 0}).dump();
+         return Json::array({checksums, fingerprint ? fingerprint->value() : 0}).dump();
        })) {
     const auto rank = Json::parse(text);
     by_rank.push_back(rank[0]);
@@ -195,7 +196,7 @@ void Save::publish(const Communicator& communicator, Place& place) {
       write_manifest(place.tier.saving(index_), manifest_ = make_manifest());
       place.tier.publish(index_);
     });
-  // Rank 0's on all nodes.
+  // All nodes store rank 0's manifest.
   manifest_ = from_text(on_root(communicator, [&] { return to_text(make_manifest()); }), "the manifest");
   on_all(communicator, [&] {
     if (place.leads) {

@@ -1,9 +1,11 @@
-// One save, by its steps: what the ranks hold is compared, written by all, and published.
+// The steps of one save: compare the state of all ranks, write it, publish it.
 //
+//   Synchronous:                                      Asynchronous:
 //   save.prepare(communicator);                       save.prepare(communicator);
 //   save.copy_files(communicator, place);             save.copy_files(communicator, place);
 //   save.write(communicator, place);                  save.copy(communicator, snapshot);
-//   save.publish(communicator, place);                … and on another thread, over another communicator, the same rest
+//   save.publish(communicator, place);                … then write() and publish() on another thread, over another
+//                                                     communicator
 #pragma once
 
 #include "checkpoint/files/manifest.hpp"
@@ -27,81 +29,82 @@ namespace muster::detail::checkpoint {
 
 using Clock = std::chrono::steady_clock;
 
-/// What one checkpoint is made of.
+/// The content of one checkpoint.
 struct Contents {
-  Clock::time_point begun = Clock::now();               ///< to be put together
-  StateDict state = {};                                 ///< the same names and shapes on all ranks
-  EntryReplication replication = {};                    ///< which entries need not have equal values
-  std::string random_state = {};                        ///< this rank's, bytes; as long on every rank
+  Clock::time_point begun = Clock::now();               ///< when the save began
+  StateDict state = {};                                 ///< same names and shapes on all ranks
+  EntryReplication replication = {};                    ///< which entries may differ between ranks
+  std::string random_state = {};                        ///< this rank's, as bytes; same length on every rank
   std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
-  Json progress = Json::object();                ///< training_iteration, epoch, position, seed … as the session wants
-  Json metrics = Json::object();                 ///< of the report; the score is looked up here
-  Json metadata = Json::object();                ///< the trainer's; what the user has set on the files' checkpoint wins
-  std::vector<optim::FrozenMemory> frozen = {};  ///< what of the state need not be copied
+  Json progress = Json::object();                ///< training_iteration, epoch, position, seed …, set by the session
+  Json metrics = Json::object();                 ///< metrics of the report, the score among them
+  Json metadata = Json::object();                ///< the trainer's; metadata that the user set in `directory` wins
+  std::vector<optim::FrozenMemory> frozen = {};  ///< snapshots of parts of the state, which need not be copied
 };
 
 /// Where a checkpoint is written.
 struct Place {
   Tier tier;
-  bool leads = false;      ///< this rank makes the folder, and publishes it: rank 0, or the first of each node
-  bool of_a_node = false;  ///< each node has a folder of its own, for what its ranks write
+  bool leads = false;      ///< this rank creates the folder and publishes it: rank 0, or the first rank of each node
+  bool of_a_node = false;  ///< each node has its own folder, which its ranks write to
 
-  /// Nothing is left of it: not of what is unfinished, nor of what this node has published and another could not.
+  /// Removes the checkpoint with this index, unfinished or published. A node may have published it while another node
+  /// failed to.
   void abandon(int index) const noexcept;
 };
 
-/// All member functions are collective.
+/// All member functions are collective, except the getters.
 class Save {
  public:
   Save(Contents contents, int index, const Communicator& ranks, StateWriter& writer);
 
-  /// Compares what each rank has, but for the numbers in its tensors; lays the file out, and brings to each writer what
-  /// other ranks have of their own. `last`: the layout of the save before, the same on all ranks, or an empty one; it
-  /// becomes that of this one.
+  /// Compares names, shapes and JSON values between ranks, but not the values of tensors; lays the file out; and sends
+  /// per-rank tensors to the ranks that write them. `last`: the layout of the previous save, the same on all ranks, or
+  /// an empty one; it is replaced by this save's layout.
   void prepare(const Communicator& communicator, Layout& last);
-  /// The user's files go there.
+  /// Copies the user's files.
   void copy_files(const Communicator& communicator, Place& place);
-  /// Compares the numbers, and takes a snapshot: the state may change from now on.
+  /// Compares the values of tensors and takes a snapshot. The state may change afterwards.
   void copy(const Communicator& communicator, Snapshot& snapshot);
-  /// Those that the plan names write. What has not been copied is compared meanwhile: rank 0's is what is stored of a
-  /// tensor that has drifted.
+  /// Writes state.h5, each piece by the rank that the plan names. Without a snapshot it also compares the values of
+  /// tensors, while it waits for the disk. Of a tensor that has drifted, rank 0's copy is stored.
   void write(const Communicator& communicator, Place& place);
-  /// All have written: the checkpoint gets its manifest and its name.
+  /// Writes the manifest and gives the checkpoint its published name. Called after write() has ended on all ranks.
   void publish(const Communicator& communicator, Place& place);
 
-  /// What is published.
+  /// Returns the published manifest.
   const Manifest& manifest() const noexcept { return manifest_; }
-  /// Pieces of state.h5, and the user's files, that this rank has written.
+  /// Return the pieces of state.h5 and the user's files that this rank has written.
   std::vector<std::uint64_t> pieces() const { return pieces_of(writers_, rank_); }
   std::vector<std::string> files() const;
 
  private:
   void open(const Communicator& communicator, Place& place);
   void compare(const Communicator& communicator);
-  /// What is rank 0's after all.
+  /// Finds the tensors that have drifted, once; see checkpoint::find_drift().
   void find_drift(const Communicator& communicator);
   void write_drifted(const Communicator& communicator, const std::filesystem::path& path);
   std::vector<std::uint64_t> drifted_pieces() const;
   void give_drifted_to_rank_0(const Communicator& communicator);
   Manifest make_manifest() const;
-  /// All files with the checksums that their writers took.
+  /// Returns the entries of all files, with the checksums that their writers computed.
   std::vector<FileEntry> entries() const;
 
   Contents contents_;
   const int index_;
   const int rank_, ranks_;
   StateWriter& writer_;
-  Tensors tensors_;                               // with the random state
-  std::set<std::string> per_rank_;                // of these
-  Json values_;                                   // as they are stored
-  std::vector<UserFiles> files_;                  // of each rank
-  std::optional<std::set<std::string>> drifted_;  // tensors, where anything is not alike
+  Tensors tensors_;                               // includes the random state
+  std::set<std::string> per_rank_;                // names of the per-rank tensors
+  Json values_;                                   // as stored, gathered from all ranks
+  std::vector<UserFiles> files_;                  // one element per rank
+  std::optional<std::set<std::string>> drifted_;  // names of tensors; set once ranks were found to differ
   bool opened_ = false, copied_ = false;
   Layout layout_;
-  std::vector<int> writers_;                          // of each piece of state.h5
-  std::vector<Stretch> rows_;                         // other ranks' own that this one writes
-  std::vector<std::vector<FileEntry>> copied_files_;  // by each rank
-  std::vector<std::uint32_t> checksums_;              // of each piece; rank 0's count
+  std::vector<int> writers_;                          // for each piece of state.h5, the rank that writes it
+  std::vector<Stretch> rows_;                         // bytes of per-rank tensors that this rank writes
+  std::vector<std::vector<FileEntry>> copied_files_;  // one element per rank
+  std::vector<std::uint32_t> checksums_;              // one per piece; only rank 0's are stored
   Manifest manifest_;
 };
 

@@ -1,5 +1,5 @@
-// The checkpoints of a run: committed by all ranks together, found again, pruned. This is the protocol; what a
-// checkpoint consists of is files/, where it lies is the tier.
+// The checkpoints of a run: all ranks together commit, find, restore and prune them. This is the protocol. files/
+// defines the content of a checkpoint; the tier defines where it lies.
 #pragma once
 
 #include "checkpoint/files/state_reader.hpp"
@@ -26,112 +26,122 @@
 
 namespace muster::detail::checkpoint {
 
-/// What a checkpoint gives back.
+/// The content of a checkpoint that was read.
 struct Restored {
   StateDict state;                          ///< on the CPU
-  std::optional<std::string> random_state;  ///< this rank's; none at another world size
-  std::string random_states;                ///< of all ranks that saved, one after the other
+  std::optional<std::string> random_state;  ///< this rank's; none if the world size differs
+  std::string random_states;                ///< those of all ranks that saved, concatenated in the order of ranks
   Json progress;
-  TrainerState trainer;  ///< the same, checked
+  TrainerState trainer;  ///< `progress`, parsed and checked
   Json metrics;
-  int world_size = 1;
+  int world_size = 1;  ///< number of ranks that saved
 };
 
-/// All member functions are collective over the communicator and end alike on every rank, unless they say otherwise.
+/// Unless they say otherwise, member functions are collective over the communicator and end the same way on every rank.
 class Store {
  public:
   enum class When { now, behind };
 
-  /// `run` exists. Removes what an interrupted save left behind, and finishes what was left to copy in a fast tier.
+  /// `run` is the run's folder; it must exist. Finishes copying checkpoints from the fast tiers of earlier jobs and
+  /// removes interrupted saves.
   Store(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
-  /// What is still being written is finished first.
+  /// Waits until the save in the background has ended.
   ~Store();
 
-  /// Compares what the ranks hold, writes, agrees, publishes, prunes. If any rank fails, nothing is published or lost.
-  /// When::behind, with async_save: returns when `contents` are copied, and gives the checkpoint that it will be; a
-  /// thread of each rank does the rest. So it goes from a fast tier to the run's folder in any case. Not before
-  /// finish(), if something is still behind.
+  /// Compares the state of all ranks, writes it, publishes the checkpoint, and prunes older ones. If any rank fails,
+  /// nothing is published and nothing is lost. With When::behind and async_save it returns once `contents` are copied;
+  /// a background thread of each rank does the rest. Copying from a fast tier to the run's folder is always done in the
+  /// background. Returns the checkpoint that is, or will be, published. While a save is in the background, call
+  /// finish() first.
   Checkpoint commit(Contents contents, When when = When::now);
-  /// Whether something is, on this rank. Not collective.
+  /// True if a save is still in the background on this rank. Not collective.
   bool busy() const;
-  /// Waits for it; whether it has ended well, which is the same on all ranks. finish() still tells. Not collective.
+  /// Waits for the save in the background. True if it succeeded, the same on all ranks. finish() can still be called
+  /// for the error. Not collective.
   bool ends_well() const;
-  /// Waits for it; gives the error that it ended with. Nothing is published or lost then, and its index is used up.
+  /// Waits for the save in the background. Returns its error, if it failed: then nothing was published or lost, but its
+  /// index is not used again.
   std::optional<Error> finish();
-  /// Of the first rank: asked of a checkpoint's report before it is pruned, which it is not where that is so. From the
-  /// thread that writes. Not collective.
-  void keep_while(std::function<bool(std::int64_t training_iteration)> needed) { needed_ = std::move(needed); }
-  /// How long the last save has taken to its end, and the one that is behind until now. Not collective.
+  /// Sets a predicate on the first rank: a checkpoint is not pruned while `needed` returns true for its report. It is
+  /// called on the thread that writes. Not collective.
+  void keep_while(std::function<bool(std::int64_t training_iteration)> needed) { is_needed_ = std::move(needed); }
+  /// Returns how long the last save took; for one in the background, known after finish(). Not collective.
   std::optional<Clock::duration> cost() const noexcept { return cost_; }
+  /// Returns how long the save in the background has taken so far, or took in all; none after finish(). Not collective.
   std::optional<Clock::duration> under_way() const noexcept;
 
-  /// The newest whole one; nullopt if there is none at all, an Error (ExitCode::data) if all are damaged. Damaged ones
-  /// are renamed to ….damaged with a warning; first, those newer than all others that are whole again get their names
-  /// back. Only content is damage: a file missing, of another size, with a wrong checksum, an impossible manifest. What
-  /// cannot be read, or is not the same to all ranks, is an Error (ExitCode::retry), and nothing is renamed.
+  /// Returns the newest intact checkpoint; none if there is no checkpoint. Throws an Error (ExitCode::data) if all are
+  /// damaged. Damaged checkpoints are renamed to ….damaged, with a warning. Before that, ….damaged ones that are intact
+  /// again, and newer than all published ones, get their names back. Only content counts as damage: a missing file, a
+  /// wrong size, a wrong checksum, an impossible manifest. If files cannot be read, or ranks see different files, it
+  /// throws an Error (ExitCode::retry) and renames nothing.
   std::optional<Checkpoint> newest();
 
-  /// Rolls back to that checkpoint, once: newest() gives it, and passes over those that are newer, until one newer than
-  /// all of them is committed. Nothing is written before confirm_rollback(). An Error (ExitCode::data) if the
-  /// checkpoint is not there or not whole. `name`: how it was asked for.
+  /// Rolls back to a checkpoint, once: newest() returns it and skips newer ones, until a checkpoint newer than all of
+  /// them is committed. Writes nothing before confirm_rollback(). `name`: the user's name for the checkpoint. Throws an
+  /// Error (ExitCode::data) if the checkpoint is missing or damaged.
   void roll_back(int index, const std::string& name = {});
-  /// The run has taken up the checkpoint to which it was rolled back: notes that in its folder. commit() does so too.
+  /// Records the rollback in the run's folder, once all ranks have restored the checkpoint. commit() calls it too.
   void confirm_rollback();
-  /// The rollbacks of the run, with the one that is not confirmed yet. Not collective; for rank 0.
+  /// Returns the run's rollbacks, including one that is not confirmed yet. Not collective; for rank 0.
   std::vector<Rollback> rollbacks() const;
-  /// Whether the last rollback was asked for by that name, wherever that leads now. Not collective; for rank 0.
+  /// True if the last rollback was requested by this name, whatever the name refers to now. Not collective; for rank 0.
   bool has_rolled_back(const std::string& name) const;
 
-  /// Verified, unless newest() has just done so, and read; one that no run has made by merge_entries(). Tensors may be
-  /// views of the file, which takes space until they are gone. A directory that is not muster's gives nothing.
+  /// Reads a checkpoint, after verifying it unless newest() just did. A checkpoint that no run made is read by
+  /// merge_entries(). Tensors may be views of the file, whose disk space stays in use until they are gone. Returns an
+  /// empty result for a directory that is not a muster checkpoint.
   Restored read(const Checkpoint& checkpoint) const;
 
-  /// The same handle as this rank's: load() through per_rank gives what this rank saved. Not collective.
+  /// Returns the handle with this rank's number, so that its load() with per_rank returns what this rank saved. Not
+  /// collective.
   Checkpoint as_this_rank(Checkpoint checkpoint) const;
 
  private:
   Rank here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
-  /// What is wrong with the content of the checkpoint; empty if nothing is. Each rank recomputes its share of the
-  /// checksums, and its node has then read what all ranks need. An Error (ExitCode::retry) if it cannot be read, or if
-  /// not all ranks see the same files.
+  /// Returns what is wrong with the content of the checkpoint; empty if it is intact. Each rank verifies its share of
+  /// the checksums; each node reads all data that every rank needs, so it is cached there. Throws an Error
+  /// (ExitCode::retry) if the checkpoint cannot be read or ranks see different files.
   std::string problem_of(const std::filesystem::path& checkpoint) const;
-  void take_back_what_is_whole() const;
-  /// A name of a checkpoint that is rolled back, or has been set aside, goes to the newest other one that had it, or is
-  /// removed. Not collective.
+  /// Gives intact ….damaged checkpoints newer than all published ones their names back.
+  void restore_repaired() const;
+  /// Moves the names of each rolled-back checkpoint, and of `set_aside`, to the newest other checkpoint that had the
+  /// name; removes them if there is none. Not collective.
   void move_names(std::optional<int> set_aside = {}) const;
-  void say_rolled_back(int index) const;
-  void copy_from_own_tier(const Communicator& communicator, const Save& save, int index);
-  void go_on_behind(std::function<void(const Communicator&)> work);
-  /// Nothing in a fast tier is needed any more: notes that, and removes what earlier jobs have left in theirs.
-  void give_up_tiers(const Communicator& communicator);
-  /// The fast tier keeps none older than that one, or none at all after it.
-  void clear_fast_tier(int index, bool after) const noexcept;  // not collective
+  void log_rolled_back(int index) const;
+  void copy_from_fast_tier(const Communicator& communicator, const Save& save, int index);
+  /// Runs `work` on the background thread.
+  void run_in_background(std::function<void(const Communicator&)> work);
+  /// Records that no fast tier is needed any more, and removes the tiers of earlier jobs.
+  void release_fast_tiers(const Communicator& communicator);
+  /// Removes from the fast tier all checkpoints older than `index`, or all of them if `after`. Not collective.
+  void clear_fast_tier(int index, bool after) const noexcept;
 
   Communicator communicator_;
-  Tier tier_;
+  Tier tier_;  // the run's folder
   std::optional<Place> fast_ = {};
-  bool fast_used_ = false;                   // which the run's folder says
-  bool has_earlier_tier_ = false;            // of which the newest could not be copied
-  std::optional<Communicator> behind_ = {};  // for the thread that writes
-  Layout layout_ = {};                       // of the last save
+  bool fast_used_ = false;         // "used" is set for this job's tier in the run's folder
+  bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
+  std::optional<Communicator> background_communicator_ = {};  // of the background thread
+  Layout layout_ = {};                                        // of the last save
   StateWriter writer_;
   Snapshot snapshot_;
   CheckpointConfig config_;
-  std::function<bool(std::int64_t)> needed_ = {};
+  std::function<bool(std::int64_t)> is_needed_ = {};
   int next_index_ = 0;
-  std::optional<Rollback> rollback_ = {};  // not confirmed
-  /// What was found whole last, for whoever reads it next.
+  std::optional<Rollback> rollback_ = {};  // not confirmed yet
+  /// The checkpoint that was verified last, so that read() need not verify it again.
   struct Verified {
     std::filesystem::path path = {};
     Manifest manifest = {};
     std::shared_ptr<const MappedState> state = {};
   };
   mutable Verified verified_;
-  Clock::time_point begun_ = {}, ended_ = {};  // the save that is behind, or was last
+  Clock::time_point save_begun_ = {}, save_ended_ = {};  // of the save in the background, or else of the last one
   std::optional<Clock::duration> cost_ = {};
-  std::shared_future<std::optional<Error>> writing_;  // last: it uses the others
+  std::shared_future<std::optional<Error>> background_save_;  // declared last: its thread uses the other members
 };
 
 }  // namespace muster::detail::checkpoint

@@ -1,4 +1,4 @@
-// Saving, now or behind training; then old checkpoints are pruned.
+// Saves checkpoints, synchronously or in the background, and prunes old ones.
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/manifest.hpp"
@@ -17,10 +17,10 @@ namespace muster::detail::checkpoint {
 using comm::on_root;
 namespace {
 
-/// Notes when it goes.
-struct Stamp {
+/// Stores the time of its destruction in `at`.
+struct EndTime {
   Clock::time_point& at;
-  ~Stamp() { at = Clock::now(); }
+  ~EndTime() { at = Clock::now(); }
 };
 
 }  // namespace
@@ -33,21 +33,23 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
                 "Give 1 or more, or leave it out to keep all");
   has_earlier_tier_ = finish_copying(communicator_, tier_);
   next_index_ = std::stoi(on_root(communicator_, [&] {
-    const auto there = tier_.list();  // before what is unfinished goes: its indices count
+    const auto there = tier_.list();  // listed before remove_unfinished(), whose indices are not used again
     for (const auto& path : there.others)
-      log::warn(path.string() + " is a link or a file, so the run does not go on from it. Move the folder back there");
+      log::warn(path.string() +
+                " is a link or a file, not a folder, so the run does not go on from it. Move the "
+                "checkpoint's folder back there");
     tier_.remove_unfinished();
-    int next = there.next_index;  // and no index is used again that was given up
+    int next = there.next_index;  // nor are the indices of rolled-back checkpoints used again
     for (const auto& rollback : read_rollbacks(tier_.folder())) next = std::max(next, rollback.over + 1);
     return std::to_string(next);
   }));
   if (!config_.fast_tier.empty()) fast_ = make_fast_place(communicator_, tier_, config_.fast_tier);
-  if (fast_ || config_.async_save) behind_ = comm::make_world_apart(communicator_);
+  if (fast_ || config_.async_save) background_communicator_ = comm::make_world_apart(communicator_);
 }
 
 Store::~Store() {
-  if (writing_.valid()) writing_.wait();
-  if (!fast_ || fast_used_) return;  // what was not copied is taken at the next start
+  if (background_save_.valid()) background_save_.wait();
+  if (!fast_ || fast_used_) return;  // the next start copies what is left
   std::error_code ignored;
   if (fast_->leads) std::filesystem::remove(fast_->tier.folder(), ignored);
   if (here().rank == 0 && !std::filesystem::exists(fast_->tier.folder(), ignored)) forget(tier_, *fast_);
@@ -56,8 +58,8 @@ Store::~Store() {
 Checkpoint Store::commit(Contents contents, When when) {
   confirm_rollback();
   const int index = next_index_;
-  begun_ = contents.begun;
-  const bool behind = when == When::behind && behind_;
+  save_begun_ = contents.begun;
+  const bool is_async = when == When::behind && background_communicator_;
   Place run{.tier = tier_, .leads = here().rank == 0};
   auto& first = fast_ ? *fast_ : run;
   const auto save = std::make_shared<Save>(std::move(contents), index, communicator_, writer_);
@@ -67,7 +69,7 @@ Checkpoint Store::commit(Contents contents, When when) {
       on_root(communicator, [&] { note_use(tier_, index); });
       fast_used_ = true;
     }
-    if (fast_) next_index_ = index + 1;  // where another node fails, one may be left with the name
+    if (fast_) next_index_ = index + 1;  // if another node fails, this node may be left with that published name
     save->publish(communicator, place);
   };
   const auto or_abandon = [index](Place& place, auto&& work) {
@@ -81,7 +83,7 @@ Checkpoint Store::commit(Contents contents, When when) {
   or_abandon(first, [&] {
     save->prepare(communicator_, layout_);
     save->copy_files(communicator_, first);
-    if (behind)
+    if (is_async)
       save->copy(communicator_, snapshot_);
     else
       write(communicator_, first);
@@ -90,70 +92,71 @@ Checkpoint Store::commit(Contents contents, When when) {
   const auto to_run = [this, save, index](const Communicator& communicator) {
     if (fast_) {
       clear_fast_tier(index, /*after=*/false);
-      copy_from_own_tier(communicator, *save, index);
+      copy_from_fast_tier(communicator, *save, index);
     }
-    if (fast_ || has_earlier_tier_) give_up_tiers(communicator);
+    if (fast_ || has_earlier_tier_) release_fast_tiers(communicator);
     if (fast_) clear_fast_tier(index, /*after=*/true);
-    if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_, needed_); });
+    if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_, is_needed_); });
   };
-  if (behind)
-    go_on_behind([=, place = first](const Communicator& communicator) mutable {
+  if (is_async)
+    run_in_background([=, place = first](const Communicator& communicator) mutable {
       or_abandon(place, [&] { write(communicator, place); });
       to_run(communicator);
     });
   else if (fast_)
-    go_on_behind(to_run);
+    run_in_background(to_run);
   else
-    to_run(communicator_), cost_ = Clock::now() - begun_;
+    to_run(communicator_), cost_ = Clock::now() - save_begun_;
   return as_this_rank(Checkpoint(tier_.published(index)));
 }
 
-void Store::copy_from_own_tier(const Communicator& communicator, const Save& save, int index) {
+void Store::copy_from_fast_tier(const Communicator& communicator, const Save& save, int index) {
   try {
     copy_to_run(communicator, save.manifest(), {{fast_->tier.published(index), save.pieces(), save.files()}}, tier_);
   } catch (const Error& error) {
     if (!error.agreed() || error.code() != ExitCode::data) throw;
-    // It was whole a moment ago: somebody else has changed the tier, and the run's folder has an earlier one.
+    // The checkpoint was intact a moment ago, so somebody else has changed the tier. The run's folder has an earlier
+    // checkpoint, so a retry makes sense.
     throw Error(ExitCode::retry, error.what());
   }
 }
 
-void Store::go_on_behind(std::function<void(const Communicator&)> work) {
-  const auto run = [this, apart = *behind_, work = std::move(work)] {
-    const Stamp stamp{ended_};
-    const auto limit = comm::time_limit(apart);
-    return comm::attempt_on_all(apart, {.done = limit, .failed = limit}, [&] { work(apart); });
+void Store::run_in_background(std::function<void(const Communicator&)> work) {
+  const auto run = [this, communicator = *background_communicator_, work = std::move(work)] {
+    const EndTime end_time{save_ended_};
+    const auto limit = comm::time_limit(communicator);
+    return comm::attempt_on_all(communicator, {.done = limit, .failed = limit}, [&] { work(communicator); });
   };
-  // An MPI that was started by others may allow only one thread: then nothing is behind.
+  // If somebody else initialized MPI, it may allow calls from one thread only; then `work` runs here.
   if (comm::threads_may_call_mpi()) {
-    writing_ = std::async(std::launch::async, run).share();
+    background_save_ = std::async(std::launch::async, run).share();
   } else {
     std::promise<std::optional<Error>> done;
     done.set_value(run());
-    writing_ = done.get_future().share();
+    background_save_ = done.get_future().share();
   }
 }
 
 bool Store::busy() const {
-  return writing_.valid() && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  return background_save_.valid() && background_save_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
 std::optional<Clock::duration> Store::under_way() const noexcept {
-  if (!writing_.valid()) return {};
-  return (busy() ? Clock::now() : ended_) - begun_;
+  if (!background_save_.valid()) return {};
+  return (busy() ? Clock::now() : save_ended_) - save_begun_;
 }
 
-bool Store::ends_well() const { return !writing_.valid() || !writing_.get(); }
+bool Store::ends_well() const { return !background_save_.valid() || !background_save_.get(); }
 
 std::optional<Error> Store::finish() {
-  if (!writing_.valid()) return {};
-  const auto writing = std::exchange(writing_, {});
+  if (!background_save_.valid()) return {};
+  const auto writing = std::exchange(background_save_, {});
   writing.wait();
-  cost_ = ended_ - begun_;
+  cost_ = save_ended_ - save_begun_;
   return writing.get();
 }
 
-void Store::give_up_tiers(const Communicator& communicator) {
+void Store::release_fast_tiers(const Communicator& communicator) {
   if (on_root(communicator, [&] { return std::string(note_copied(tier_) ? "noted" : ""); }).empty()) return;
   fast_used_ = false;
   if (std::exchange(has_earlier_tier_, false)) remove_unused(communicator, tier_, fast_);

@@ -1,4 +1,5 @@
-// What a run goes on from: the newest whole checkpoint, or one that it rolls back to; verified and read.
+// Finds, verifies and reads the checkpoint that a run resumes from: the newest intact one, or the one to which it rolls
+// back.
 #include "checkpoint/store.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
@@ -37,7 +38,7 @@ std::string Store::problem_of(const fs::path& checkpoint) const {
     throw Error(ExitCode::retry, "verifying " + checkpoint.string(),
                 "other ranks see it whole, but rank " + std::to_string(rank) + " (" +
                     communicator_.topology().hosts[rank] + ") says: " + *bad,
-                "The file system does not show all nodes the same; try again");
+                "The file system does not show the same files on all nodes; try again");
   }
   const auto& topology = communicator_.topology();
   const Rank in_node{topology.local_rank, topology.local_size};
@@ -49,8 +50,8 @@ std::string Store::problem_of(const fs::path& checkpoint) const {
   return {};
 }
 
-void Store::take_back_what_is_whole() const {
-  // Those after the newest: what the run has gone on without is not its past any more.
+void Store::restore_repaired() const {
+  // Only those newer than the newest published one. The run has already continued without the older ones.
   const auto candidates = Json::parse(on_root(communicator_, [&] {
     const auto there = tier_.list();
     const auto rollbacks = read_rollbacks(tier_.folder());
@@ -67,14 +68,14 @@ void Store::take_back_what_is_whole() const {
     try {
       if (!problem_of(path).empty()) continue;
     } catch (const Error& error) {
-      // Where there is another to go on from, one on a sick disk is left alone.
+      // An unreadable one is skipped if there is another checkpoint to resume from.
       if (needed || !error.agreed() || error.code() != ExitCode::retry) throw;
       if (here().rank == 0) log::warn(path.filename().string() + " is left alone: " + error.what());
       continue;
     }
     on_root(communicator_, [&] {
       if (const int index = candidate[1]; tier_.take_back(index, path))
-        log::warn(path.filename().string() + " is whole, and called " + tier_.published(index).filename().string() +
+        log::warn(path.filename().string() + " is intact, and is named " + tier_.published(index).filename().string() +
                   " again");
     });
   }
@@ -82,20 +83,21 @@ void Store::take_back_what_is_whole() const {
 
 std::optional<Checkpoint> Store::newest() {
   if (rollback_) return as_this_rank(Checkpoint(tier_.published(rollback_->to)));
-  take_back_what_is_whole();
+  restore_repaired();
   for (;;) {
     const auto found = on_root(communicator_, [&] {
       const auto there = tier_.list();
       if (const auto newest = newest_of(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
       const auto doing = "looking for a checkpoint in " + tier_.folder().string();
       if (!there.published.empty())
-        throw Error(ExitCode::data, doing, "the one to which it went back is gone, and those after it were given up",
+        throw Error(ExitCode::data, doing,
+                    "the checkpoint to which the run was rolled back is gone, and the later ones were given up",
                     "Name the one to go on from: --resume " + there.published.rbegin()->second.string());
       if (!there.damaged.empty())
         throw Error(ExitCode::data, doing,
                     "all that are there are damaged (" + std::to_string(there.damaged.size()) + ")",
-                    "`muster checkpoint verify` says what is wrong with each; one that is mended is taken up again. "
-                    "To start from the beginning, give the run another name");
+                    "`muster checkpoint verify` says what is wrong with each. The next start uses one that has been "
+                    "repaired. To start from the beginning, give the run another name");
       return std::string();
     });
     if (found.empty()) return {};
@@ -104,8 +106,9 @@ std::optional<Checkpoint> Store::newest() {
     const auto problem = problem_of(path);
     if (problem.empty()) return as_this_rank(Checkpoint(path));
     on_root(communicator_, [&] {
-      const auto aside = tier_.set_aside(index);
-      log::warn(path.filename().string() + " is damaged and now called " + aside.filename().string() + ": " + problem);
+      const auto new_path = tier_.set_aside(index);
+      log::warn(path.filename().string() + " is damaged and now named " + new_path.filename().string() + ": " +
+                problem);
       move_names(index);
     });
   }
@@ -114,13 +117,13 @@ std::optional<Checkpoint> Store::newest() {
 void Store::move_names(std::optional<int> set_aside) const {
   const auto rollbacks = read_rollbacks(tier_.folder());
   const auto published = tier_.list().published;
-  std::map<std::string, std::string> checkpoints;  // by the name that their report has given
+  std::map<std::string, std::string> checkpoints;  // folder by the name that the report gave
   for (const auto& [index, path] : published) try {
       if (rolled_back(rollbacks, index)) continue;
       const auto name = read_manifest(path).metrics.value("checkpoint_name", Json());
       if (name.is_string()) checkpoints[name] = path.filename();
     } catch (const Error&) {
-      // Damaged: it keeps the name that it has.
+      // A damaged checkpoint keeps its names.
     }
   const auto move_names_of = [&](int index) {
     for (const auto& name : tier_.names_of(index)) {
@@ -137,17 +140,17 @@ void Store::move_names(std::optional<int> set_aside) const {
   if (set_aside) move_names_of(*set_aside);
 }
 
-/// The last rollback was that one, and a job that was killed may not have come to the names.
-void Store::say_rolled_back(int index) const {
+/// Called if the last rollback went to this checkpoint. Moves the names again, since a killed job may not have done so.
+void Store::log_rolled_back(int index) const {
   move_names();
   log::info("this run has gone back to " + tier_.published(index).filename().string() +
-            " already and goes on from its newest; to go back once more, remove its steps_back.json");
+            " already and goes on from its newest checkpoint. To go back once more, remove its steps_back.json");
 }
 
 bool Store::has_rolled_back(const std::string& name) const {
   const auto rollbacks = read_rollbacks(tier_.folder());
   const bool done = !rollbacks.empty() && !name.empty() && rollbacks.back().name == name;
-  if (done) say_rolled_back(rollbacks.back().to);
+  if (done) log_rolled_back(rollbacks.back().to);
   return done;
 }
 
@@ -156,7 +159,7 @@ void Store::roll_back(int index, const std::string& name) {
   const auto done = on_root(communicator_, [&] {
     const auto rollbacks = read_rollbacks(tier_.folder());
     if (!rollbacks.empty() && rollbacks.back().to == index) {
-      say_rolled_back(index);
+      log_rolled_back(index);
       return std::string("done");
     }
     if (!tier_.list().published.contains(index))
@@ -171,13 +174,13 @@ void Store::roll_back(int index, const std::string& name) {
 
 void Store::confirm_rollback() {
   if (!rollback_) return;
-  on_all(communicator_, [] { return std::string(); });  // no rank has failed to take it up
+  on_all(communicator_, [] { return std::string(); });  // all ranks have restored the checkpoint
   on_root(communicator_, [&] {
     add_rollback(tier_.folder(), *rollback_);
     move_names();
   });
   rollback_.reset();
-  if (has_earlier_tier_) give_up_tiers(communicator_);  // what is newer there is given up too
+  if (has_earlier_tier_) release_fast_tiers(communicator_);  // newer checkpoints there are rolled back too
 }
 
 std::vector<Rollback> Store::rollbacks() const {
@@ -200,8 +203,8 @@ Restored Store::read(const Checkpoint& checkpoint) const {
     return std::string(manifest.progress.empty() ? "entries" : "run");
   });
   if (std::ranges::any_of(kinds, [&](const auto& kind) { return kind != kinds.front(); }))
-    throw Error(ExitCode::usage, "reading " + path.string(), "not all ranks give the same kind of checkpoint",
-                "Give the same one on every rank");
+    throw Error(ExitCode::usage, "reading " + path.string(), "the ranks give different kinds of checkpoints",
+                "Give the same checkpoint on every rank");
   Restored restored;
   if (kinds.front() == "files") return restored;
   if (kinds.front() == "entries") {

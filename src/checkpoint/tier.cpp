@@ -27,7 +27,7 @@ std::string name_of(int index) {
   return std::string(prefix) + digits;
 }
 
-/// The number that a name begins with after the prefix.
+/// Returns the number after the prefix of a name; none if there is none.
 std::optional<int> leading_index(std::string_view name) {
   if (!name.starts_with(prefix)) return {};
   name = name.substr(prefix.size(), 9);
@@ -125,10 +125,10 @@ void Tier::give_name(const std::string& checkpoint, const std::string& name) con
   const auto to = folder_ / name, unfinished = folder_ / ("." + name + ".naming");
   std::error_code ignored;
   if (fs::read_symlink(to, ignored) == checkpoint) return;
-  fs::remove(unfinished, ignored);  // of a job that was killed
-  // rename(2) replaces nothing but links and files of that name.
+  fs::remove(unfinished, ignored);  // a killed job may have left it
+  // rename(2) would replace a file, and fails for a folder without saying what is in the way.
   if (fs::exists(status_of(to)) && !fs::is_symlink(status_of(to)))
-    throw Error(ExitCode::retry, "naming " + checkpoint + " " + to.string(), "something else is called so",
+    throw Error(ExitCode::retry, "naming " + checkpoint + " " + to.string(), "a file or folder with that name is there",
                 "Remove it, or choose another name");
   if (::symlink(checkpoint.c_str(), unfinished.c_str()) != 0 || ::rename(unfinished.c_str(), to.c_str()) != 0)
     fail("naming " + checkpoint + " " + to.string());
@@ -171,7 +171,7 @@ void remove_folder(const fs::path& folder) noexcept {
     fs::remove_all(folder, error);
     if (error) log::warn("removing " + folder.string() + ": " + error.message());
   } catch (...) {
-    // Out of memory: what is left is removed when the run is opened again.
+    // Out of memory. The next start removes what is left.
   }
 }
 

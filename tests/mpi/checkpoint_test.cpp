@@ -392,7 +392,7 @@ TEST(Store, OneRanksFailureIsEverybodysAndLeavesTheOldOne) {
         fs::create_directories(*c.directory);
         std::ofstream(*c.directory / "state.h5") << "mine";
       },
-      ExitCode::usage, "that name is muster's");
+      ExitCode::usage, "a name that muster uses");
   if (world().size() > 1) {
     failing([](Contents& c) { c.state.tensors.erase("model/w"); }, ExitCode::usage, "saving model/w");
     failing([](Contents& c) { c.state.tensors["model/b.bias"] = at::full({4}, 1.0); }, ExitCode::usage, "model/b.bias");

@@ -352,9 +352,9 @@ TEST(Script, WhatIsNoProgramIsRefused) {
   expect(folder / "none.pt", "No such file");
   expect(folder, "Is a directory");
   write_file(folder / "it.pt", "weights");
-  expect(folder / "it.pt", "no archive of torch's");
+  expect(folder / "it.pt", "not a torch archive");
   write_file(folder / "it.pt", std::string_view(whole).substr(0, whole.size() / 2));
-  expect(folder / "it.pt", "no archive of torch's");
+  expect(folder / "it.pt", "not a torch archive");
   save_torch({.tensors = {{"w", at::ones({2})}}}, folder / "dict.pt");
   expect(folder / "dict.pt", "no program of TorchScript");
 

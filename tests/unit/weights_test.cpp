@@ -244,8 +244,8 @@ TEST(HostileSafetensors, AreRefused) {
   const std::string values(8, 'x');
   const std::pair<const char*, std::string> files[] = {
       {"too short", "abc"},
-      {"header is said to have", std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + "{}"},
-      {"header is said to have", std::string("\x03\0\0\0\0\0\0\0{}", 10)},
+      {"claims a header of", std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + "{}"},
+      {"claims a header of", std::string("\x03\0\0\0\0\0\0\0{}", 10)},
       {"not JSON", safetensors("{", "")},
       {"not a JSON object", safetensors("[]", "")},
       {"nested deeper", safetensors(header("{\"dtype\":" + std::string(200'000, '[')), "")},
@@ -352,33 +352,33 @@ TEST(HostileArchive, PicklesAreRefused) {
   const std::pair<const char*, std::string> pickles[] = {
       {"wants to call os.system", protocol + global("os", "system") + "(" + text("id") + "tR."},
       {"wants to call __builtin__.eval", in_a_dict(global("__builtin__", "eval") + "(" + text("1") + "tR")},
-      {"os.system, which is no plain value", in_a_dict(global("os", "system"))},
+      {"os.system, which is not a plain value", in_a_dict(global("os", "system"))},
       {"wants to call subprocess.Popen", protocol + global("subprocess", "Popen") + ")\x81."},
       {"instruction 105", protocol + "(ios\nsystem\n."},
-      {"takes what is not there", protocol + "."},
-      {"takes what is not there", protocol + "R."},
-      {"takes what is not there", protocol + "t."},
-      {"takes what is not there", protocol + "h\x07."},
-      {"takes what is not there", protocol + "q\x07."},
-      {"takes what is not there", protocol + "}(."},
+      {"takes a value that is not there", protocol + "."},
+      {"takes a value that is not there", protocol + "R."},
+      {"takes a value that is not there", protocol + "t."},
+      {"takes a value that is not there", protocol + "h\x07."},
+      {"takes a value that is not there", protocol + "q\x07."},
+      {"takes a value that is not there", protocol + "}(."},
       {"truncated", protocol + "}"},
       {"truncated", protocol + "X\xff\xff\xff\xff"
                                "a."},
       {"truncated", protocol + "cos"},
       {"protocol 4", "\x80\x04}."},
       {"64 bits", in_a_dict("\x8a\x09" + std::string(9, '\x7f'))},
-      {"something else than a dict", protocol + "]."},
-      {"no list", protocol + "}}"
-                             "a."},
-      {"no dict", protocol + "](K\x01K\x02u."},
-      {"no dict", protocol + "}(K\x01u."},
+      {"something other than a dict", protocol + "]."},
+      {"not a list", protocol + "}}"
+                                "a."},
+      {"not a dict", protocol + "](K\x01K\x02u."},
+      {"not a dict", protocol + "}(K\x01u."},
       {"neither a string", protocol + "}]]s."},
       {"two of the key", protocol + "}(K\x01K\x01K\x01K\x02u."},
       {"again and again", in_a_dict("]()q\x01" + repeat("(" + repeat("h\x01", 10) + "tq\x01", 60) + "e")},
       {"again and again", in_a_dict("(" + text(std::string(65536, 'x')) + "q\x01" + repeat("h\x01", 30'000) + "t")},
       {"again and again", protocol + "}q\x01K\x01h\x01s."},
       {"levels deep", in_a_dict(")" + repeat("\x85", 100'000))},
-      {"no storage", protocol + "(K\x01tQ."},
+      {"not a storage", protocol + "(K\x01tQ."},
       {"not as long", pickle_of("K\x07", "K\x01K\x05\x85K\x01\x85")},
       {"not as long", pickle_of(int64(1ll << 60), "K\x01K\x05\x85K\x01\x85")},
       {"os.system, which is not known", pickle_of("K\x06", ")", global("os", "system"))},
@@ -419,9 +419,9 @@ TEST(HostileArchive, DirectoriesAreRefused) {
     bytes.replace(at, what.size(), what);
   };
   const std::pair<const char*, std::function<void(std::string&)>> changes[] = {
-      {"no archive", [&](auto& bytes) { bytes.resize(bytes.size() - 1); }},
-      {"no archive", [&](auto& bytes) { bytes.resize(10); }},
-      {"no archive", [&](auto& bytes) { bytes.clear(); }},
+      {"not a torch archive", [&](auto& bytes) { bytes.resize(bytes.size() - 1); }},
+      {"not a torch archive", [&](auto& bytes) { bytes.resize(10); }},
+      {"not a torch archive", [&](auto& bytes) { bytes.clear(); }},
       {"packed or encrypted",
        [&](auto& bytes) {
          bytes = archive("\x80\x02}.", {{"data/0", std::string(1 << 20, '\0')}}, true);
@@ -430,7 +430,7 @@ TEST(HostileArchive, DirectoriesAreRefused) {
       {"packed or encrypted", [&](auto& bytes) { put(bytes, entry + 24, "\xf0\xff\xff\x7f"); }},
       {"overlap", [&](auto& bytes) { put(bytes, entry + 20, "\xf0\xff\xff\x7f\xf0\xff\xff\x7f"); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, entry + 20, "\xff\xff\xff\xff\xff\xff\xff\xff"); }},
-      {"lies outside", [&](auto& bytes) { put(bytes, entry + 42, "\xf0\xff\xff\x7f"); }},
+      {"points outside", [&](auto& bytes) { put(bytes, entry + 42, "\xf0\xff\xff\x7f"); }},
       {"there is no archive/data/0 where",
        [&](auto& bytes) {
          put(bytes, entry + 42, std::string("\0\0\0\1", 1));
@@ -446,7 +446,7 @@ TEST(HostileArchive, DirectoriesAreRefused) {
       {"directory is damaged", [&](auto& bytes) { put(bytes, end64 + 32, "\xff"); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, end64 + 40, std::string(8, '\xff')); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, end64, "PK\6\5"); }},
-      {"lies outside", [&](auto& bytes) { put(bytes, bytes.rfind("PK\6\7") + 8, std::string(8, '\xff')); }},
+      {"points outside", [&](auto& bytes) { put(bytes, bytes.rfind("PK\6\7") + 8, std::string(8, '\xff')); }},
       {"checksum is wrong", [&](auto& bytes) { put(bytes, at_zero + 60, bytes[at_zero + 60] == '\1' ? "\2" : "\1"); }},
       {"checksum is wrong", [&](auto& bytes) { put(bytes, bytes.find("_rebuild"), "_revuild"); }},
       {"TorchScript",

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
   throw Error(ExitCode::data, "reading " + path.string(), fact, remedy);
 }
 
-/// `directory`/`name`, where nothing on the way is a symbolic link.
+/// Returns `directory`/`name`. Refuses a path with a symbolic link below `directory`, and anything but a regular file.
 fs::path regular_file(const fs::path& directory, const std::string& name) {
   auto path = directory;
   fs::file_status status;
@@ -33,14 +33,14 @@ fs::path regular_file(const fs::path& directory, const std::string& name) {
   return path;
 }
 
-/// What is read before its checksum is taken: it is still in the processor's cache.
-constexpr std::size_t read_at_once = 256 << 10;
+/// Block size in bytes: small enough to be in the processor's cache when its checksum is computed after reading.
+constexpr std::size_t read_block_bytes = 256 << 10;
 
-/// Reads from that offset on; gives the checksum.
-std::uint32_t read_summed(const File& file, std::uint64_t offset, std::span<std::byte> into) {
+/// Fills `into` from the file, beginning at `offset`, and returns the checksum.
+std::uint32_t read_with_checksum(const File& file, std::uint64_t offset, std::span<std::byte> into) {
   std::uint32_t checksum = 0;
   while (!into.empty()) {
-    const auto block = into.first(std::min(into.size(), read_at_once));
+    const auto block = into.first(std::min(into.size(), read_block_bytes));
     file.read_at(block, offset);
     checksum = crc32(block, checksum);
     offset += block.size();
@@ -49,7 +49,7 @@ std::uint32_t read_summed(const File& file, std::uint64_t offset, std::span<std:
   return checksum;
 }
 
-/// The checksums of a file; each piece goes to `copy` too.
+/// Computes the checksums of a file. Unless `copy` is null, it also writes the bytes to `copy`.
 FileEntry take_checksums(const fs::path& path, const std::string& name, File* copy) {
   const File file(path, File::Mode::read);
   FileEntry entry{.name = name, .bytes = file.size(), .piece_bytes = piece_bytes_for(file.size())};
@@ -57,7 +57,7 @@ FileEntry take_checksums(const fs::path& path, const std::string& name, File* co
   for (std::uint64_t piece = 0; piece < piece_count(entry.bytes, entry.piece_bytes); ++piece) {
     const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
     const auto bytes = std::span(buffer).first(range.end - range.begin);
-    entry.crc32.push_back(read_summed(file, range.begin, bytes));
+    entry.crc32.push_back(read_with_checksum(file, range.begin, bytes));
     if (copy != nullptr) copy->write_at(bytes, range.begin);
   }
   return entry;
@@ -126,7 +126,7 @@ void copy_file_unless_there(const fs::path& directory, const std::string& name, 
     const auto wanted = checksum_file(directory, name), there = checksum_file(to, name);
     if (there.bytes != wanted.bytes || there.crc32 != wanted.crc32)
       throw Error(ExitCode::usage, "copying " + source.string() + " to " + target.string(),
-                  "another file of that name is there", "Name an empty folder, or a new one");
+                  "another file of that name is there", "Give an empty folder, or a new one");
     return true;
   };
   if (is_there()) return;
@@ -134,7 +134,7 @@ void copy_file_unless_there(const fs::path& directory, const std::string& name, 
     detail::write_file(
         target, [&](File& copy) { take_checksums(source, name, &copy); }, /*replace=*/false);
   } catch (const Error&) {
-    if (!is_there()) throw;  // else another process was quicker
+    if (!is_there()) throw;  // otherwise another process was faster
   }
 }
 
@@ -149,7 +149,7 @@ void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<co
       const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
       auto* const there = place ? place(range) : nullptr;
       const std::span bytes(there != nullptr ? there : buffer.data(), range.end - range.begin);
-      if (read_summed(file, range.begin, bytes) != entry.crc32[piece]) refuse_piece(file.path(), range);
+      if (read_with_checksum(file, range.begin, bytes) != entry.crc32[piece]) refuse_piece(file.path(), range);
       if (use) use(range, bytes);
     }
   });
@@ -159,13 +159,13 @@ std::vector<std::uint64_t> whole_pieces(const fs::path& directory, const FileEnt
                                         std::span<const std::uint64_t> pieces) {
   if (pieces.empty()) return {};
   const auto file = open_whole(directory, entry);
-  std::vector<char> is_whole(pieces.size());  // not of bool: threads write to neighbours
+  std::vector<char> is_whole(pieces.size());  // not vector<bool>: threads write to neighbouring elements
   on_threads(pieces.size(), [&](Range mine) {
     std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
     for (auto i = mine.begin; i < mine.end; ++i) {
       const auto range = piece_range(entry.bytes, entry.piece_bytes, pieces[i]);
-      is_whole[i] =
-          read_summed(file, range.begin, std::span(buffer).first(range.end - range.begin)) == entry.crc32[pieces[i]];
+      const auto bytes = std::span(buffer).first(range.end - range.begin);
+      is_whole[i] = read_with_checksum(file, range.begin, bytes) == entry.crc32[pieces[i]];
     }
   });
   std::vector<std::uint64_t> whole;

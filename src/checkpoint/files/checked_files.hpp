@@ -1,5 +1,5 @@
-// The files of a checkpoint: found, copied with their checksums, verified. Symbolic links and special files are refused
-// everywhere, so nothing outside a checkpoint's directory is read or written.
+// Lists, copies and verifies the files of a checkpoint. All functions refuse symbolic links and special files, so
+// nothing outside a checkpoint's directory is read or written.
 #pragma once
 
 #include "base/file.hpp"
@@ -18,44 +18,47 @@ namespace muster::detail::checkpoint {
 
 class MappedState;
 
-/// All regular files under `directory`: relative names, parts separated by "/", sorted. An Error (ExitCode::data) for
-/// a symbolic link or a special file.
+/// Returns the relative names of all files under `directory`, with "/" between their parts, sorted. Throws an Error
+/// (ExitCode::data) for a symbolic link or a special file.
 std::vector<std::string> list_files(const std::filesystem::path& directory);
 
-/// Copies `directory`/`name` to the same name under `to`, durably but for its folders; gives its checksums.
+/// Copies `directory`/`name` to the same name under `to` and returns its checksums. The file is synced, but not the
+/// folders above it.
 FileEntry copy_file(const std::filesystem::path& directory, const std::string& name, const std::filesystem::path& to);
-/// The same where several processes may copy at once: the file appears when it is whole, and one that is there with the
-/// same bytes stays. An Error (ExitCode::usage) if it has others.
+/// The same, but safe if several processes copy at once: the file appears only when it is complete. An existing file
+/// with the same bytes stays. Throws an Error (ExitCode::usage) if an existing file has other bytes.
 void copy_file_unless_there(const std::filesystem::path& directory, const std::string& name,
                             const std::filesystem::path& to);
-/// The same without the copy.
+/// Returns the checksums of `directory`/`name`.
 FileEntry checksum_file(const std::filesystem::path& directory, const std::string& name);
 
-/// Divides so many items among as many threads as torch has, each of which calls work(range).
+/// Divides `count` items among as many threads as torch has. Each thread calls work(range).
 void on_threads(std::uint64_t count, const std::function<void(Range)>& work);
 
-/// Opens a checkpoint's file for reading. An Error (ExitCode::data) where it is not as long as its entry says.
+/// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if its size is not that of its entry.
 File open_whole(const std::filesystem::path& directory, const FileEntry& entry);
 
-/// Reads those pieces of a checkpoint's file on as many threads as torch has, and gives each to `use`, with its range
-/// in the file; where place(range) gives memory they are read into it. An Error (ExitCode::data) where the file is not
-/// as long as its entry says, or a piece has another checksum.
+/// Reads and verifies pieces of a checkpoint's file on as many threads as torch has, and passes each to `use` with its
+/// range in the file. If place(range) returns memory, the piece is read into it. Throws an Error (ExitCode::data) if
+/// the size of the file or the checksum of a piece is not that of the entry.
 void read_pieces(const std::filesystem::path& directory, const FileEntry& entry, std::span<const std::uint64_t> pieces,
                  const std::function<std::byte*(Range)>& place = {},
                  const std::function<void(Range, std::span<const std::byte>)>& use = {});
 
-/// Those of the pieces that have the checksum of their entry. An Error as of read_pieces(), but for other checksums.
+/// Returns the pieces whose checksums match the entry. Throws the same Errors as read_pieces(), except for checksums.
 std::vector<std::uint64_t> whole_pieces(const std::filesystem::path& directory, const FileEntry& entry,
                                         std::span<const std::uint64_t> pieces);
 
-/// Files are there and as long as the manifest says. An Error (ExitCode::data) names the first that is not.
+/// Throws an Error (ExitCode::data) that names the first file that is missing or has another size than the manifest
+/// says.
 void verify_sizes(const std::filesystem::path& directory, const Manifest& manifest);
-/// The checksums of this rank's share: what every node needs is divided among the ranks of each, which then find
-/// it in their node's cache, and all else among all ranks. state.h5 through its mapping, where there is one.
+/// Verifies the checksums of this rank's share. Pieces that every node needs are divided among the ranks of each node,
+/// so they are in the node's page cache afterwards; all other pieces are divided among all ranks. With `state`,
+/// state.h5 is read through its mapping.
 void verify(const std::filesystem::path& directory, const Manifest& manifest, Rank in_world = {}, Rank in_node = {},
             const MappedState* state = nullptr);
 
-/// The Error for a piece of a file with a wrong checksum.
+/// Throws the Error for a piece with a wrong checksum.
 [[noreturn]] void refuse_piece(const std::filesystem::path& path, Range range);
 
 }  // namespace muster::detail::checkpoint

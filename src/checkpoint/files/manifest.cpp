@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* format_name = "muster checkpoint";
 constexpr int newest_version = 1;
-constexpr std::size_t most_dimensions = 32;
+constexpr std::size_t max_dimensions = 32;
 
 struct TypeName {
   at::ScalarType type;
@@ -42,7 +42,7 @@ constexpr TypeName type_names[] = {
     {at::kComplexDouble, "complex128"},
 };
 
-/// What is wrong with a manifest; from_text() turns it into an Error that names the file.
+/// Says what is wrong with a manifest. from_text() turns it into an Error that names the file.
 struct Invalid : Error {
   explicit Invalid(std::string what_is_wrong)
       : Error(ExitCode::data, "reading a manifest", what_is_wrong), fact(std::move(what_is_wrong)) {}
@@ -54,7 +54,7 @@ bool fits(const Json& value) {
   return value.is_number_unsigned() && std::in_range<T>(value.get<std::uint64_t>());
 }
 
-/// A whole number.
+/// Reads json[key], which must be an unsigned number that fits T.
 template <std::integral T>
 void take(const Json& json, const char* key, T& number) {
   const auto& value = json.at(key);
@@ -63,9 +63,9 @@ void take(const Json& json, const char* key, T& number) {
   number = value.get<T>();
 }
 
-const Json& member_at(const Json& json, const char* key, bool (Json::*is)() const noexcept, const char* kind) {
+const Json& member_at(const Json& json, const char* key, bool (Json::*is_kind)() const noexcept, const char* kind) {
   const auto& value = json.at(key);
-  if (!(value.*is)()) throw Invalid{std::string("\"") + key + "\" is not " + kind};
+  if (!(value.*is_kind)()) throw Invalid{std::string("\"") + key + "\" is not " + kind};
   return value;
 }
 const Json& object_at(const Json& json, const char* key) { return member_at(json, key, &Json::is_object, "an object"); }
@@ -88,7 +88,8 @@ std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& sha
   return *bytes;
 }
 
-/// Inside the file, as large as their shapes, and apart from each other: together no larger than the file is.
+/// Checks that tensors lie inside the file, have the sizes of their shapes, and do not overlap. So together they are no
+/// larger than the file.
 void check_tensors(const Manifest& manifest) {
   std::map<std::string, const TensorEntry*> stored;
   std::vector<const TensorEntry*> by_offset;
@@ -99,7 +100,7 @@ void check_tensors(const Manifest& manifest) {
       if (at == stored.end())
         throw Invalid{tensor.name + " shares the memory of " + tensor.same_as + ", which is not there"};
       if (tensor.type != at->second->type || tensor.shape != at->second->shape)
-        throw Invalid{tensor.name + " and " + tensor.same_as + " share memory and differ in shape or type"};
+        throw Invalid{tensor.name + " and " + tensor.same_as + " share memory but differ in shape or type"};
     } else if (tensor.bytes != bytes_of(tensor.type, tensor.shape)) {
       throw Invalid{"the size of " + tensor.name + " is not that of its shape"};
     }
@@ -129,7 +130,7 @@ void check_files(const Manifest& manifest) {
   if (!names.contains(state_name)) throw Invalid{"it does not list state.h5"};
 }
 
-/// Where training stood, against the rest.
+/// Checks the progress, and that it agrees with the rest of the manifest.
 void check_progress(const Manifest& manifest) {
   if (manifest.world_size < 1) throw Invalid{"\"world_size\" is 0"};
   TrainerState progress;
@@ -143,11 +144,11 @@ void check_progress(const Manifest& manifest) {
     throw Invalid{"\"training_iteration\" is not that of its metrics"};
   for (const auto& tensor : manifest.tensors)
     if (tensor.per_rank && (tensor.shape.empty() || tensor.shape[0] != manifest.world_size))
-      throw Invalid{tensor.name + " is not that of as many ranks as wrote it"};
+      throw Invalid{tensor.name + " does not have one row for each rank that wrote the checkpoint"};
   const auto random = std::ranges::find(manifest.tensors, std::string_view(random_name), &TensorEntry::name);
   if (random != manifest.tensors.end() &&
       (random->type != at::kByte || random->shape.size() != 2 || random->shape[0] != manifest.world_size))
-    throw Invalid{"the random state is not that of as many ranks as wrote it"};
+    throw Invalid{"the random state does not have one row of bytes for each rank that wrote the checkpoint"};
 }
 
 Manifest manifest_from(const Json& json) {
@@ -200,7 +201,7 @@ void from_json(const Json& json, TensorEntry& tensor) {
   if (type == std::end(type_names)) throw Invalid{"the type of " + tensor.name + " is unknown"};
   tensor.type = type->type;
   const auto& shape = array_at(json, "shape");
-  if (!std::ranges::all_of(shape, fits<std::int64_t>) || shape.size() > most_dimensions)
+  if (!std::ranges::all_of(shape, fits<std::int64_t>) || shape.size() > max_dimensions)
     throw Invalid{"the shape of " + tensor.name + " is absurd"};
   shape.get_to(tensor.shape);
   if (json.contains("same_as")) {
@@ -272,7 +273,6 @@ Manifest from_text(std::string_view text, const std::string& shown) {
 bool is_checkpoint(const std::filesystem::path& directory) {
   const auto path = directory / manifest_name;
   if (!std::filesystem::is_regular_file(status_of(path))) return false;
-  // The first lines are the same in every version.
   const std::string_view begin = "{\n\"format\": \"muster checkpoint\",\n";
   const File file(path, File::Mode::read);
   std::string have(std::min<std::uint64_t>(file.size(), begin.size()), '\0');
@@ -286,14 +286,14 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   if (!std::filesystem::is_regular_file(status))
     throw Error(ExitCode::data, "reading " + path.string(),
                 std::filesystem::exists(status) ? "it is not a regular file" : "there is no such file",
-                "A directory without it is not a checkpoint that muster wrote");
+                "A directory without this file is not a checkpoint that muster wrote");
   return from_text(read_file(path, longest_json), path.string());
 }
 
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest) {
   const auto path = directory / manifest_name;
   const auto text = to_text(manifest);
-  from_text(text, path.string());  // what could not be read again is not written
+  from_text(text, path.string());  // throws if it could not be read again
   File file(path, File::Mode::create);
   file.append(text);
   file.sync();

@@ -17,11 +17,12 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// A class or function by its name, as in "collections.OrderedDict".
+/// The name of a class or function, such as "collections.OrderedDict".
 struct Global {
   std::string name;
 };
-struct StorageOf {
+/// A reference to a storage.
+struct StorageRef {
   std::string key;
   at::ScalarType type;
   std::int64_t count;
@@ -37,12 +38,12 @@ struct Tuple {
 struct Dict {
   std::vector<std::pair<const PickleValue*, const PickleValue*>> items;
 };
-struct PickleValue : std::variant<std::monostate, bool, std::int64_t, double, std::string, Global, StorageOf,
+struct PickleValue : std::variant<std::monostate, bool, std::int64_t, double, std::string, Global, StorageRef,
                                   at::Tensor, List, Tuple, Dict> {
   using variant::variant;
 };
 
-/// The types that storages have names for; newer ones come another way, and are no weights yet.
+/// Types that have a storage class in torch. Newer types are pickled in another way and are not supported.
 constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> storage_types{{
     {"torch.ByteStorage", at::kByte},
     {"torch.CharStorage", at::kChar},
@@ -58,8 +59,8 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> storage_ty
     {"torch.ComplexDoubleStorage", at::kComplexDouble},
 }};
 
-/// The machine that a pickle is a program for. Its values live as long as it does, so they may refer to each other in
-/// any way.
+/// Runs the stack machine that a pickle is a program for. It owns all values, so they may refer to each other in any
+/// way, in cycles too.
 class Unpickler {
  public:
   Unpickler(std::string_view pickle, const Storages& storages) : pickle_(pickle), storages_(storages) {}
@@ -141,7 +142,7 @@ class Unpickler {
     }
   }
 
-  // --- The program, the stack, the memory ---
+  // --- The program, the stack, the memo ---
 
   std::string_view take(std::uint64_t bytes) {
     if (bytes > pickle_.size()) throw BadPickle("its pickle is truncated");
@@ -149,7 +150,7 @@ class Unpickler {
     pickle_.remove_prefix(bytes);
     return taken;
   }
-  /// Little-endian, as this machine.
+  /// Reads a little-endian number; this machine is little-endian too.
   template <class Number>
   Number number() {
     Number value;
@@ -169,36 +170,36 @@ class Unpickler {
     values_.emplace_back(std::move(value));
     stack_.push_back(&values_.back());
   }
-  /// What a mark stands before cannot be taken without it.
+  /// Pops `count` values. Values below the top mark cannot be popped.
   PickleValues pop(std::size_t count) {
     if (stack_.size() - (marks_.empty() ? 0 : marks_.back()) < count)
-      throw BadPickle("its pickle takes what is not there");
+      throw BadPickle("its pickle takes a value that is not there");
     PickleValues taken(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
     stack_.resize(stack_.size() - count);
     return taken;
   }
   const PickleValue* pop() { return pop(1).front(); }
   PickleValues pop_to_mark() {
-    if (marks_.empty()) throw BadPickle("its pickle takes what is not there");
+    if (marks_.empty()) throw BadPickle("its pickle takes a value that is not there");
     const auto mark = marks_.back();
     auto taken = pop(stack_.size() - mark);
     marks_.pop_back();
     return taken;
   }
   PickleValue& top() {
-    if (stack_.empty()) throw BadPickle("its pickle takes what is not there");
+    if (stack_.empty()) throw BadPickle("its pickle takes a value that is not there");
     return *stack_.back();
   }
-  void memorize(std::uint32_t index) { memory_[index] = &top(); }
+  void memorize(std::uint32_t index) { memo_[index] = &top(); }
   void recall(std::uint32_t index) {
-    const auto at = memory_.find(index);
-    if (at == memory_.end()) throw BadPickle("its pickle takes what is not there");
+    const auto at = memo_.find(index);
+    if (at == memo_.end()) throw BadPickle("its pickle takes a value that is not there");
     stack_.push_back(at->second);
   }
 
   template <class Kind>
   static const Kind& as(const PickleValue& value, const char* what) {
-    if (const auto* is = std::get_if<Kind>(&value)) return *is;
+    if (const auto* found = std::get_if<Kind>(&value)) return *found;
     throw BadPickle(std::string("its pickle puts something else in the place of ") + what);
   }
 
@@ -211,7 +212,7 @@ class Unpickler {
 
   std::int64_t long_integer() {
     const auto bytes = take(number<std::uint8_t>());
-    if (bytes.size() > sizeof(std::int64_t)) throw BadPickle("it holds a number that 64 bits do not");
+    if (bytes.size() > sizeof(std::int64_t)) throw BadPickle("it holds a number that does not fit 64 bits");
     std::int64_t value = !bytes.empty() && (bytes.back() & 0x80) != 0 ? -1 : 0;
     std::memcpy(&value, bytes.data(), bytes.size());
     return value;
@@ -224,29 +225,30 @@ class Unpickler {
 
   void append(const PickleValues& items) {
     auto* const list = std::get_if<List>(&top());
-    if (list == nullptr) throw BadPickle("its pickle appends to what is no list");
+    if (list == nullptr) throw BadPickle("its pickle appends to something that is not a list");
     list->items.insert(list->items.end(), items.begin(), items.end());
   }
 
   void set(const PickleValues& items) {
     auto* const dict = std::get_if<Dict>(&top());
-    if (dict == nullptr || items.size() % 2 != 0) throw BadPickle("its pickle sets items of what is no dict");
+    if (dict == nullptr || items.size() % 2 != 0)
+      throw BadPickle("its pickle sets items of something that is not a dict");
     for (std::size_t i = 0; i < items.size(); i += 2) dict->items.emplace_back(items[i], items[i + 1]);
   }
 
-  /// Attributes of a dict: torch's modules keep versions in those of theirs, which nothing here depends on.
+  /// Ignores the attributes of a dict. Torch stores versions of modules there, which are not needed.
   void build(const PickleValues&) { as<Dict>(top(), "a dict"); }
 
   void push_storage(const PickleValue& id) {
     const auto& items = as<Tuple>(id, "a storage").items;
     if (items.size() != 5 || as<std::string>(*items[0], "a storage") != "storage")
-      throw BadPickle("its pickle refers to what is no storage");
+      throw BadPickle("its pickle refers to something that is not a storage");
     const auto& type = as<Global>(*items[1], "a storage's type").name;
     const auto known = std::ranges::find(storage_types, type, [](const auto& pair) { return pair.first; });
     if (known == storage_types.end())
       throw BadPickle("it holds tensors of the type " + type + ", which is not known here");
-    push(StorageOf{as<std::string>(*items[2], "a storage's key"), known->second,
-                   as<std::int64_t>(*items[4], "a storage's size")});
+    push(StorageRef{as<std::string>(*items[2], "a storage's key"), known->second,
+                    as<std::int64_t>(*items[4], "a storage's size")});
   }
 
   void call(const PickleValues& call) {
@@ -257,24 +259,24 @@ class Unpickler {
     if (name == "torch._utils._rebuild_parameter" && !arguments.empty())
       return push(as<at::Tensor>(*arguments[0], "a parameter"));
     throw BadPickle("it wants to call " + name +
-                    ", and nothing in it is called but what makes tensors of plain values");
+                    ", and only the functions that make tensors of plain values are allowed");
   }
 
-  /// (storage, offset, sizes, strides, …)
+  /// Builds a tensor from the arguments (storage, offset, sizes, strides, …).
   at::Tensor tensor(const PickleValues& arguments) {
     const auto numbers = [](const PickleValue& tuple, const char* what) {
       std::vector<std::int64_t> values;
       for (const auto* item : as<Tuple>(tuple, what).items) values.push_back(as<std::int64_t>(*item, what));
       return values;
     };
-    const auto& storage = as<StorageOf>(*arguments[0], "a storage");
+    const auto& storage = as<StorageRef>(*arguments[0], "a storage");
     const auto offset = as<std::int64_t>(*arguments[1], "a tensor's offset");
     const auto sizes = numbers(*arguments[2], "a tensor's shape"),
                strides = numbers(*arguments[3], "a tensor's strides");
     const auto bytes = claimed_bytes(storage.type, sizes);
-    // As large as the storage at most: what is expanded from fewer values would take more memory as soon as it is used.
+    // A tensor may not be larger than its storage: an expanded one would take more memory as soon as it is used.
     const auto count = bytes.value_or(0) / c10::elementSize(storage.type);
-    std::int64_t last = offset;
+    std::int64_t last = offset;  // index of the last value in the storage
     bool fits =
         bytes && offset >= 0 && strides.size() == sizes.size() && count <= static_cast<std::uint64_t>(storage.count);
     for (std::size_t i = 0; fits && i < sizes.size(); ++i) {
@@ -291,16 +293,16 @@ class Unpickler {
   std::deque<PickleValue> values_;
   std::vector<PickleValue*> stack_;
   std::vector<std::size_t> marks_;
-  std::map<std::uint32_t, PickleValue*> memory_;
+  std::map<std::uint32_t, PickleValue*> memo_;
 };
 
-/// Takes dicts and lists apart. Values may stand in several places, and inside themselves: what is made of them has a
-/// bound, which is far beyond what any tree comes to that stands in the pickle once.
+/// Converts pickled values to tensors by path and JSON. A value may occur several times, even inside itself, so the
+/// total output is limited. The limit is far above the size of any pickle whose values occur once.
 class Flattened {
  public:
-  explicit Flattened(std::size_t pickle_bytes) : left_(64 * pickle_bytes) {}
+  explicit Flattened(std::size_t pickle_bytes) : left_bytes_(64 * pickle_bytes) {}
 
-  /// The value without its tensors, which go to `tensors`; discarded if it is one.
+  /// Returns the value as JSON. Moves its tensors to `tensors`; returns a discarded value if it is itself a tensor.
   Json take(const PickleValue& value, const std::string& path, int depth) {
     spend(1 + path.size());
     if (depth > deepest_json)
@@ -327,15 +329,16 @@ class Flattened {
     if (const auto* text = std::get_if<std::string>(&value)) return spend(text->size()), *text;
     if (std::holds_alternative<std::monostate>(value)) return nullptr;
     const auto* const global = std::get_if<Global>(&value);
-    throw BadPickle("it holds " + (global != nullptr ? global->name : "a bare storage") + ", which is no plain value");
+    throw BadPickle("it holds " + (global != nullptr ? global->name : "a bare storage") +
+                    ", which is not a plain value");
   }
 
   std::map<std::string, at::Tensor> tensors;
 
  private:
   void spend(std::size_t bytes) {
-    if (bytes > left_) throw BadPickle("it holds the same things again and again");
-    left_ -= bytes;
+    if (bytes > left_bytes_) throw BadPickle("it holds the same values again and again");
+    left_bytes_ -= bytes;
   }
   Json take_list(const PickleValues& items, const std::string& path, int depth) {
     auto array = Json::array();
@@ -348,14 +351,14 @@ class Flattened {
   static std::string inside(const std::string& path, const std::string& name) {
     return path.empty() ? name : path + "/" + name;
   }
-  /// Optimizers number their state.
+  /// Whole numbers are allowed, since optimizers number their state.
   static std::string key_of(const PickleValue& value) {
     if (const auto* text = std::get_if<std::string>(&value)) return *text;
     if (const auto* integer = std::get_if<std::int64_t>(&value)) return std::to_string(*integer);
     throw BadPickle("a dict in it has a key that is neither a string nor a whole number");
   }
 
-  std::size_t left_;
+  std::size_t left_bytes_;
 };
 
 }  // namespace
@@ -363,7 +366,7 @@ class Flattened {
 StateDict unpickle_state_dict(std::string_view pickle, const Storages& storages) {
   Unpickler unpickler(pickle, storages);
   const auto& root = unpickler.run();
-  if (!std::holds_alternative<Dict>(root)) throw BadPickle("it holds something else than a dict of tensors");
+  if (!std::holds_alternative<Dict>(root)) throw BadPickle("it holds something other than a dict of tensors");
   Flattened flattened(pickle.size());
   auto values = flattened.take(root, "", 0);
   return {.tensors = std::move(flattened.tensors), .values = std::move(values)};

@@ -1,8 +1,8 @@
-// The part of Python's pickle protocol 2 that state dicts are made of, read without running anything: torch.save()'s
-// data.pkl. Dicts, lists, tuples, strings, numbers; of what a pickle may call, the five functions that put tensors
-// together; all else is refused by its name.
-// The protocol: https://github.com/python/cpython/blob/3.11/Lib/pickletools.py; what torch makes of it:
-// https://github.com/pytorch/pytorch/blob/v2.13.0/torch/serialization.py
+// Reads data.pkl in files of torch.save(), without running any code: the part of Python's pickle protocol 2 that state
+// dicts use. It knows dicts, lists, tuples, strings and numbers, and of all functions only those that build tensors and
+// ordered dicts. Everything else is refused, and the error names it.
+// The protocol: https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
+// How torch uses it: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/serialization.py
 #pragma once
 
 #include "muster/state.hpp"
@@ -17,17 +17,17 @@
 
 namespace muster::detail::checkpoint {
 
-/// What is wrong with a pickle; what() is a fact without its stop.
+/// Says what is wrong with a pickle. what() is a sentence without a full stop.
 struct BadPickle : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// So many values, one after the other, that the pickle names by a key: the same tensor at each call for that key, or
-/// BadPickle where there are not as many.
+/// Returns the storage that the pickle refers to by `key`, as a one-dimensional tensor of `count` values. Returns the
+/// same tensor at each call for one key. Throws BadPickle if the storage does not have `count` values.
 using Storages = std::function<at::Tensor(const std::string& key, at::ScalarType type, std::int64_t count)>;
 
-/// The dict in the pickle: tensors by path, with the keys of dicts inside each other joined by "/", and the rest as
-/// values. Takes memory in proportion to the pickle's own length.
+/// Returns the dict in the pickle: tensors by path, where the keys of nested dicts are joined by "/", and all else as
+/// values. The memory that it uses is proportional to the length of the pickle.
 StateDict unpickle_state_dict(std::string_view pickle, const Storages& storages);
 
 }  // namespace muster::detail::checkpoint

@@ -1,7 +1,7 @@
-// .safetensors, as https://github.com/huggingface/safetensors describes it: eight bytes, little-endian, say how long
-// the header is; the header is a JSON object {NAME: {"dtype", "shape", "data_offsets": [BEGIN, END]}, "__metadata__":
-// {strings}}, padded with spaces; then come the values, one tensor after the other without a gap. Wider types come
-// first and the header ends at a multiple of eight, so every tensor is aligned.
+// .safetensors files, as described at https://github.com/huggingface/safetensors. The first eight bytes, little-endian,
+// give the length of the header. The header is a JSON object {NAME: {"dtype", "shape", "data_offsets": [BEGIN, END]},
+// "__metadata__": {strings}}, padded with spaces. Then come the values, one tensor after the other without gaps. Files
+// written here have wider types first and a header that ends at a multiple of eight, so every tensor is aligned.
 #include "base/file.hpp"
 #include "checkpoint/files/weights_file.hpp"
 #include "checkpoint/state/checksum.hpp"
@@ -22,8 +22,8 @@ using detail::File;
 static_assert(std::endian::native == std::endian::little, "the values in these files are little-endian");
 
 constexpr const char* metadata_key = "__metadata__";
-constexpr std::uint64_t longest_header = 100'000'000;  // that of the format's own library
-constexpr int deepest_header = 3;
+constexpr std::uint64_t max_header_bytes = 100'000'000;  // the limit of the format's own library
+constexpr int max_header_depth = 3;
 
 struct FormatType {
   at::ScalarType type;
@@ -48,19 +48,19 @@ constexpr std::array format_types{
     FormatType{at::kFloat8_e4m3fn, "F8_E4M3"},
 };
 
-/// A tensor of the header.
+/// A tensor in the header.
 struct Listed {
   std::string name;
   at::ScalarType type{};
   std::vector<std::int64_t> shape = {};
-  std::uint64_t begin = 0, end = 0;  // after the header
+  std::uint64_t begin = 0, end = 0;  // in bytes after the header
 };
 
-/// The header as JSON, of which each key stands once.
+/// Parses the header as JSON. Refuses a duplicate key.
 Json parse_header(const std::string& text, const std::filesystem::path& path) {
   std::vector<std::set<std::string>> keys;
   const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
-    if (depth > deepest_header) refuse_weights(path, "its header is nested deeper than any of this format");
+    if (depth > max_header_depth) refuse_weights(path, "its header is nested deeper than any of this format");
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
@@ -101,18 +101,19 @@ Listed listed_from_json(const std::string& name, const Json& json, const std::fi
                 .begin = static_cast<std::uint64_t>(offsets[0]),
                 .end = static_cast<std::uint64_t>(offsets[1])};
   if (claimed_bytes(listed.type, listed.shape) != listed.end - listed.begin)
-    fail("has a shape that does not take the bytes that are its own");
+    fail("has a shape that does not take the bytes between its \"data_offsets\"");
   return listed;
 }
 
-/// All bytes belong to one tensor each, so there are no more of them than in the file.
-void check_places(std::vector<Listed>& tensors, std::uint64_t bytes, const std::filesystem::path& path) {
+/// Checks that each byte after the header belongs to exactly one tensor. So all tensors together are as large as the
+/// file.
+void check_offsets(std::vector<Listed>& tensors, std::uint64_t bytes, const std::filesystem::path& path) {
   std::ranges::sort(tensors, {}, [](const Listed& tensor) { return std::pair(tensor.begin, tensor.end); });
   std::uint64_t end = 0;
   for (const auto& tensor : tensors) {
     if (tensor.begin != end)
       refuse_weights(path,
-                     "the tensor " + tensor.name + (tensor.begin < end ? " overlaps another" : " stands after a gap"));
+                     "the tensor " + tensor.name + (tensor.begin < end ? " overlaps another" : " comes after a gap"));
     end = tensor.end;
   }
   if (end != bytes)
@@ -130,7 +131,7 @@ std::string header_text(const std::vector<Listed>& tensors) {
     if (type == format_types.end())
       fail(std::string("the format has no type for ") + c10::toString(tensor.type),
            "Convert it to another type, or write torch's format");
-    if (tensor.name == metadata_key) fail("that name is the format's own", "Give it another name");
+    if (tensor.name == metadata_key) fail("the format itself uses that name", "Give it another name");
     header[tensor.name] = {
         {"dtype", type->name}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
   }
@@ -170,10 +171,10 @@ StateDict load_safetensors(const std::filesystem::path& path) {
   const auto size = file.size();
   if (size < sizeof length) refuse_weights(path, "it is too short for a .safetensors file");
   file.read_at(std::as_writable_bytes(std::span(&length, 1)), 0);
-  if (length > longest_header || length > size - sizeof length)
-    refuse_weights(
-        path, "its header is said to have " + std::to_string(length) + " bytes, in a file of " + std::to_string(size),
-        "It is no .safetensors file, or truncated");
+  if (length > max_header_bytes || length > size - sizeof length)
+    refuse_weights(path,
+                   "it claims a header of " + std::to_string(length) + " bytes, in a file of " + std::to_string(size),
+                   "It is not a .safetensors file, or it is truncated");
   std::string text(length, '\0');
   file.read_at(std::as_writable_bytes(std::span(text)), sizeof length);
   const auto header = parse_header(text, path);
@@ -186,10 +187,10 @@ StateDict load_safetensors(const std::filesystem::path& path) {
       continue;
     }
     if (!json.is_object() || !std::ranges::all_of(json, [](const Json& value) { return value.is_string(); }))
-      refuse_weights(path, "its metadata is not a list of strings by name");
+      refuse_weights(path, "its metadata is not an object of strings");
     state.values = json;
   }
-  check_places(tensors, size - sizeof length - length, path);
+  check_offsets(tensors, size - sizeof length - length, path);
   for (const auto& tensor : tensors)
     state.tensors.emplace(tensor.name,
                           read_values(file, sizeof length + length + tensor.begin, tensor.type, tensor.shape));

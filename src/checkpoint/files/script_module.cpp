@@ -1,4 +1,4 @@
-// Programs of TorchScript, as modules.
+// Loads TorchScript programs as modules.
 #include "checkpoint/files/weights_file.hpp"
 #include "muster/error.hpp"
 #include "muster/script.hpp"
@@ -18,13 +18,13 @@ namespace {
 
 using namespace detail::checkpoint;
 
-/// "Net" of "__torch__.models.Net".
+/// Returns the name of the class without its namespace: "Net" for "__torch__.models.Net".
 std::string class_name(const torch::jit::Module& script) { return script.type()->name()->name(); }
 
 const void* identity(const torch::jit::Module& script) { return script._ivalue().get(); }
 
-/// The first line with something on it: torch goes on with where in the program it was.
-std::string gist(std::string_view text) {
+/// Returns the first line that is not empty. Torch's messages continue with the position in the program.
+std::string first_line(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(" \n"), text.size()));
   return std::string(text.substr(0, text.find('\n')));
 }
@@ -32,19 +32,19 @@ std::string gist(std::string_view text) {
 }  // namespace
 
 struct ScriptModuleImpl::Program {
-  /// A buffer of the program and of the module. A program may put another tensor in a buffer's place, and a module
-  /// keeps the one that it was registered with: so they are two, of the same memory.
+  /// A buffer of the program and of the module. The program may replace its tensor, but a module keeps the tensor that
+  /// was registered. So there are two tensors that share their memory.
   struct Buffer {
     std::string name;
     at::Tensor of_module, of_program;
   };
 
   torch::jit::Module script;
-  std::vector<Buffer> buffers = {};                           ///< of this part
-  std::vector<std::shared_ptr<ScriptModuleImpl>> parts = {};  ///< each once
+  std::vector<Buffer> buffers = {};                           ///< of this module, without its submodules
+  std::vector<std::shared_ptr<ScriptModuleImpl>> parts = {};  ///< submodules, each listed once
 };
 
-/// Parts that stand in several places are one.
+/// Modules by their script object, so that a submodule that is used in several places becomes one module.
 struct ScriptModuleImpl::Known : std::map<const void*, std::shared_ptr<ScriptModuleImpl>> {};
 
 ScriptModuleImpl::ScriptModuleImpl(const torch::jit::Module& script)
@@ -82,7 +82,7 @@ void ScriptModuleImpl::take(Known& known) {
   }
 }
 
-/// Each sees what has come in the place of the other's buffers since the last time.
+/// Brings program and module in line again, if either has replaced the memory of a buffer since the last call.
 void ScriptModuleImpl::share_buffers() {
   for (auto& [name, of_module, of_program] : program_->buffers) {
     auto now = program_->script.attr(name).toTensor();
@@ -141,8 +141,8 @@ ScriptModule load_script(const std::filesystem::path& file) {
   try {
     return ScriptModule(std::make_shared<ScriptModuleImpl>(torch::jit::load(file.string(), at::kCPU)));
   } catch (const std::exception& error) {
-    refuse_weights(file, "torch cannot load its program: " + gist(error.what()),
-                   "Link what has its operators, or save it anew with the torch that is used here");
+    refuse_weights(file, "torch cannot load its program: " + first_line(error.what()),
+                   "Link the library that has its operators, or save it again with the torch version used here");
   }
 }
 

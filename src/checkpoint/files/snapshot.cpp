@@ -15,10 +15,10 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// What is copied before its checksum is taken: it is still in the processor's cache.
-constexpr std::size_t looked_at_once = 128 << 10;
+/// Block size in bytes: small enough to be in the processor's cache when its checksum is computed after copying.
+constexpr std::size_t snapshot_block_bytes = 128 << 10;
 
-/// Address space, of which what is touched takes memory.
+/// Reserves address space. Pages take memory once they are touched.
 std::shared_ptr<std::byte> reserve(std::uint64_t bytes) {
   void* const address =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -27,8 +27,8 @@ std::shared_ptr<std::byte> reserve(std::uint64_t bytes) {
   return {static_cast<std::byte*>(address), [bytes](std::byte* memory) { ::munmap(memory, bytes); }};
 }
 
-/// The memory that keeps the tensor's bytes.
-std::shared_ptr<const std::byte> kept(const at::Tensor& tensor, std::span<const optim::FrozenMemory> frozen) {
+/// Returns the tensor's bytes in frozen memory; null if they are not in it.
+std::shared_ptr<const std::byte> find_frozen(const at::Tensor& tensor, std::span<const optim::FrozenMemory> frozen) {
   if (!tensor.is_cpu() || !tensor.is_contiguous()) return nullptr;
   const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
   for (const auto& memory : frozen)
@@ -43,19 +43,20 @@ at::Tensor tensor_at(std::shared_ptr<const std::byte> data, const at::Tensor& li
       bytes, like.sizes(), [data = std::move(data)](void*) {}, at::TensorOptions(like.scalar_type()));
 }
 
-/// A part of a tensor that lies in one piece of the file.
-struct Part {
+/// The bytes of one tensor in one piece of the file.
+struct TensorSlice {
   std::span<const std::byte> from;
-  std::byte* to = nullptr;  ///< null where it is only looked at
+  std::byte* to = nullptr;  ///< null if it is not copied
   bool compared = false;
   std::uint64_t sum = 0;
 };
 
-void pass_over(Part& part) {
-  for (std::size_t done = 0; done < part.from.size(); done += looked_at_once) {
-    const auto block = part.from.subspan(done, std::min(looked_at_once, part.from.size() - done));
-    if (part.to != nullptr) node::stream_copy(part.to + done, block.data(), block.size());
-    if (part.compared) part.sum = checksum({reinterpret_cast<const char*>(block.data()), block.size()}, part.sum);
+/// Copies the slice, and computes its checksum if it is compared.
+void copy_and_sum(TensorSlice& slice) {
+  for (std::size_t done = 0; done < slice.from.size(); done += snapshot_block_bytes) {
+    const auto block = slice.from.subspan(done, std::min(snapshot_block_bytes, slice.from.size() - done));
+    if (slice.to != nullptr) node::stream_copy(slice.to + done, block.data(), block.size());
+    if (slice.compared) slice.sum = checksum({reinterpret_cast<const char*>(block.data()), block.size()}, slice.sum);
   }
 }
 
@@ -73,16 +74,16 @@ Snapshot::Taken Snapshot::take(const Layout& layout, const Tensors& tensors, con
   const auto is_mine = [&](std::uint64_t offset) { return std::ranges::binary_search(pieces, offset / piece_bytes); };
 
   Taken taken;
-  std::vector<Part> parts;
-  std::vector<Bytes> whole;            // which the parts are of
-  std::vector<at::Tensor> on_devices;  // whose sums are taken there
+  std::vector<TensorSlice> slices;
+  std::vector<Bytes> whole;            // owns the memory that slices point to
+  std::vector<at::Tensor> on_devices;  // their checksums are computed on the device
   for (const auto& entry : layout.tensors) {
     const auto& tensor = tensors.at(entry.name);
     if (!entry.same_as.empty()) {
       taken.tensors.emplace(entry.name, taken.tensors.at(entry.same_as));
       continue;
     }
-    if (auto data = kept(tensor, frozen)) {
+    if (auto data = find_frozen(tensor, frozen)) {
       taken.tensors.emplace(entry.name, tensor_at(std::move(data), tensor));
       continue;
     }
@@ -93,23 +94,24 @@ Snapshot::Taken Snapshot::take(const Layout& layout, const Tensors& tensors, con
     std::optional<Bytes> bytes;
     for (auto begin = entry.offset; begin < entry.offset + entry.bytes;) {
       const auto end = std::min(entry.offset + entry.bytes, (begin / piece_bytes + 1) * piece_bytes);
-      Part part{.from = {}, .to = is_mine(begin) ? memory_.get() + begin : nullptr, .compared = compares && !on_device};
-      if (part.to != nullptr || part.compared) {
+      TensorSlice slice{
+          .from = {}, .to = is_mine(begin) ? memory_.get() + begin : nullptr, .compared = compares && !on_device};
+      if (slice.to != nullptr || slice.compared) {
         if (!bytes) bytes.emplace(tensor);
-        part.from = bytes->part(begin - entry.offset, end - entry.offset);
-        parts.push_back(part);
+        slice.from = bytes->part(begin - entry.offset, end - entry.offset);
+        slices.push_back(slice);
       }
       begin = end;
     }
     if (bytes) whole.push_back(std::move(*bytes));
   }
-  on_threads(parts.size(), [&](Range mine) {
-    for (auto i = mine.begin; i < mine.end; ++i) pass_over(parts[i]);
+  on_threads(slices.size(), [&](Range mine) {
+    for (auto i = mine.begin; i < mine.end; ++i) copy_and_sum(slices[i]);
     node::stream_fence();
   });
   auto sums = checksums_on_devices(on_devices);
-  for (const auto& part : parts)
-    if (part.compared) sums.push_back(part.sum);
+  for (const auto& slice : slices)
+    if (slice.compared) sums.push_back(slice.sum);
   taken.fingerprint = checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
   return taken;
 }

@@ -12,7 +12,7 @@ namespace {
 
 const std::string making = "making state.h5";
 
-/// Two tensors with the same key are the same numbers in the same memory, of each rank or of all.
+/// Two tensors with the same key have the same values in the same memory, and are both per-rank or both replicated.
 using MemoryKey =
     std::tuple<bool, const void*, at::ScalarType, std::vector<std::int64_t>, std::vector<std::int64_t>, bool, bool>;
 
@@ -23,7 +23,7 @@ MemoryKey memory_key(const TensorEntry& entry, const at::Tensor& tensor) {
 
 std::int64_t check(std::int64_t status) { return hdf5::check(status, making, ExitCode::retry); }
 
-/// Gives the place of its values in the file.
+/// Creates the tensor's dataset and returns the offset of its values in the file.
 std::uint64_t make_dataset(hid_t file, const TensorEntry& tensor, hid_t links) {
   const auto type = hdf5::type_of(tensor.type);
   const auto space = hdf5::make_space(tensor.shape, making, ExitCode::retry);
@@ -31,17 +31,17 @@ std::uint64_t make_dataset(hid_t file, const TensorEntry& tensor, hid_t links) {
   check(H5Pset_layout(creation.get(), H5D_CONTIGUOUS));
   check(H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY));
   check(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER));
-  check(H5Pset_obj_track_times(creation.get(), false));  // the same tensors make the same file
+  check(H5Pset_obj_track_times(creation.get(), false));  // so that the same tensors always give the same file
   hdf5::Handle dataset(
       check(H5Dcreate2(file, tensor.name.c_str(), type.get(), space.get(), links, creation.get(), H5P_DEFAULT)),
       H5Dclose);
   const auto offset = tensor.bytes == 0 ? 0 : H5Dget_offset(dataset.get());
-  if (offset == HADDR_UNDEF) throw Error(ExitCode::retry, making, "HDF5 gave " + tensor.name + " no place");
+  if (offset == HADDR_UNDEF) throw Error(ExitCode::retry, making, "HDF5 gave " + tensor.name + " no offset");
   dataset.close(making);
   return offset;
 }
 
-/// As it is in the file.
+/// Returns the tensor's entry in the file, without its offset.
 TensorEntry entry_for(const std::string& name, const at::Tensor& tensor, bool per_rank, int ranks) {
   TensorEntry entry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()};
   if (per_rank) entry.shape.insert(entry.shape.begin(), ranks);
@@ -50,13 +50,13 @@ TensorEntry entry_for(const std::string& name, const at::Tensor& tensor, bool pe
   return entry;
 }
 
-/// All of them, but for their places.
+/// Returns the entries of all tensors, without offsets.
 std::vector<TensorEntry> entries_for(const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
   std::vector<TensorEntry> entries;
   std::map<MemoryKey, std::string> first_name;
   for (const auto& [name, tensor] : tensors) {
     auto entry = entry_for(name, tensor, per_rank.contains(name), ranks);
-    // What each rank has of its own may share memory on this rank alone.
+    // Per-rank tensors may share memory on this rank but not on others.
     if (!entry.per_rank) {
       const auto [first, is_new] = first_name.try_emplace(memory_key(entry, tensor), name);
       if (!is_new && entry.bytes > 0) {
@@ -97,7 +97,7 @@ void check_storable(const Tensors& tensors) {
       fail(std::string("HDF5 has no type for ") + c10::toString(tensor.scalar_type()));
     if (tensor.dim() > H5S_MAX_RANK) fail("it has more than 32 dimensions");
     if (!is_plain(name) || name.find('\0') != std::string::npos)
-      fail("its name has an empty part, or one that means a folder");
+      fail("its name has an empty part, a zero byte, or a part \".\" or \"..\"");
     for (auto end = name.find('/'); end != std::string::npos; end = name.find('/', end + 1))
       if (tensors.contains(name.substr(0, end)))
         fail("\"" + name.substr(0, end) + "\" is a tensor, so it cannot be a group too");
@@ -122,7 +122,7 @@ Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank, in
                              H5P_DEFAULT));
     file.close(making);
   }
-  // HDF5 reads by the size that it has noted, and does not mind what follows.
+  // HDF5 knows the size of its own data and ignores padding after it.
   layout.bytes = (memory->size() + direct_alignment - 1) / direct_alignment * direct_alignment;
   Places(layout.tensors).each({0, memory->size()}, [&](Range range, const TensorEntry* tensor) {
     if (tensor != nullptr) return;
@@ -147,10 +147,10 @@ std::vector<std::uint64_t> pieces_with(const std::vector<TensorEntry>& tensors, 
   std::set<std::uint64_t> pieces;
   std::map<std::string, const TensorEntry*> stored;
   for (const auto& entry : tensors) {
-    const auto* place = entry.same_as.empty() ? &entry : stored.at(entry.same_as);
-    stored.emplace(entry.name, place);
+    const auto* owner = entry.same_as.empty() ? &entry : stored.at(entry.same_as);
+    stored.emplace(entry.name, owner);
     if (!wanted(entry.name)) continue;
-    for (auto piece = place->offset / piece_bytes; piece * piece_bytes < place->offset + place->bytes; ++piece)
+    for (auto piece = owner->offset / piece_bytes; piece * piece_bytes < owner->offset + owner->bytes; ++piece)
       pieces.insert(piece);
   }
   return {pieces.begin(), pieces.end()};
@@ -162,7 +162,8 @@ void check_layout(const Layout& layout, const Tensors& tensors) {
   };
   auto here = tensors.begin();
   for (const auto& entry : layout.tensors) {
-    if (here == tensors.end() || here->first != entry.name) fail(entry.name, "this rank does not have it, rank 0 does");
+    if (here == tensors.end() || here->first != entry.name)
+      fail(entry.name, "this rank does not have it, but rank 0 does");
     const auto& tensor = here->second;
     auto shape = entry.shape;
     if (entry.per_rank) shape.erase(shape.begin());
@@ -170,7 +171,7 @@ void check_layout(const Layout& layout, const Tensors& tensors) {
       fail(entry.name, "its shape or type is not that of rank 0");
     ++here;
   }
-  if (here != tensors.end()) fail(here->first, "this rank has it, rank 0 does not");
+  if (here != tensors.end()) fail(here->first, "this rank has it, but rank 0 does not");
 }
 
 }  // namespace muster::detail::checkpoint

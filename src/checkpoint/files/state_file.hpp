@@ -1,6 +1,6 @@
-// state.h5: the tensors. HDF5 lays the file out in memory; then ranks write its bytes where they belong
-// (state_writer.hpp), so no HDF5 call is collective and none touches a disk. Reading goes by the manifest's offsets
-// (state_reader.hpp): HDF5 never parses what somebody else has written.
+// state.h5 holds the tensors. HDF5 lays the file out in memory; then ranks write the bytes at their offsets
+// (state_writer.hpp). So no HDF5 call is collective, and none touches a disk. Reading uses the offsets in the manifest
+// (state_reader.hpp), so HDF5 never parses a file from elsewhere.
 #pragma once
 
 #include "checkpoint/files/manifest.hpp"
@@ -20,7 +20,7 @@ namespace muster::detail::checkpoint {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// Bytes of a file, and where they belong.
+/// A range of bytes of a file, with their offset.
 struct Stretch {
   std::uint64_t offset = 0;
   std::vector<std::uint8_t> bytes = {};
@@ -31,30 +31,32 @@ struct Stretch {
 /// Where everything lies in a file.
 struct Layout {
   std::vector<TensorEntry> tensors;
-  std::uint64_t bytes = 0;              ///< of the file, whole blocks
-  std::vector<Stretch> structure = {};  ///< what is no tensor's, in the order of the file; zeroes elsewhere
+  std::uint64_t bytes = 0;              ///< size of the file, a multiple of the block size of direct writes
+  std::vector<Stretch> structure = {};  ///< HDF5's own bytes, in the order of the file; all other gaps are zero
 };
 
 std::string pack(const Layout& layout);
 Layout unpack_layout(std::string_view packed);
 
-/// An Error (ExitCode::usage) for a tensor that has no dense values, or for names that cannot stand beside each other.
+/// Throws an Error (ExitCode::usage) for a tensor that cannot be stored: not dense, of a type that HDF5 does not have,
+/// or with a name that conflicts with another.
 void check_storable(const Tensors& tensors);
 
-/// The layout of a file with a dataset for each tensor, the parts of its name being groups. Tensors that share their
-/// memory become one dataset with several names. Those named in `per_rank` have a row for each of so many ranks.
+/// Returns the layout of a file with one dataset per tensor. The parts of a tensor's name become groups. Tensors that
+/// share their memory become one dataset with several names. Tensors named in `per_rank` have one row for each of
+/// `ranks` ranks.
 Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank = {}, int ranks = 1);
-/// Whether that would give this one.
+/// True if lay_out() with these arguments would return this layout.
 bool fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks);
 
-/// An Error (ExitCode::usage) if these are not the tensors that the file was laid out for.
+/// Throws an Error (ExitCode::usage) if these are not the tensors that the file was laid out for.
 void check_layout(const Layout& layout, const Tensors& tensors);
 
-/// The pieces of a file of that size that hold a byte of a tensor which is wanted, in their order.
+/// Returns the pieces of a file of `file_bytes` that hold bytes of wanted tensors, in ascending order.
 std::vector<std::uint64_t> pieces_with(const std::vector<TensorEntry>& tensors, std::uint64_t file_bytes,
                                        const std::function<bool(const std::string&)>& wanted);
 
-/// Which tensor lies where.
+/// Finds the tensor at an offset of the file.
 class Places {
  public:
   explicit Places(const std::vector<TensorEntry>& tensors) {
@@ -63,7 +65,8 @@ class Places {
     std::ranges::sort(sorted_, {}, &TensorEntry::offset);
   }
 
-  /// Calls segment(range, tensor) for each stretch of `range` in order: the tensor that lies there, or null.
+  /// Splits `range` at the borders of tensors and calls segment(range, tensor) for each part in order; `tensor` is null
+  /// if no tensor lies there.
   void each(Range range, auto&& segment) const {
     const TensorEntry* const none = nullptr;
     auto at = std::ranges::upper_bound(sorted_, range.begin, {},
@@ -80,7 +83,7 @@ class Places {
   }
 
  private:
-  std::vector<const TensorEntry*> sorted_;  // those with bytes
+  std::vector<const TensorEntry*> sorted_;  // tensors with bytes, by offset
 };
 
 }  // namespace muster::detail::checkpoint

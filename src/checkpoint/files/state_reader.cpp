@@ -14,16 +14,17 @@ namespace muster::detail::checkpoint {
 namespace {
 
 #ifndef MADV_POPULATE_READ
-constexpr int MADV_POPULATE_READ = 22;  // of Linux 5.14, which the C library may not know yet
+constexpr int MADV_POPULATE_READ = 22;  // since Linux 5.14; older C libraries do not define it
 #endif
 
-/// Smaller tensors are copied: a page of the file for each would cost more, and they need not be aligned in it.
-constexpr std::uint64_t mapped_from = 64 << 10;
+/// Smaller tensors are copied: mapping a page for each would cost more, and they need not be aligned in the file.
+constexpr std::uint64_t min_mapped_bytes = 64 << 10;
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
-/// Adds what `make` gives for each entry that has memory of its own, and the others as the tensors that they share.
-Tensors each_tensor(const Manifest& manifest, auto&& make) {
+/// Calls `make` for each entry that has its own bytes and returns the tensors by name. Entries that share memory get
+/// the same tensor. Leaves out undefined tensors.
+Tensors make_tensors(const Manifest& manifest, auto&& make) {
   Tensors tensors;
   std::map<std::string, at::Tensor> stored;
   for (const auto& entry : manifest.tensors) {
@@ -40,12 +41,12 @@ at::Tensor empty_for(const TensorEntry& entry) { return at::empty(entry.shape, a
 
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
                      const std::function<bool(const std::string&)>& wanted) {
-  // What shares the memory of one that is wanted needs no memory; one that is not may have it.
+  // A wanted tensor may share the bytes of one that is not wanted; then that one must be read.
   std::set<std::string> needed;
   for (const auto& entry : manifest.tensors)
     if (!wanted || wanted(entry.name)) needed.insert(entry.same_as.empty() ? entry.name : entry.same_as);
   std::map<const TensorEntry*, std::byte*> memory;
-  auto tensors = each_tensor(manifest, [&](const TensorEntry& entry) {
+  auto tensors = make_tensors(manifest, [&](const TensorEntry& entry) {
     if (!needed.contains(entry.name)) return at::Tensor();
     auto tensor = empty_for(entry);
     memory.emplace(&entry, memory_of(tensor));
@@ -58,14 +59,14 @@ Tensors read_tensors(const std::filesystem::path& directory, const Manifest& man
   const Places places(manifest.tensors);
   read_pieces(
       directory, file, pieces,
-      [&](Range range) {  // where a piece is one tensor's it is read there
-        std::byte* place = nullptr;
+      [&](Range range) {  // a piece that lies within one tensor is read straight into it
+        std::byte* address = nullptr;
         places.each(range, [&](Range segment, const TensorEntry* tensor) {
           const auto at = memory.find(tensor);
           if (segment.end - segment.begin == range.end - range.begin && at != memory.end())
-            place = at->second + (range.begin - tensor->offset);
+            address = at->second + (range.begin - tensor->offset);
         });
-        return place;
+        return address;
       },
       [&](Range range, std::span<const std::byte> bytes) {
         places.each(range, [&](Range segment, const TensorEntry* tensor) {
@@ -91,7 +92,8 @@ std::shared_ptr<const MappedState> MappedState::open(const std::filesystem::path
 
 MappedState::~MappedState() { ::munmap(data_, entry_.bytes); }
 
-/// Has the system read that range: so what cannot be read is an error and no signal. False if this system cannot.
+/// Makes the kernel read this range now, so that a failure is an Error and not a signal on a later access. Returns
+/// false if the kernel does not support this.
 bool MappedState::load(Range range) const {
   const auto begin = range.begin / direct_alignment * direct_alignment;
   int status;
@@ -114,12 +116,12 @@ void MappedState::verify(std::span<const std::uint64_t> pieces) const {
 }
 
 Tensors MappedState::tensors(const Manifest& manifest) const {
-  return each_tensor(manifest, [&](const TensorEntry& entry) {
-    // Another rank may have verified it: where its pages have gone from memory since, and cannot be read, a look at
-    // them would end this process.
+  return make_tensors(manifest, [&](const TensorEntry& entry) {
+    // Another rank may have verified these bytes. Their pages may have left memory since; if they cannot be read again,
+    // accessing them would kill this process.
     if (entry.bytes > 0) load({entry.offset, entry.offset + entry.bytes});
     auto* const begin = data_ + entry.offset;
-    if (entry.bytes >= mapped_from && entry.offset % c10::elementSize(entry.type) == 0)
+    if (entry.bytes >= min_mapped_bytes && entry.offset % c10::elementSize(entry.type) == 0)
       return at::from_blob(
           begin, entry.shape, [mapped = shared_from_this()](void*) {}, at::TensorOptions(entry.type));
     auto tensor = empty_for(entry);

@@ -1,4 +1,4 @@
-// Reading state.h5, by the manifest's offsets. Tensors that shared memory share it again.
+// Reads state.h5 by the offsets in the manifest. Tensors that shared memory when they were saved share it again.
 #pragma once
 
 #include "checkpoint/files/state_file.hpp"
@@ -12,24 +12,26 @@
 
 namespace muster::detail::checkpoint {
 
-/// Those tensors, in memory of their own; all unless `wanted` says less. The checksums of what is read are verified on
-/// the way, on as many threads as torch has.
+/// Reads the tensors for which `wanted` returns true, or all tensors, into new memory. Verifies the checksums of the
+/// pieces that it reads, on as many threads as torch has.
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
                      const std::function<bool(const std::string&)>& wanted = {});
 
-/// state.h5 as the system's cache has it, which the ranks of a node share: what one of them has looked at is read.
+/// A memory mapping of state.h5. The ranks of a node share the page cache, so data that one rank has read need not be
+/// read from the disk again.
 class MappedState : public std::enable_shared_from_this<MappedState> {
  public:
-  /// Null where the system, or the file system, has no such thing. An Error (ExitCode::data) where the file is not as
-  /// long as its entry says.
+  /// Returns null if the kernel or the file system does not support such mappings. Throws an Error (ExitCode::data) if
+  /// the size of the file is not that of its entry.
   static std::shared_ptr<const MappedState> open(const std::filesystem::path& directory, const FileEntry& entry);
   MappedState(const MappedState&) = delete;
   ~MappedState();
 
-  /// An Error (ExitCode::data) if one of these pieces has another checksum; on as many threads as torch has.
+  /// Verifies these pieces on as many threads as torch has. Throws an Error (ExitCode::data) for a wrong checksum.
   void verify(std::span<const std::uint64_t> pieces) const;
-  /// All tensors; those that are not small as views of the mapping, which lives as long as one of them, and takes the
-  /// file's space even when that is removed. What is written to them goes to this process alone. Nothing is verified.
+  /// Returns all tensors, without verifying them. Large tensors are views of the mapping, which lives as long as one of
+  /// them does; until then the file's disk space stays in use, even if the file is removed. Writing to them changes
+  /// only this process's copy.
   Tensors tensors(const Manifest& manifest) const;
 
  private:

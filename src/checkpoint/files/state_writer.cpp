@@ -14,22 +14,23 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Smaller files stay in the system's cache, where a restart finds them.
-constexpr std::uint64_t directly_from = 16 << 20;
-/// What is written at once.
-constexpr std::size_t written_at_once = 8 << 20;
-/// What is copied before its checksum is taken: it is still in the processor's cache.
-constexpr std::size_t copied_at_once = 128 << 10;
+/// Smaller files go through the page cache, where a restart finds them.
+constexpr std::uint64_t min_direct_bytes = 16 << 20;
+/// Bytes per write.
+constexpr std::size_t max_write_bytes = 8 << 20;
+/// Block size in bytes: small enough to be in the processor's cache when its checksum is computed after copying.
+constexpr std::size_t copy_block_bytes = 128 << 10;
 
-bool is_direct(const Layout& layout) { return layout.bytes >= directly_from; }
+bool is_direct(const Layout& layout) { return layout.bytes >= min_direct_bytes; }
 
-/// The bytes of the file, from wherever they are.
+/// Provides the bytes of the file from HDF5's structure, per-rank rows and tensors.
 class Source {
  public:
   Source(const Layout& layout, const Tensors& tensors, const std::vector<Stretch>& rows)
       : layout_(layout), tensors_(tensors), rows_(rows), places_(layout.tensors) {}
 
-  /// Calls use(bytes) for that range of the file, in its order; zeroes are an empty span and how many there are.
+  /// Calls use(bytes, zero_count) for consecutive parts of this range: either `bytes`, or an empty span and the number
+  /// of zero bytes.
   void each(Range range, auto&& use) {
     places_.each(range, [&](Range segment, const TensorEntry* tensor) {
       if (tensor == nullptr) return stored(layout_.structure, segment, use);
@@ -60,15 +61,15 @@ class Source {
   const std::vector<Stretch>& rows_;
   const Places places_;
   const TensorEntry* current_ = nullptr;
-  std::unique_ptr<const Bytes> bytes_;  // of that one
+  std::unique_ptr<const Bytes> bytes_;  // of current_
 };
 
-/// Copies that range of the file; gives its checksum.
+/// Copies this range of the file to `to` and returns its checksum.
 std::uint32_t copy_out(Source& source, Range range, std::byte* to) {
   std::uint32_t checksum = 0;
   const auto take = [&](std::size_t size, auto&& copy) {
     for (std::size_t done = 0; done < size;) {
-      const auto block = std::min(size - done, copied_at_once);
+      const auto block = std::min(size - done, copy_block_bytes);
       copy(done, block);
       checksum = crc32({to, block}, checksum);
       to += block;
@@ -82,8 +83,7 @@ std::uint32_t copy_out(Source& source, Range range, std::byte* to) {
   return checksum;
 }
 
-/// Calls use(tensor, rank, range) for the row of each rank of each tensor that has rows, in the order of names and
-/// ranks.
+/// Calls use(tensor, rank, range) for each rank's row of each per-rank tensor, in the order of names, then ranks.
 void each_row(const Layout& layout, int ranks, auto&& use) {
   for (const auto& tensor : layout.tensors) {
     if (!tensor.per_rank) continue;
@@ -95,7 +95,7 @@ void each_row(const Layout& layout, int ranks, auto&& use) {
   }
 }
 
-/// Calls use(writer, range) for each stretch of `range` that one rank writes.
+/// Splits `range` by the rank that writes it, and calls use(writer, range) for each part.
 void each_writer(Range range, std::uint64_t piece_bytes, const std::vector<int>& writers, auto&& use) {
   for (auto begin = range.begin; begin < range.end;) {
     const int writer = writers[begin / piece_bytes];
@@ -182,34 +182,34 @@ std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path,
   const auto piece_bytes = piece_bytes_for(layout.bytes);
   Source source(layout, tensors, rows);
   std::vector<std::uint32_t> checksums;
-  // After `file`: while an error leaves, those on their way are waited for first.
-  std::array<std::shared_future<void>, depth> on_their_way;
+  // Declared after `file`: if an exception is thrown, the pending writes end before the file is closed.
+  std::array<std::shared_future<void>, depth> pending_writes;
   const auto wait = [&](std::shared_future<void>& slot) {
     if (!slot.valid()) return;
     while (meanwhile && slot.wait_for(std::chrono::seconds(0)) != std::future_status::ready && meanwhile()) continue;
     slot.get();
   };
   for (std::size_t done = 0, chunk = 0; done < pieces.size(); ++chunk) {
-    auto last = done + 1;  // of those that lie side by side
+    auto last = done + 1;  // end of the adjacent pieces that are written at once
     while (last < pieces.size() && pieces[last] == pieces[last - 1] + 1 &&
-           (last - done) * piece_bytes < written_at_once)
+           (last - done) * piece_bytes < max_write_bytes)
       ++last;
     const Range range{pieces[done] * piece_bytes, std::min((pieces[last - 1] + 1) * piece_bytes, layout.bytes)};
-    auto& slot = on_their_way[chunk % depth];
+    auto& slot = pending_writes[chunk % depth];
     wait(slot);
     const auto buffer = buffers_[chunk % depth].take(range.end - range.begin);
     for (; done < last; ++done) {
       const auto piece = piece_range(layout.bytes, piece_bytes, pieces[done]);
       checksums.push_back(copy_out(source, piece, buffer.data() + (piece.begin - range.begin)));
     }
-    // One at a time: several would all end at once, and leave the disk idle until the next ones are filled.
-    const auto& before = on_their_way[(chunk + depth - 1) % depth];
+    // One write at a time: several would end together and leave the disk idle until the next buffers are filled.
+    const auto& before = pending_writes[(chunk + depth - 1) % depth];
     slot = std::async(std::launch::async, [&file, before, buffer, range] {
       if (before.valid()) before.get();
       file.write_at(buffer, range.begin);
     });
   }
-  for (auto& slot : on_their_way) wait(slot);
+  for (auto& slot : pending_writes) wait(slot);
   file.sync();
   file.close();
   return checksums;

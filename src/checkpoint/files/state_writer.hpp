@@ -1,8 +1,8 @@
-// Writing state.h5: each piece by one rank, past the system's cache where the file system takes that. While pieces are
-// on their way to the disk the next ones are put together, and their checksums taken.
+// Writes state.h5. Each piece is written by one rank, past the page cache if the file system supports that. While
+// pieces are being written, the next ones are copied together and their checksums computed.
 //
-//   Layout layout = lay_out(tensors);                           // one rank, which tells the others
-//   create_state_file(path, layout);                            // the same one
+//   Layout layout = lay_out(tensors);                           // on one rank, which sends it to the others
+//   create_state_file(path, layout);                            // on the same rank
 //   auto writers = plan_writers(layout.bytes, piece_owners(layout, ranks), node_of_rank);
 //   auto rows = gather_rows(communicator, layout, tensors, writers);                      // collective
 //   auto checksums = StateWriter().write(path, layout, tensors, pieces_of(writers, rank), rows);
@@ -22,36 +22,36 @@
 
 namespace muster::detail::checkpoint {
 
-/// Makes the file, as long as it will be, with space for a large one; without, where ranks of one node write a part of
-/// it. It is empty.
+/// Creates the file in its full size, without content. If `with_space`, disk space is allocated for a large file; pass
+/// false if only part of the file will be written, as on one node of a fast tier.
 void create_state_file(const std::filesystem::path& path, const Layout& layout, bool with_space = true);
 
-/// For each piece of the file the rank whose own it holds first, −1 where it holds none's: what plan_writers() asks
-/// for.
+/// Returns for each piece of the file the first rank with per-rank bytes in it, or −1 if there are none: the `owners`
+/// of plan_writers().
 std::vector<int> piece_owners(const Layout& layout, int ranks);
 
-/// The pieces of one writer, in the order of the file.
+/// Returns the pieces that `rank` writes, in the order of the file.
 std::vector<std::uint64_t> pieces_of(const std::vector<int>& writers, int rank);
 
-/// Brings what each rank has of its own to whom writes it: of all such tensors the bytes in this rank's pieces, in the
-/// order of the file; nothing where there is one rank. Collective.
+/// Sends the rows of per-rank tensors to the ranks that write them. Returns the bytes of such rows in this rank's
+/// pieces, in the order of the file; nothing if there is only one rank. Collective.
 std::vector<Stretch> gather_rows(const Communicator& communicator, const Layout& layout, const Tensors& tensors,
                                  const std::vector<int>& writers);
 
-/// Holds the memory through which it writes, so that the next save finds it there. One thread at a time.
+/// Writes pieces of state.h5. Keeps its buffers for the next save. Used by one thread at a time.
 class StateWriter {
  public:
-  /// Writes these pieces, durably, and gives their checksums. The file was laid out for these tensors (check_layout());
-  /// `rows` is what gather_rows() gave. Where it waits for the disk it calls `meanwhile`, which does a little of
-  /// something else and gives false when there is no more of it.
+  /// Writes these pieces durably and returns their checksums. The layout must fit the tensors (check_layout()). `rows`:
+  /// the result of gather_rows(). While it waits for the disk it calls `meanwhile`, which does a small step of other
+  /// work and returns false when there is none left.
   std::vector<std::uint32_t> write(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
                                    const std::vector<std::uint64_t>& pieces, const std::vector<Stretch>& rows = {},
                                    const std::function<bool()>& meanwhile = {});
 
  private:
-  static constexpr std::size_t depth = 3;  ///< one is filled, one is on its way, one is ready to be
+  static constexpr std::size_t depth = 3;  ///< buffers: one being filled, one being written, one waiting
 
-  /// Memory that can be written directly.
+  /// Memory aligned for direct writes.
   struct Buffer {
     struct Free {
       void operator()(std::byte* memory) const { std::free(memory); }

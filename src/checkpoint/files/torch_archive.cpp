@@ -1,6 +1,6 @@
-// What torch.save() writes: a zip archive of records that are stored as they are, of which ARCHIVE/data.pkl is a pickle
-// and ARCHIVE/data/KEY the values of a storage. libtorch writes it; it is read here, since libtorch's own reader
-// believes what an archive says.
+// Files of torch.save(): a zip archive of uncompressed records. ARCHIVE/data.pkl is a pickle, and ARCHIVE/data/KEY
+// holds the values of a storage. libtorch writes such archives. They are read here, because libtorch's own reader
+// trusts them.
 // The layout of a zip archive: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 #include "base/file.hpp"
 #include "checkpoint/files/pickle.hpp"
@@ -26,32 +26,32 @@ namespace {
 using namespace detail::checkpoint;
 using detail::File;
 
-constexpr std::uint64_t longest_pickle = 64 << 20;  // a tensor takes some 200 bytes of it
-constexpr std::uint64_t longest_directory = 64 << 20;
+constexpr std::uint64_t max_pickle_bytes = 64 << 20;  // a tensor takes about 200 bytes of it
+constexpr std::uint64_t max_directory_bytes = 64 << 20;
 
-/// A record of an archive: where its bytes are, and whether they stand there as they are.
+/// A record of an archive. `stored`: its bytes are neither compressed nor encrypted.
 struct Record {
   std::uint64_t offset = 0, bytes = 0;
   std::uint32_t crc32 = 0;
   bool stored = true;
 };
 
-/// An archive whose directory has been checked: its records are inside the file and apart from each other, so all of
-/// them together are no larger than it is.
+/// An archive with a checked directory: its records lie inside the file and do not overlap. So together they are no
+/// larger than the file.
 class TorchArchive {
  public:
   explicit TorchArchive(const std::filesystem::path& path) : file_(path, File::Mode::read) {
     const auto directory = find_directory();
     std::uint64_t at = 0;
     for (std::uint64_t i = 0; i < directory.count; ++i) at = take_record(directory, at);
-    check_apart(directory.offset);
+    check_no_overlap(directory.offset);
   }
 
   bool contains(const std::string& name) const { return records_.contains(name); }
-  /// Whether the record stands there as it is.
+  /// True if the record is neither compressed nor encrypted.
   bool stored(const std::string& name) const { return find(name).stored; }
 
-  /// The archive's own name, before the slash in front of `name`.
+  /// Returns the archive's own name, with a slash: the folder in which `name` lies.
   std::string folder_of(const std::string& name) const {
     for (const auto& [path, record] : records_)
       if (path.size() > name.size() && path.ends_with("/" + name) && path.find('/') == path.size() - name.size() - 1)
@@ -59,13 +59,13 @@ class TorchArchive {
     refuse("it is an archive without a " + name, "Use a file that torch.save() or torch.jit.save() wrote");
   }
 
-  /// That all records stand there as they are, as torch.save() writes them.
+  /// Refuses an archive with compressed or encrypted records, which torch.save() never writes.
   void check_stored() const {
     for (const auto& [name, record] : records_)
       if (!record.stored) refuse("its " + name + " is packed or encrypted, which torch.save() never does");
   }
 
-  /// The checksums of the records that stand there as they are, values above all.
+  /// Verifies the checksums of the records that are neither compressed nor encrypted; all values are among them.
   void check_sums() const {
     for (const auto& [name, record] : records_)
       if (record.stored) values(name, at::kByte, static_cast<std::int64_t>(record.bytes));
@@ -82,7 +82,7 @@ class TorchArchive {
     return content;
   }
 
-  /// As many values as the caller knows that there are.
+  /// Returns the record as a tensor. The caller has checked that it holds `count` values.
   at::Tensor values(const std::string& name, at::ScalarType type, std::int64_t count) const {
     const auto stored =
         read_values(file_, find(name).offset, at::kByte, std::array{static_cast<std::int64_t>(bytes_in(name))});
@@ -110,20 +110,20 @@ class TorchArchive {
   }
 
   std::string read(std::uint64_t offset, std::uint64_t bytes) const {
-    if (offset > file_.size() || bytes > file_.size() - offset) refuse("what its directory tells lies outside of it");
+    if (offset > file_.size() || bytes > file_.size() - offset) refuse("its directory points outside the file");
     std::string content(bytes, '\0');
     file_.read_at(std::as_writable_bytes(std::span(content)), offset);
     return content;
   }
 
-  /// From the end: the end's record without a comment; before it, where it is there, that with numbers of 64 bits.
+  /// Finds the directory by the end record, which must have no comment, and by the 64-bit end record if there is one.
   Directory find_directory() const {
     constexpr std::uint64_t end_bytes = 22, locator_bytes = 20, end64_bytes = 56;
     const auto size = file_.size();
     const auto end = size < end_bytes ? std::string() : read(size - end_bytes, end_bytes);
     if (!end.starts_with("PK\5\6"))
-      refuse("it is no archive of torch's, or truncated",
-             "Files of torch before 1.6: load and save them with a newer one");
+      refuse("it is not a torch archive, or it is truncated",
+             "If torch before 1.6 wrote it, load and save it with a newer version");
     Directory directory{.offset = number<std::uint32_t>(end, 16), .count = number<std::uint16_t>(end, 10)};
     std::uint64_t bytes = number<std::uint32_t>(end, 12), stop = size - end_bytes;
     if (size >= end_bytes + locator_bytes)
@@ -135,13 +135,13 @@ class TorchArchive {
         directory.offset = number<std::uint64_t>(end64, 48);
         bytes = number<std::uint64_t>(end64, 40);
       }
-    if (directory.offset > stop || bytes != stop - directory.offset || bytes > longest_directory)
+    if (directory.offset > stop || bytes != stop - directory.offset || bytes > max_directory_bytes)
       refuse("its directory is damaged");
     directory.bytes = read(directory.offset, bytes);
     return directory;
   }
 
-  /// The entry at that place of the directory; gives the place of the next.
+  /// Adds the record whose entry lies at `at` in the directory. Returns the position of the next entry.
   std::uint64_t take_record(const Directory& directory, std::uint64_t at) {
     constexpr std::uint64_t entry_bytes = 46, local_bytes = 30;
     const auto rest = std::string_view(directory.bytes).substr(at);
@@ -151,7 +151,7 @@ class TorchArchive {
     if (rest.size() < all_bytes) refuse("its directory is damaged");
     const std::string name(rest.substr(entry_bytes, name_bytes));
     std::uint64_t sizes[] = {number<std::uint32_t>(rest, 24), number<std::uint32_t>(rest, 20),
-                             number<std::uint32_t>(rest, 42)};  // unpacked, packed, and where
+                             number<std::uint32_t>(rest, 42)};  // uncompressed size, compressed size, offset
     take_large(rest.substr(entry_bytes + name_bytes, extra_bytes), sizes);
     const bool encrypted = (number<std::uint16_t>(rest, 8) & 1) != 0,
                stored = !encrypted && number<std::uint16_t>(rest, 10) == 0 && sizes[0] == sizes[1];
@@ -163,7 +163,7 @@ class TorchArchive {
     return at + all_bytes;
   }
 
-  /// Numbers that 32 bits do not hold stand in an extra field, in this order.
+  /// Replaces numbers that do not fit 32 bits by those in the extra field, which has them in the same order.
   void take_large(std::string_view extra, std::span<std::uint64_t> sizes) const {
     std::string_view large;
     while (extra.size() >= 4) {
@@ -179,14 +179,14 @@ class TorchArchive {
     }
   }
 
-  void check_apart(std::uint64_t end) const {
+  void check_no_overlap(std::uint64_t end) const {
     std::vector<Record> sorted;
     for (const auto& [name, record] : records_) sorted.push_back(record);
     std::ranges::sort(sorted, {}, &Record::offset);
     for (std::size_t i = 0; i < sorted.size(); ++i) {
       const auto stop = i + 1 < sorted.size() ? sorted[i + 1].offset : end;
       if (sorted[i].offset > stop || sorted[i].bytes > stop - sorted[i].offset)
-        refuse("its records overlap, or lie outside of it");
+        refuse("its records overlap, or lie outside the file");
     }
   }
 
@@ -205,12 +205,12 @@ class TorchArchive {
   std::map<std::string, Record> records_;
 };
 
-/// An archive of `dict` as libtorch writes it.
+/// Writes `dict` as an archive, by libtorch.
 void write_dict(const c10::IValue& dict, const ArchiveSink& sink) {
   caffe2::serialize::PyTorchStreamWriter writer(sink);
   std::string pickle;
   torch::jit::Pickler pickler([&](const char* data, std::size_t bytes) { pickle.append(data, bytes); }, nullptr,
-                              nullptr, nullptr, nullptr, /*tag_aggregates=*/false);  // tags are for TorchScript alone
+                              nullptr, nullptr, nullptr, /*tag_aggregates=*/false);  // only TorchScript needs tags
   pickler.protocol();
   pickler.pushIValue(dict);
   pickler.stop();
@@ -224,9 +224,9 @@ void write_dict(const c10::IValue& dict, const ArchiveSink& sink) {
   writer.writeEndOfFile();
 }
 
-constexpr const char* constants_record = "constants.pkl";    // the record that TorchScript alone has
-constexpr const char* root_of_cpp = "c__torch__\nModule\n";  // the class of what torch::save() writes in C++
-constexpr std::size_t first_of_pickle = 16;                  // bytes: where the root's class stands
+constexpr const char* constants_record = "constants.pkl";  // only TorchScript archives have this record
+constexpr const char* cpp_root = "c__torch__\nModule\n";   // the root's class in files of torch::save() in C++
+constexpr std::size_t root_class_bytes = 16;               // the root's class begins within so many bytes of the pickle
 
 }  // namespace
 
@@ -246,7 +246,7 @@ void detail::checkpoint::write_archive(const Sink& sink, const std::function<voi
 void detail::checkpoint::check_script(const std::filesystem::path& path) {
   const TorchArchive archive(path);
   if (!archive.contains(archive.folder_of("data.pkl") + constants_record))
-    archive.refuse("it holds values, and no program of TorchScript",
+    archive.refuse("it holds values and no program of TorchScript",
                    "In Python: torch.jit.script(model).save(FILE); for a state dict, load_torch()");
   archive.check_sums();
 }
@@ -257,13 +257,13 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
   std::map<const void*, std::uint64_t> storages;
   for (const auto& [name, tensor] : state.tensors) {
     auto plain = tensor.detach().resolve_conj().resolve_neg().cpu();
-    // What is expanded from fewer values is written out: load_torch() takes nothing that is larger than its storage.
+    // An expanded tensor is written in full, because load_torch() refuses tensors larger than their storage.
     if (plain.nbytes() > plain.storage().nbytes()) plain = plain.contiguous();
     storages[plain.storage().data()] = plain.storage().nbytes();
     dict.insert(name, plain);
   }
   std::uint64_t total = 0;
-  for (const auto& [place, bytes] : storages) total += bytes;
+  for (const auto& [data, bytes] : storages) total += bytes;
   write_weights(path, options, total, [&](const Sink& sink) {
     write_archive(sink, [&](const ArchiveSink& archive) { write_dict(dict, archive); });
   });
@@ -273,10 +273,10 @@ StateDict load_torch(const std::filesystem::path& path) {
   const TorchArchive archive(path);
   const auto folder = archive.folder_of("data.pkl");
   if (archive.contains(folder + constants_record)) {
-    const auto pickle = archive.stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", longest_pickle) : "";
-    if (pickle.find(root_of_cpp) < first_of_pickle)
+    const auto pickle = archive.stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", max_pickle_bytes) : "";
+    if (pickle.find(cpp_root) < root_class_bytes)
       archive.refuse(
-          "torch::save() in C++ has written it, not torch.save() in Python",
+          "it was written by torch::save() in C++, not by torch.save() in Python",
           "In C++: torch::load(model, FILE), then muster::save_torch(muster::Checkpoint::from_dict({{\"model\", "
           "model}}).to_dict(), OTHER)");
     archive.refuse("it is a TorchScript module",
@@ -296,7 +296,7 @@ StateDict load_torch(const std::filesystem::path& path) {
     return at->second;
   };
   try {
-    return unpickle_state_dict(archive.text(folder + "data.pkl", longest_pickle), storage);
+    return unpickle_state_dict(archive.text(folder + "data.pkl", max_pickle_bytes), storage);
   } catch (const BadPickle& bad) {
     archive.refuse(bad.what(), "Save the state dict alone: torch.save(model.state_dict(), FILE)");
   }

@@ -20,7 +20,7 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
   files.names = list_files(*directory);
   if (is_checkpoint(*directory)) std::erase_if(files.names, is_ours);
   if (const auto ours = std::ranges::find_if(files.names, is_ours); ours != files.names.end())
-    throw Error(ExitCode::usage, doing, "it holds a file " + *ours + ", and that name is muster's in a checkpoint",
+    throw Error(ExitCode::usage, doing, "it holds a file " + *ours + ", a name that muster uses in checkpoints",
                 "Rename it");
   if (const auto odd = std::ranges::find_if_not(files.names, is_utf8); odd != files.names.end())
     throw Error(
@@ -31,7 +31,7 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
     if (auto set = Checkpoint::from_directory(*directory).get_metadata(); set.is_object())
       files.metadata = std::move(set);
   } catch (const Error&) {
-    // Only a file, then.
+    // The folder has a file with the name of the metadata that does not hold metadata. It is stored as a file only.
   }
   return files;
 }

@@ -11,7 +11,7 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-// By the values of the enumerators.
+// In the order of the enumerators.
 constexpr std::array names{"committed", "pending_validation", "validated", "validation_timeout", "validation_failed"};
 
 }  // namespace

@@ -1,9 +1,10 @@
-// validation.json, beside the manifest: what was measured of a checkpoint after it was committed. The metrics in the
-// manifest say that this was asked for, {"checkpoint_status": "pending_validation", …}, and stay as they are.
+// validation.json, beside the manifest: the metrics that a validation measured after the checkpoint was committed. The
+// metrics in the manifest say that a validation was requested, {"checkpoint_status": "pending_validation", …}, and do
+// not change.
 //
 //   {"checkpoint_status": "validated", "val_accuracy": 0.91, …}
 //
-// Its fields take the place of those of the report, here and in the report's row.
+// Its fields replace those of the report, in the checkpoint's metrics and in the report's row of the history.
 #pragma once
 
 #include "muster/checkpoint.hpp"
@@ -17,17 +18,18 @@ namespace muster::detail::checkpoint {
 inline constexpr const char* validation_name = "validation.json";
 inline constexpr const char* status_name = "checkpoint_status";
 
-/// As a row has it.
+/// Returns the name of the status, as in files and rows.
 const char* text_of(CheckpointStatus status) noexcept;
-/// What the fields of a report say; committed where they say nothing.
+/// Returns the status in the fields of a report; `committed` if they have none.
 CheckpointStatus status_in(const Json& fields);
 
-/// The fields of the file; none where it is not there, or is damaged.
+/// Returns the fields of the file; none if it is missing or damaged.
 std::optional<Json> read_validation(const std::filesystem::path& checkpoint);
 /// Replaces the file, durably.
 void write_validation(const std::filesystem::path& checkpoint, const Json& fields);
 
-/// The metrics of a checkpoint's report, and over them what its validation has found, if it was asked for.
+/// Returns `metrics`, the metrics of a checkpoint's report, updated with the results of its validation if one was
+/// requested and has finished.
 Json measured(const std::filesystem::path& checkpoint, Json metrics);
 
 }  // namespace muster::detail::checkpoint

@@ -24,9 +24,9 @@ void write_weights(const std::filesystem::path& path, const ExportOptions& optio
   require_output(path);
   if (!options.replace && std::filesystem::exists(status_of(path)))
     throw Error(ExitCode::usage, "writing " + path.string(), "it is there already",
-                "Choose another name, or say that it is to be replaced");
+                "Choose another name, or ask for it to be replaced");
   remove_unfinished(path, /*none_writes=*/false);
-  constexpr std::size_t step = 16 << 20;  // between two words of progress
+  constexpr std::size_t step = 16 << 20;  // bytes between two calls of options.progress
   write_file(
       path,
       [&](File& file) {
@@ -49,11 +49,11 @@ void refuse_weights(const std::filesystem::path& path, const std::string& fact, 
 }
 
 std::optional<std::uint64_t> claimed_bytes(at::ScalarType type, std::span<const std::int64_t> shape) {
-  constexpr std::size_t most_dimensions = 32;  // as in state.h5
-  if (shape.size() > most_dimensions) return {};
+  constexpr std::size_t max_dimensions = 32;  // as in state.h5
+  if (shape.size() > max_dimensions) return {};
   auto bytes = static_cast<std::int64_t>(c10::elementSize(type));
   bool empty = false;
-  for (const auto size : shape) {  // the strides of an empty tensor must be in range too
+  for (const auto size : shape) {  // also for an empty tensor, whose strides must be in range too
     if (size < 0 || (size > 0 && __builtin_mul_overflow(bytes, size, &bytes))) return {};
     empty = empty || size == 0;
   }

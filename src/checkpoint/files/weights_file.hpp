@@ -1,5 +1,4 @@
-// What files of weights have in common, whatever their format: how they are written, and what is checked of one that
-// somebody else has written before it is believed.
+// Common to all formats of weight files: writing them, and checking files from elsewhere before they are trusted.
 #pragma once
 
 #include "base/file.hpp"
@@ -16,33 +15,34 @@
 
 namespace muster::detail::checkpoint {
 
-/// An Error (ExitCode::usage) for a tensor that has no dense values.
+/// Throws an Error (ExitCode::usage) for a tensor that is not dense.
 void check_exportable(const StateDict& state);
 
 /// Takes the next bytes of the file.
 using Sink = std::function<void(std::string_view)>;
 
-/// Makes the file, of about `total` bytes, with what `write` gives the sink; an Error leaves nothing.
+/// Creates the file with the bytes that `write` passes to the sink. `total`: about how many bytes, for the progress. If
+/// it throws, no file is left.
 void write_weights(const std::filesystem::path& path, const ExportOptions& options, std::uint64_t total,
                    const std::function<void(const Sink&)>& write);
 
-/// What torch's own writers of archives give their bytes to.
+/// The sink that torch's archive writers take.
 using ArchiveSink = std::function<std::size_t(const void* data, std::size_t bytes)>;
-/// An archive of what `write` does. Those writers end the process where a write fails; so they are told that all went
-/// well, and the first failure is thrown when they are done.
+/// Runs `write`, which uses one of torch's archive writers, and passes its bytes to `sink`. Torch's writers end the
+/// process if a write fails. So they are told that every write succeeded, and the first failure is thrown afterwards.
 void write_archive(const Sink& sink, const std::function<void(const ArchiveSink&)>& write);
 
-/// Refuses a file that is not a whole one of TorchScript.
+/// Throws an Error (ExitCode::data) for a file that is not an intact TorchScript archive.
 void check_script(const std::filesystem::path& path);
 
-/// Ends the reading of a file that cannot be.
+/// Throws the Error (ExitCode::data) for a file that cannot be read.
 [[noreturn]] void refuse_weights(const std::filesystem::path& path, const std::string& fact,
                                  const std::string& remedy = "Use another file, or make it anew");
 
-/// Bytes of the values of a tensor that is said to have that shape; none if no tensor can.
+/// Returns the size in bytes of a tensor of this type and shape; none if no tensor can have that shape.
 std::optional<std::uint64_t> claimed_bytes(at::ScalarType type, std::span<const std::int64_t> shape);
 
-/// A tensor of the bytes at that place. A bool is 0 or 1, whatever is stored.
+/// Reads a tensor from the file. Bytes of bool tensors other than 0 and 1 become 1.
 at::Tensor read_values(const File& file, std::uint64_t offset, at::ScalarType type,
                        std::span<const std::int64_t> shape);
 

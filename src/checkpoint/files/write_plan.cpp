@@ -8,7 +8,8 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Ranks that may write, the first of every node before the second of any; spread over the ranks of their node.
+/// Returns the ranks that may write: the first writer of each node, then the second of each, and so on. The writers of
+/// a node are spread evenly over its ranks.
 std::vector<int> candidates_of(const std::map<int, std::vector<int>>& nodes, int writers_of_a_node) {
   std::vector<int> candidates;
   for (int i = 0; i < writers_of_a_node; ++i)
@@ -45,7 +46,7 @@ std::vector<int> plan_writers(std::uint64_t file_bytes, const std::vector<int>& 
       shared.push_back(piece);
       continue;
     }
-    // The next one below it, so that each writes what is its own.
+    // The closest writer at or below the owner, so that writers write their own pieces.
     const auto above = std::ranges::upper_bound(on_node->second, owner);
     plan[piece] = above == on_node->second.begin() ? *above : *std::prev(above);
   }

@@ -12,17 +12,17 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Words that are mixed at once: what bounds the memory that it takes on the device.
+/// Words that are mixed at once; this limits the memory used on the device.
 constexpr std::int64_t words_at_once = std::int64_t{1} << 22;
 
-/// Integers as wide as an element, or of 64 bits.
+/// Returns the values as a flat tensor of integers as wide as an element, at most 64 bits each.
 at::Tensor as_words(const at::Tensor& tensor) {
   const auto flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten();
   const auto size = flat.element_size();
   return flat.view(size == 1 ? at::kByte : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong);
 }
 
-/// Scrambles 64-bit integers, in place. Shifts are arithmetic, products wrap: any bit reaches most others.
+/// Scrambles 64-bit integers in place, so that each bit affects most others. Shifts are arithmetic; products wrap.
 at::Tensor& scramble(at::Tensor& x) {
   x.bitwise_xor_(x.bitwise_right_shift(32)).mul_(std::int64_t{-0x61c8864680b583eb});
   x.bitwise_xor_(x.bitwise_right_shift(29)).mul_(std::int64_t{-0x4b47d0c5e4bf4f6d});
@@ -43,8 +43,8 @@ at::Tensor mixed_sum(const at::Tensor& tensor) {
   auto sum = at::zeros({}, options);
   for (std::int64_t begin = 0; begin < words.numel(); begin += words_at_once) {
     const auto end = std::min(begin + words_at_once, words.numel());
-    auto places = at::arange(begin, end, options);
-    auto mixed = words.slice(0, begin, end).to(at::kLong).bitwise_xor(scramble(places));
+    auto indices = at::arange(begin, end, options);
+    auto mixed = words.slice(0, begin, end).to(at::kLong).bitwise_xor(scramble(indices));
     sum.add_(scramble(mixed).sum());
   }
   return sum;

@@ -1,4 +1,5 @@
-// The bytes of tensors, and checksums by which ranks find out whether they hold the same. They are never stored.
+// The bytes of tensors, and checksums of them. Ranks compare these checksums to find out whether their tensors are the
+// same. They are never stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +12,8 @@
 
 namespace muster::detail::checkpoint {
 
-/// Row by row, in the CPU's memory: the tensor's own where it lies there like that, else a copy.
+/// The bytes of a tensor, contiguous in CPU memory: the tensor's own memory if it is like that already, otherwise a
+/// copy.
 class Bytes {
  public:
   explicit Bytes(const at::Tensor& tensor) : tensor_(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()) {}
@@ -27,14 +29,15 @@ class Bytes {
   at::Tensor tensor_;
 };
 
-/// CRC-64, continued from `before`.
+/// Returns the CRC-64, continued from `before`.
 std::uint64_t checksum(std::string_view bytes, std::uint64_t before = 0) noexcept;
 std::uint64_t checksum(const at::Tensor& tensor);
 
-/// mixed_sum() of each, with one small copy from each device for all that is there.
+/// Returns the mixed_sum() of each tensor. The results of each device come to the CPU in one small copy.
 std::vector<std::uint64_t> checksums_on_devices(const std::vector<at::Tensor>& tensors);
 
-/// What a device computes, and a number there: the sum modulo 2^64 of the tensor's words mixed with their places.
+/// Returns a checksum that is computed, and stays, on the tensor's device: the sum modulo 2^64 of the tensor's words,
+/// each mixed with its index.
 at::Tensor mixed_sum(const at::Tensor& tensor);
 
 }  // namespace muster::detail::checkpoint

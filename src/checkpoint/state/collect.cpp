@@ -22,7 +22,7 @@ void check_names(const StateEntries& entries) {
     const char* fact = name.empty()                           ? "an entry has no name"
                        : name.find('/') != std::string::npos  ? "a name may not hold \"/\""
                        : name == "." || name == ".."          ? "that name means a folder"
-                       : name == "random"                     ? "that name is kept for the random state"
+                       : name == "random"                     ? "that name is reserved for the random state"
                        : name.find('\0') != std::string::npos ? "a name may not hold a zero byte"
                        : !seen.insert(name).second            ? "two entries have that name"
                                                               : nullptr;
@@ -31,7 +31,8 @@ void check_names(const StateEntries& entries) {
   }
 }
 
-/// A parameter that stands under several paths goes by the first in the order of names, whatever the entries' order.
+/// Returns the path of each parameter. A parameter with several paths gets the alphabetically first one, whatever the
+/// order of the entries.
 ParameterPaths parameter_paths(const StateEntries& entries) {
   ParameterPaths paths;
   for (const auto& [name, entry] : entries)
@@ -43,7 +44,7 @@ ParameterPaths parameter_paths(const StateEntries& entries) {
   return paths;
 }
 
-/// The entry's part of `state`, relative to it; nothing if there is none.
+/// Returns the entry's part of `state`, with paths relative to the entry; none if `state` does not have the entry.
 std::optional<StateDict> part_of(const StateDict& state, const std::string& name) {
   StateDict part{.values = state.values.value(name, Json::object())};
   for (const auto& [path, tensor] : only(state, name).tensors)
@@ -52,7 +53,7 @@ std::optional<StateDict> part_of(const StateDict& state, const std::string& name
   return part;
 }
 
-/// As many ranks as have put this together; 0 if none have.
+/// Returns the number of ranks in the state of a per-rank entry; 0 if it is not the state of a per-rank entry.
 std::size_t ranks_in(const StateDict& all) {
   const auto ranks = all.values.is_array() ? all.values.size() : 0;
   for (const auto& [path, tensor] : all.tensors)
@@ -60,10 +61,10 @@ std::size_t ranks_in(const StateDict& all) {
   return ranks;
 }
 
-/// This rank's part of an entry of which each rank had its own; nothing, with a word, where there is none.
-/// `needed`: how many ranks it takes, where that is another number.
-std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, Rank here, Differences& differences,
-                                  std::size_t& needed) {
+/// Returns the part of rank `here` of a per-rank entry. If there is none, it adds the reason to `differences` and
+/// returns none; if the reason is a different number of ranks, it sets `needed` to the number that saved it.
+std::optional<StateDict> local_part(const StateDict& all, const Stateful& object, Rank here, Differences& differences,
+                                    std::size_t& needed) {
   const auto ranks = ranks_in(all), size = static_cast<std::size_t>(here.size);
   const auto refuse = [&](const std::string& fact) -> std::optional<StateDict> {
     return differences.push_back({"", fact}), std::nullopt;
@@ -72,7 +73,7 @@ std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, 
   if (ranks == 0) return refuse("each rank's own here, one for all in the checkpoint");
   if (size == 0)
     return refuse("each of " + count(ranks) +
-                  " had its own, and a checkpoint that is opened by its path does not know which rank this is: use "
+                  " had its own, and a checkpoint opened by its path does not know which rank this is: use "
                   "State::restore(), Session::get_checkpoint(), or the rows of to_dict()");
   if (ranks != size) {
     auto part = object.regroup(all, here);
@@ -85,7 +86,8 @@ std::optional<StateDict> own_part(const StateDict& all, const Stateful& object, 
   return part;
 }
 
-/// Of what has an average's memory now, its own values would not be loaded, and the average would be lost.
+/// True if a scope of EMA::apply() has put averages in place of the entry's parameters. Loading would then overwrite
+/// the averages and not the parameters.
 bool in_scope_of_average(const StateEntry& entry) {
   const auto parameters = entry.object()->parameters();
   return std::ranges::any_of(parameters, [](const auto& item) { return optim::is_average(item.second); });
@@ -96,7 +98,7 @@ std::string text_of(const std::vector<std::string>& lines) {
   std::string text;
   for (std::size_t i = 0; i < std::min(lines.size(), most); ++i) text += (text.empty() ? ": " : "; ") + lines[i];
   return "it does not fit" + (lines.size() == 1 ? "" : " in " + std::to_string(lines.size()) + " places") +
-         (lines.size() > most ? ", of which the first are" : "") + text;
+         (lines.size() > most ? "; the first are" : "") + text;
 }
 
 }  // namespace
@@ -136,7 +138,7 @@ namespace {
 
 using Parts = std::vector<std::pair<Stateful*, StateDict>>;
 
-/// Each entry's object with its part of `saved`. An Error that lists all that does not fit.
+/// Returns each entry's object with its part of `saved`. Throws an Error that lists everything that does not fit.
 Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const ParameterPaths& parameters, Rank here) {
   check_names(entries);
   std::vector<std::string> lines;
@@ -155,7 +157,7 @@ Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const P
     }
     Differences differences;
     if (replication_of(entry) == Replication::per_rank)
-      part = own_part(*part, *entry.object(), here, differences, needed);
+      part = local_part(*part, *entry.object(), here, differences, needed);
     if (in_scope_of_average(entry)) differences.push_back({"", "a scope of EMA::apply() is alive"});
     if (part) entry.object()->compare(*part, parameters, differences);
     for (const auto& [path, text] : differences) lines.push_back(join(name, path) + ": " + text);

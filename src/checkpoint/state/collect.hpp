@@ -1,4 +1,4 @@
-// Objects to state and back.
+// Converts objects to state and back.
 #pragma once
 
 #include "checkpoint/files/pieces.hpp"
@@ -9,37 +9,37 @@
 
 namespace muster::detail::checkpoint {
 
-/// The state of all entries; paths and JSON keys begin with the entry's name, and every entry has its JSON key.
-/// Tensors share the objects' memory. An Error (ExitCode::usage) for two entries of one name, or an optimizer whose
-/// parameters no entry here has. A module gives its parameters and buffers by name; an optimizer its options per group,
-/// and its state under the path of the parameter: "optimizer/model/fc.weight/exp_avg".
+/// Returns the state of all entries. Paths and JSON keys begin with the entry's name, and every entry has its JSON key.
+/// Tensors share the objects' memory. A module has its parameters and buffers by name. An optimizer has its options per
+/// group, and its state under the paths of the parameters: "optimizer/model/fc.weight/exp_avg". Throws an Error
+/// (ExitCode::usage) for two entries with one name, or for an optimizer whose parameters belong to no entry.
 StateDict collect(const StateEntries& entries);
 
-/// A state of which each rank has its own part is restored on another number of ranks.
+/// The Error for restoring a per-rank state on another number of ranks than saved it.
 class WrongNumberOfRanks : public Error {
  public:
   WrongNumberOfRanks(std::size_t needed, const std::string& fact);
-  /// How many ranks have saved it.
+  /// Returns the number of ranks that saved the state.
   std::size_t needed() const noexcept { return needed_; }
 
  private:
   std::size_t needed_;
 };
 
-/// Compares `saved` with the entries: a name missing or left over, a shape or a type that differs is an Error
-/// (ExitCode::data) that lists all of them.
+/// Compares `saved` with the entries. Throws an Error (ExitCode::data) that lists all differences: names that are
+/// missing or left over, and different shapes or types.
 void require_fit(const StateEntries& entries, const StateDict& saved, Rank here = {});
 
-/// Loads `saved` into the entries, in place where there is memory, after require_fit(). The user's own load functions
-/// come first, so that nothing else has been changed when one of them throws. An optimizer without its parameters among
-/// the entries is matched by the order of its parameters. Of what each rank had of its own, this one takes the part of
-/// rank `here`; it is refused at another number of ranks, or an unknown (0).
+/// Checks like require_fit(), then loads `saved` into the entries, into existing memory where there is some. The user's
+/// own load functions are called first, so that nothing else has changed if one of them throws. If an optimizer's
+/// parameters are not among the entries, they are matched by order. Of a per-rank entry it loads the part of rank
+/// `here`; it refuses another number of ranks than saved it, or an unknown one (0).
 void restore(const StateEntries& entries, const StateDict& saved, Rank here = {});
 
-/// The entry that a tensor belongs to: the first part of its path.
+/// Returns the name of the entry that a tensor belongs to: the first part of its path.
 std::string entry_of(const std::string& path);
 
-/// What of `state` belongs to the entry of that name, as the state of a checkpoint that holds nothing else.
+/// Returns the part of `state` that belongs to the entry with this name. Paths and keys keep the entry's name.
 StateDict only(const StateDict& state, const std::string& name);
 
 }  // namespace muster::detail::checkpoint

@@ -14,9 +14,10 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Whole lines of memory, aligned in `to`.
+/// Size of a cache line.
 constexpr std::int64_t line_bytes = 64;
 
+/// Copies whole cache lines past the cache. `to` is aligned to a line.
 void stream_lines(char* to, const char* from, std::int64_t bytes) {
 #ifdef __SSE2__
   for (std::int64_t at = 0; at < bytes; at += line_bytes)
@@ -45,14 +46,15 @@ bool plain(const at::Tensor& tensor) {
          !tensor.is_neg();
 }
 
-/// Without the repetitions of what is expanded (at::Tensor::expand) in `like`.
+/// Narrows `tensor` to size 1 in each dimension in which `like` is expanded (at::Tensor::expand).
 at::Tensor without_repetitions(at::Tensor tensor, const at::Tensor& like) {
   for (std::int64_t i = 0; i < like.dim(); ++i)
     if (like.stride(i) == 0 && like.size(i) > 1) tensor = tensor.narrow(i, 0, 1);
   return tensor;
 }
 
-/// Torch writes to no tensor that is expanded; where each repetition is to have the same values they go to the first.
+/// Torch does not write to an expanded tensor. If all repetitions get the same values, this copies them once and
+/// returns true.
 bool copy_once(const at::Tensor& to, const at::Tensor& from) {
   if (to.layout() != at::kStrided || to.sizes() != from.sizes()) return false;
   const auto once = without_repetitions(to, to), values = without_repetitions(from, to);

@@ -1,12 +1,12 @@
-// Values from one tensor to another.
+// Copies values from one tensor to another.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace muster::detail::checkpoint {
 
-/// to.copy_(from) without gradients, of the same shape. Large ones in the CPU's memory go past its cache, where they
-/// would be of no use: that saves reading what is written over.
+/// Does to.copy_(from) without gradients. The shapes must be the same. Large tensors in CPU memory are written past the
+/// cache, which avoids reading the memory that is overwritten.
 void copy_values(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace muster::detail::checkpoint

@@ -16,7 +16,7 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Names, types and shapes of an entry's tensors, and its JSON.
+/// Returns names, types and shapes of an entry's tensors, and its JSON.
 Json outline_of(const StateDict& entry) {
   auto tensors = Json::array();
   for (const auto& [name, tensor] : entry.tensors)
@@ -49,7 +49,7 @@ StateDict broadcast(const Communicator& communicator, const StateDict& mine, int
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given) {
   StateDict mine;
   std::vector<Json> of_rank;
-  std::map<std::string, int> owner;
+  std::map<std::string, int> owner;  // for each entry, the lowest rank that has it
   for (const auto& text : comm::on_all(communicator, [&] {
          if (given && is_checkpoint(given->path())) mine = given->to_dict();
          auto fingerprints = Json::object();
@@ -60,7 +60,7 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
     for (const auto& [name, unused] : of_rank.back().items())
       owner.try_emplace(name, static_cast<int>(of_rank.size()) - 1);
   }
-  StateDict united;
+  StateDict merged;
   for (const auto& [name, root] : owner) {
     const auto& kept = of_rank[static_cast<std::size_t>(root)].at(name);
     bool everywhere = true;
@@ -73,10 +73,10 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
     }
     auto entry = only(mine, name);
     if (!everywhere) entry = broadcast(communicator, entry, root);
-    united.tensors.merge(entry.tensors);
-    united.values.update(entry.values);
+    merged.tensors.merge(entry.tensors);
+    merged.values.update(entry.values);
   }
-  return united;
+  return merged;
 }
 
 }  // namespace muster::detail::checkpoint

@@ -1,4 +1,4 @@
-// The entries in checkpoints of the user's: given to a report, or as what a run starts from.
+// Merges the entries of checkpoints that the user gives to a report, or to a run as its start.
 #pragma once
 
 #include "muster/checkpoint.hpp"
@@ -8,11 +8,11 @@
 
 namespace muster::detail::checkpoint {
 
-/// The entries of the checkpoints that the ranks give, each its own or none, on all of them: of an entry that several
-/// give the lowest rank's, with a warning if theirs differ. Collective.
+/// Returns on all ranks the entries of all ranks' checkpoints. Each rank gives its own checkpoint or none. If several
+/// ranks give an entry, the lowest rank's is used, with a warning if they differ. Collective.
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
-/// The root's tensors, on the CPU, and values on every rank. Collective.
+/// Returns the root's tensors, on the CPU, and its values on every rank. Collective.
 StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root = 0);
 
 }  // namespace muster::detail::checkpoint

@@ -5,18 +5,18 @@
 namespace muster::detail::checkpoint {
 
 ReplicaFingerprint::ReplicaFingerprint(const std::vector<at::Tensor>& tensors) {
-  for (const auto& tensor : tensors) (tensor.is_cpu() ? here_ : on_devices_).push_back(tensor);
+  for (const auto& tensor : tensors) (tensor.is_cpu() ? on_cpu_ : on_devices_).push_back(tensor);
 }
 
 bool ReplicaFingerprint::advance() {
-  constexpr std::size_t at_once = 256 << 10;
+  constexpr std::size_t block_bytes = 256 << 10;
   if (!current_) {
-    if (next_ == here_.size()) return false;
-    current_.emplace(here_[next_++]);
+    if (next_ == on_cpu_.size()) return false;
+    current_.emplace(on_cpu_[next_++]);
     done_ = 0;
     sums_.push_back(0);
   }
-  const auto part = current_->all().substr(done_, at_once);
+  const auto part = current_->all().substr(done_, block_bytes);
   sums_.back() = checksum(part, sums_.back());
   done_ += part.size();
   if (done_ == current_->all().size()) current_.reset();

@@ -1,4 +1,4 @@
-// A number over tensors that the ranks should have alike, found while something else is waited for.
+// A checksum over replicated tensors, computed in small steps while the caller waits for something else.
 #pragma once
 
 #include "checkpoint/state/checksum.hpp"
@@ -11,19 +11,19 @@ namespace muster::detail::checkpoint {
 
 class ReplicaFingerprint {
  public:
-  /// Of these, in their order, each of which is read once.
+  /// Each tensor is read once, in this order.
   explicit ReplicaFingerprint(const std::vector<at::Tensor>& tensors);
 
-  /// Looks at a little more; false if there is no more.
+  /// Reads the next block; returns false if there is none left.
   bool advance();
-  /// After the rest has been looked at.
+  /// Reads all remaining blocks and returns the checksum.
   std::uint64_t value();
 
  private:
-  std::vector<at::Tensor> here_, on_devices_;
-  std::size_t next_ = 0;  // of those here
+  std::vector<at::Tensor> on_cpu_, on_devices_;
+  std::size_t next_ = 0;  // index into on_cpu_
   std::optional<Bytes> current_;
-  std::size_t done_ = 0;  // bytes of the current one
+  std::size_t done_ = 0;  // bytes of current_ that were read
   std::vector<std::uint64_t> sums_;
 };
 

@@ -26,7 +26,7 @@ Replication kind_of(const EntryReplication& replication, const std::string& entr
   return at == replication.end() ? Replication::equal : at->second;
 }
 
-/// Of an entry, or of a tensor by its path.
+/// `path`: the name of an entry or the path of a tensor.
 bool is_per_rank(const EntryReplication& replication, const std::string& path) {
   return kind_of(replication, entry_of(path)) == Replication::per_rank;
 }
@@ -40,12 +40,12 @@ std::string pack(const Json& json) {
 
 std::string form_of(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
 
-/// Something of which some ranks hold other bits than rank 0.
+/// A tensor or value that differs in its bits between rank 0 and other ranks.
 struct Disagreement {
   std::string what;
   Replication kind = Replication::equal;
   bool is_tensor = false;
-  std::vector<std::size_t> ranks = {};
+  std::vector<std::size_t> ranks = {};  ///< the ranks that differ from rank 0
 };
 
 std::string name_all(const std::vector<Disagreement>& differences) {
@@ -58,7 +58,8 @@ std::vector<std::size_t> ranks_of(const std::vector<Disagreement>& differences) 
   return {ranks.begin(), ranks.end()};
 }
 
-/// What a rank says of its state: tensors by type, shape and bytes, values by entry; of what is per rank the form only.
+/// Describes this rank's state: for tensors their form (type and shape) and checksum, for values the values, and for
+/// per-rank data only the form.
 Json describe(const StateDict& state, const EntryReplication& replication) {
   Json tensors = Json::object(), values = Json::object(), per_rank = Json::object();
   for (const auto& [entry, value] : state.values.items())
@@ -71,7 +72,7 @@ Json describe(const StateDict& state, const EntryReplication& replication) {
   return {{"tensors", std::move(tensors)}, {"values", std::move(values)}, {"per_rank", std::move(per_rank)}};
 }
 
-/// What is per rank must be there on all of them, in one form.
+/// Checks that all ranks have the same per-rank entries, in the same form.
 void check_per_rank(const std::vector<Json>& ranks) {
   const auto check = [&](std::size_t from, std::size_t to) {
     const auto& there = ranks[to].at("per_rank");
@@ -79,14 +80,14 @@ void check_per_rank(const std::vector<Json>& ranks) {
     for (const auto& [what, form] : ranks[from].at("per_rank").items())
       if (const std::string mine = form, its = there.value(what, ""); its != mine)
         throw Error(ExitCode::user_error, "saving " + what,
-                    its.empty() ? "it is each rank's own" + here + ", and not" + other
+                    its.empty() ? "it is per rank" + here + ", and not" + other
                                 : "it is " + mine + here + " and " + its + other,
                     "What muster::per_rank takes must be given on every rank, in the same shape and type");
   };
   for (std::size_t r = 1; r < ranks.size(); ++r) check(0, r), check(r, 0);
 }
 
-/// "best (0.5 on rank 0, 0.7 on rank 2)", or the first place inside.
+/// Returns text such as "best (0.5 on rank 0, 0.7 on rank 2)", with the path of the first difference inside the value.
 std::string first_difference(const std::string& entry, const Json& first, const Json& other, std::size_t rank) {
   const auto patch = Json::diff(first, other);
   const auto path = patch.empty() ? std::string() : patch.front().at("path").get<std::string>();
@@ -99,7 +100,8 @@ std::string first_difference(const std::string& entry, const Json& first, const 
   return entry + path + " (" + shown(first) + " on rank 0, " + shown(other) + " on rank " + std::to_string(rank) + ")";
 }
 
-/// Values, and tensors that rank 0 and others have in one form. Where names or forms differ, laying out says so.
+/// Returns the values that differ, and the tensors that have the same form but differ in their bits. Different names or
+/// forms are reported by check_layout().
 std::vector<Disagreement> disagreements_of(const std::vector<Json>& ranks, const EntryReplication& replication) {
   std::vector<Disagreement> differences;
   const auto compare = [&](const std::string& name, bool is_tensor, auto&& differ) {
@@ -127,7 +129,7 @@ std::vector<Disagreement> disagreements_of(const std::vector<Json>& ranks, const
   return differences;
 }
 
-/// The largest absolute difference of any rank's copy from rank 0's; infinite where one is NaN. Collective.
+/// Returns the largest absolute difference of any rank's copy from rank 0's; infinite if one is NaN. Collective.
 double largest_difference(const Communicator& communicator, const at::Tensor& tensor) {
   const Bytes mine(tensor);
   auto theirs = communicator.broadcast(communicator.rank() == 0 ? std::string(mine.all()) : std::string());
@@ -135,9 +137,9 @@ double largest_difference(const Communicator& communicator, const at::Tensor& te
   if (communicator.rank() != 0 && mine.tensor().numel() > 0) {
     const auto first = at::from_blob(theirs.data(), mine.tensor().sizes(), mine.tensor().options());
     const auto wide = tensor.is_complex() ? at::kComplexDouble : at::kDouble;
-    // Where both are equal, infinities among them, there is none.
-    const auto apart = mine.tensor().to(wide).sub(first.to(wide)).abs().masked_fill(mine.tensor().eq(first), 0);
-    largest = apart.max().item<double>();
+    // Equal values, also infinities, differ by 0.
+    const auto difference = mine.tensor().to(wide).sub(first.to(wide)).abs().masked_fill(mine.tensor().eq(first), 0);
+    largest = difference.max().item<double>();
     if (std::isnan(largest)) largest = std::numeric_limits<double>::infinity();
   }
   return communicator.all_reduce(largest, ReduceOp::max);
@@ -205,7 +207,7 @@ std::set<std::string> find_drift(const Communicator& communicator, const StateDi
   const bool statistics = std::ranges::any_of(drifted, [](const Disagreement& difference) {
     return difference.what.ends_with("running_mean") || difference.what.ends_with("running_var");
   });
-  log::warn("saving: not the same on all ranks, and rank 0's are kept: " + name_all(drifted) + "; other on " +
+  log::warn("saving: not the same on all ranks, so rank 0's are kept: " + name_all(drifted) + "; other on " +
             name_ranks(ranks_of(drifted)) + by +
             (statistics
                  ? ". Batch-norm's running statistics are each rank's own until they are averaged, which reports "

@@ -1,4 +1,4 @@
-// The ranks' copies of a state at a save: what all have alike is compared, what each has of its own is put together.
+// Compares the ranks' copies of a state at a save, and gathers the parts that are per-rank.
 #pragma once
 
 #include "checkpoint/state/stateful.hpp"
@@ -13,28 +13,29 @@
 
 namespace muster::detail::checkpoint {
 
-/// By the entry's name; one that is not here is the user's own: Replication::equal.
+/// Replication by the entry's name. An entry that is missing here is the user's own: Replication::equal.
 using EntryReplication = std::map<std::string, Replication>;
 
 EntryReplication replication_of(const StateEntries& entries);
 
-/// A number over names, shapes and types, over the values that the ranks should have alike, and over which those are.
-/// Local.
+/// Returns a checksum over names, shapes and types, over which entries are per-rank, and over the values of all others.
+/// Not collective.
 std::uint64_t outline(const StateDict& state, const EntryReplication& replication);
-/// The tensors that the ranks should have alike: their ReplicaFingerprint is that of all ranks.
+/// Returns the replicated tensors, whose ReplicaFingerprint should be the same on all ranks.
 std::vector<at::Tensor> tensors_alike(const StateDict& state, const EntryReplication& replication);
 
-/// To be called when either of those differs: finds out where. A difference in what is the user's own is an Error
-/// (ExitCode::user_error), the same on all ranks, that names entry and ranks; one in what is averaged is a warning.
-/// Gives the tensors of which rank 0's copy is to be stored whole. Collective.
+/// Finds the differences between ranks, after outline() or the fingerprints differed. A difference in one of the user's
+/// own entries is an Error (ExitCode::user_error), the same on all ranks, that names entry and ranks. A difference in
+/// an averaged entry only logs a warning. Returns the names of the averaged tensors that differ: rank 0's copy of them
+/// is to be stored. Collective.
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,
                                  const EntryReplication& replication);
 
-/// The tensors of which each rank has its own.
+/// Returns the names of the per-rank tensors.
 std::set<std::string> per_rank_tensors(const StateDict& state, const EntryReplication& replication);
 
-/// The values with what each rank has of its own as a list, on every rank. Collective; of one rank alone where there is
-/// no communicator.
+/// Returns the values on every rank, with each per-rank value as the list of all ranks' values. Collective. Without a
+/// communicator, the list has only this rank's value.
 Json gather_values(const Communicator* communicator, const StateDict& state, const EntryReplication& replication);
 
 }  // namespace muster::detail::checkpoint

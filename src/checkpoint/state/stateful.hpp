@@ -1,5 +1,5 @@
-// What a StateEntry refers to: an object that can be saved, compared with what was saved, and loaded; and single values
-// of a state as JSON.
+// Stateful, the interface behind a StateEntry: an object that can be saved, compared with a saved state, and loaded.
+// Also the conversion of single values to JSON and back.
 #pragma once
 
 #include "checkpoint/files/pieces.hpp"
@@ -19,43 +19,45 @@
 
 namespace muster::detail::checkpoint {
 
-/// Where in the state each parameter stands: what optimizers name their own state after.
+/// The path of each parameter in the state. Optimizers name their state after it.
 using ParameterPaths = std::map<const c10::TensorImpl*, std::string>;
 
-/// Whether every rank holds the same of an entry.
+/// How the ranks' copies of an entry relate.
 enum class Replication {
-  equal,     ///< tensors and values of the user: the same on every rank, or nothing is saved
-  averaged,  ///< kept alike by averaging, but for drift: rank 0's is saved
-  per_rank,  ///< each rank has its own: saved as [world, …], values as a list
+  equal,     ///< the user's own tensors and values: must be the same on every rank, otherwise saving fails
+  averaged,  ///< kept equal by averaging, but may drift: rank 0's copy is saved
+  per_rank,  ///< each rank has its own: tensors are saved as [world_size, …], values as a list
 };
 
-/// Something that keeps a saved state from being loaded.
+/// A difference that prevents a saved state from being loaded.
 struct Difference {
   std::string path;  ///< relative to the entry
   std::string text;
 };
 using Differences = std::vector<Difference>;
 
-/// Notes a shape or a type that is not the one here.
+/// Adds a difference if the shape or type of the saved tensor is not the given one.
 void compare_tensor(const std::string& path, const at::Tensor& saved, at::IntArrayRef shape, at::ScalarType type,
                     Differences& differences);
 
-/// An object with a state. Paths are relative to the entry: a single tensor has "", a single value is all of the JSON.
+/// An object with a state. Paths are relative to the entry: the path of a single tensor is "", and a single value is
+/// the whole JSON.
 struct Stateful {
   virtual ~Stateful() = default;
   virtual StateDict save(const ParameterPaths& parameters) const = 0;
-  /// Changes nothing.
+  /// Adds what prevents `saved` from being loaded to `differences`. Changes nothing else.
   virtual void compare(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const = 0;
-  /// Only after compare() has found no difference.
+  /// Called only if compare() has found no difference.
   virtual void load(const StateDict& saved, const ParameterPaths& parameters) = 0;
 
-  /// The tensors that an optimizer may own the state of, by path.
+  /// Returns the tensors for which an optimizer may have state, by path.
   virtual std::map<std::string, at::Tensor> parameters() const { return {}; }
   virtual Replication replication() const { return Replication::equal; }
-  /// For Replication::per_rank: what rank `here` takes of what another number of ranks had, if there is such a thing.
+  /// For Replication::per_rank: returns the part for rank `here` of a state that another number of ranks saved; none if
+  /// it cannot be divided anew.
   virtual std::optional<StateDict> regroup(const StateDict&, Rank) const { return {}; }
 
-  /// Whether load() is the user's own code, which may refuse what compare() cannot see.
+  /// True if load() is the user's own code, which may throw for reasons that compare() cannot see.
   virtual bool may_refuse() const { return false; }
 };
 
@@ -63,8 +65,8 @@ inline Replication replication_of(const StateEntry& entry) {
   return entry.is_per_rank() ? Replication::per_rank : entry.object()->replication();
 }
 
-/// A number, a bool, a string, JSON; two numbers; one of these that may be missing. What JSON does not know are the
-/// strings "inf", "-inf", "nan".
+/// Converts a number, bool, string, JSON, pair of numbers, or optional of one of these. Numbers that JSON does not have
+/// become the strings "inf", "-inf", "nan".
 template <class T>
 Json value_to_json(const T& value) {
   if constexpr (std::floating_point<T>)
@@ -77,7 +79,7 @@ Json value_to_json(const T& value) {
     return value;
 }
 
-/// False if it is something else.
+/// Converts back. Returns false if the JSON is of another kind.
 template <class T>
 bool value_from_json(const Json& json, T& value) {
   if constexpr (std::floating_point<T>) {

@@ -1,4 +1,5 @@
-// Averages of weights, under the names of the module's parameters, and with its buffers: the state of a module.
+// Averages of weights. The state has the names of the module's parameters and its buffers, so it can be loaded into a
+// module.
 #include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/stateful.hpp"
 #include "muster/ema.hpp"
@@ -40,7 +41,7 @@ class StatefulAverage : public Stateful {
       if (!here.contains(path)) differences.push_back({path, "in the checkpoint, not here"});
   }
 
-  /// Buffers are the module's to load.
+  /// Loads the averages only. The module's own entry loads the buffers.
   void load(const StateDict& saved, const ParameterPaths&) override {
     for (const auto& [path, tensor] : averages_->averages()) copy_values(tensor, saved.tensors.at(path));
     averages_->set_updates(saved.values.at("updates"));

@@ -1,6 +1,7 @@
-// Optimizers. In JSON: {"kind": "Adam", "param_groups": [{"params": [path, …], "lr": …, …}, …],
-// "state": {path: {"step": …, …}, …}}; the tensors of a parameter's state under PATH/FIELD, those of a list under
-// PATH/FIELD.0, PATH/FIELD.1 …, with the list's length in the JSON. A parameter that has not been stepped has no state.
+// Optimizers. The JSON is {"kind": "Adam", "param_groups": [{"params": [path, …], "lr": …, …}, …],
+// "state": {path: {"step": …, …}, …}}. Tensors of a parameter's state have the path PATH/FIELD. Tensors in a list have
+// the paths PATH/FIELD.0, PATH/FIELD.1 …, and the JSON has the list's length. A parameter that was never stepped has no
+// state.
 #include "checkpoint/state/copy.hpp"
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
@@ -27,7 +28,7 @@ const Json& member(const Json& json, const char* key) {
 
 std::string list_path(const std::string& path, std::size_t index) { return path + "." + std::to_string(index); }
 
-/// Puts a parameter's state into a StateDict.
+/// Writes the fields of a parameter's state to a StateDict.
 struct FieldWriter {
   StateDict& out;
   const std::string& parameter;
@@ -51,16 +52,16 @@ struct FieldWriter {
   }
 };
 
-/// Takes a parameter's state out of a StateDict. What cannot be taken is noted in `differences`.
+/// Reads the fields of a parameter's state from a StateDict. Adds fields that are missing to `differences`.
 struct FieldReader {
   const StateDict& saved;
   const std::string& parameter;
   const Json& json;
-  /// Makes of a saved tensor the one to keep; the one that is there now may be undefined.
+  /// Returns the tensor to keep for a saved tensor. `now`: the field's present tensor, which may be undefined.
   std::function<at::Tensor(const char* name, const std::string& path, const at::Tensor& saved, const at::Tensor& now)>
       take;
   Differences& differences;
-  std::set<std::string>& known;  ///< paths of tensors that have a place
+  std::set<std::string>& known;  ///< collects the paths of tensors that belong to a field
 
   void operator()(const char* name, at::Tensor& tensor) { get(name, parameter + "/" + name, tensor); }
   void operator()(const char* name, std::deque<at::Tensor>& tensors) { get_list(name, tensors); }
@@ -69,14 +70,14 @@ struct FieldReader {
     if (!member(json, name).is_null()) get_list(name, tensors.emplace());
   }
   void operator()(const char* name, auto& value) {
-    if (!value_from_json(member(json, name), value)) note(name);
+    if (!value_from_json(member(json, name), value)) add_missing(name);
   }
 
  private:
-  /// More than any history of LBFGS holds.
-  static constexpr std::uint64_t longest_list = 1'000'000;
+  /// More than the history of any LBFGS.
+  static constexpr std::uint64_t max_list_size = 1'000'000;
 
-  void note(const char* name) {
+  void add_missing(const char* name) {
     differences.push_back({parameter, std::string(name) + " is missing in the checkpoint"});
   }
   void get(const char* name, const std::string& path, at::Tensor& tensor) {
@@ -87,7 +88,7 @@ struct FieldReader {
   void get_list(const char* name, auto& tensors) {
     const auto& size = member(json, name);
     tensors.clear();
-    if (!size.is_number_unsigned() || size.get<std::uint64_t>() > longest_list) return note(name);
+    if (!size.is_number_unsigned() || size.get<std::uint64_t>() > max_list_size) return add_missing(name);
     tensors.resize(size.get<std::size_t>());
     std::size_t index = 0;
     for (auto& tensor : tensors) get(name, list_path(parameter + "/" + name, index++), tensor);
@@ -177,32 +178,33 @@ class StatefulOptimizer : public Stateful {
   Replication replication() const override { return Replication::averaged; }
 
  private:
-  /// [group][parameter]
+  /// Paths by [group][parameter].
   using Paths = std::vector<std::vector<std::string>>;
 
   std::string path_of(const at::Tensor& parameter, const ParameterPaths& parameters) const {
     const auto at = parameters.find(parameter.unsafeGetTensorImpl());
     if (at == parameters.end())
       throw Error(ExitCode::usage, std::string("saving the optimizer ") + kind_,
-                  "it owns a parameter that no module or tensor of this state has",
+                  "it has a parameter that no module or tensor of this state has",
                   "Add the model to the same state, as in {{\"model\", net}, {\"optimizer\", optimizer}}");
     return at->second;
   }
 
-  /// The path under which each parameter was saved. Notes what does not fit between the groups here and those saved.
+  /// Returns the path under which each parameter was saved. Adds what does not fit between the groups here and the
+  /// saved ones to `differences`.
   Paths matched_paths(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const {
     auto& groups = optimizer_->param_groups();
     const auto& saved_kind = member(saved.values, "kind");
     const auto& saved_groups = member(saved.values, "param_groups");
-    const auto apart = [&](const std::string& here, const std::string& there) {
+    const auto differ = [&](const std::string& here, const std::string& there) {
       differences.push_back({"", here + " here, " + there + " in the checkpoint"});
       return Paths();
     };
     if (saved_kind != kind_)
-      return apart("the optimizer " + std::string(kind_),
-                   saved_kind.is_string() ? saved_kind.get<std::string>() : "something else");
+      return differ("the optimizer " + std::string(kind_),
+                    saved_kind.is_string() ? saved_kind.get<std::string>() : "something else");
     if (!saved_groups.is_array() || saved_groups.size() != groups.size())
-      return apart(std::to_string(groups.size()) + " groups of parameters", std::to_string(saved_groups.size()));
+      return differ(std::to_string(groups.size()) + " groups of parameters", std::to_string(saved_groups.size()));
     Paths paths(groups.size());
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto& json = saved_groups[g];
@@ -223,7 +225,7 @@ class StatefulOptimizer : public Stateful {
     return paths;
   }
 
-  /// By name where the parameters have names here, by order where they have none.
+  /// Returns the path of a parameter: by its name if the parameters have names here, otherwise by its position.
   static std::string path_here(const at::Tensor& parameter, const ParameterPaths& parameters,
                                const std::vector<std::string>& saved_paths, std::size_t position) {
     const auto at = parameters.find(parameter.unsafeGetTensorImpl());
@@ -270,7 +272,7 @@ std::shared_ptr<Stateful> make_object(torch::optim::Optimizer& optimizer) {
   std::string names;
   const auto name = [&](const auto& kind) { names += (names.empty() ? "" : ", ") + std::string(kind.name); };
   std::apply([&](const auto&... each) { (name(each), ...); }, detail::optim::kinds);
-  throw Error(ExitCode::usage, "taking an optimizer into the state", "it is none of " + names,
+  throw Error(ExitCode::usage, "taking an optimizer into the state", "its type is none of " + names,
               "Give its state by two functions, save and load");
 }
 

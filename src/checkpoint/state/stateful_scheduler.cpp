@@ -1,4 +1,5 @@
-// Learning-rate schedulers: what moves as they step. Settings are the program's, learning rates the optimizer's.
+// Learning-rate schedulers. Only the values that change with steps are saved. The program sets the options again, and
+// the optimizer saves the learning rates.
 #include "checkpoint/state/stateful.hpp"
 #include "optim/step_count.hpp"
 
@@ -15,7 +16,8 @@ using namespace detail::checkpoint;
 using torch::optim::LRScheduler;
 using torch::optim::ReduceLROnPlateauScheduler;
 
-// The plateau scheduler's members are private. An explicit instantiation may name them, and its friend hands them out.
+// The plateau scheduler's members are private. An explicit template instantiation may name private members, and its
+// friend function returns them.
 constexpr auto plateau_members();
 template <auto... members>
 struct Reveal {

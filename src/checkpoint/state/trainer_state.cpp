@@ -9,17 +9,17 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-// Beyond these, numbers lose their unit in double precision, or no run ends.
-constexpr std::uint64_t most_counted = std::uint64_t{1} << 53;
-constexpr std::uint64_t most_epochs = 1'000'000'000'000;
-constexpr std::uint64_t most_samples = std::numeric_limits<std::int64_t>::max();
-constexpr double most_seconds = 1e12;
+// Limits. Above 2^53 a double no longer holds every whole number; the others are far above what any run reaches.
+constexpr std::uint64_t max_count = std::uint64_t{1} << 53;
+constexpr std::uint64_t max_epochs = 1'000'000'000'000;
+constexpr std::uint64_t max_samples = std::numeric_limits<std::int64_t>::max();
+constexpr double max_seconds = 1e12;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& fact) {
-  throw Error(ExitCode::data, "reading where training stood", what + " " + fact, "Use another checkpoint");
+  throw Error(ExitCode::data, "reading the progress of training", what + " " + fact, "Use another checkpoint");
 }
 
-/// A whole number from 0 to `most`; 0 if it is missing.
+/// Returns a whole number from 0 to `most`; 0 if it is missing.
 template <std::integral T = std::uint64_t>
 T number_at(const Json& json, const std::string& where, const char* key, std::uint64_t most) {
   const auto at = json.find(key);
@@ -36,17 +36,17 @@ void check_position(const std::string& name, const Json& position, bool outside 
   if (position.is_null()) return;
   const auto where = "of the position in \"" + name + "\" ";
   if (!position.is_object()) refuse("the position in \"" + name + "\"", "is not an object");
-  for (const char* key : {"epoch", "passes", "finished", "workers"}) number_at(position, where, key, most_epochs);
-  number_at(position, where, "window", most_samples);
-  number_at(position, where, "steps", most_counted);
+  for (const char* key : {"epoch", "passes", "finished", "workers"}) number_at(position, where, key, max_epochs);
+  number_at(position, where, "window", max_samples);
+  number_at(position, where, "steps", max_count);
   number_at(position, where, "seed", ~std::uint64_t{0});
   if (position.contains("window_seed") && !position["window_seed"].is_null())
     number_at(position, where, "window_seed", ~std::uint64_t{0});
   if (position.contains("shuffle") && !position["shuffle"].is_null() && !position["shuffle"].is_boolean())
     refuse(where + "\"shuffle\"", "is neither true nor false");
-  const auto samples = number_at(position, where, "samples", most_samples);
-  const auto consumed = number_at(position, where, "consumed", most_samples);
-  const auto batch = number_at(position, where, "global_batch_size", most_samples);
+  const auto samples = number_at(position, where, "samples", max_samples);
+  const auto consumed = number_at(position, where, "consumed", max_samples);
+  const auto batch = number_at(position, where, "global_batch_size", max_samples);
   if (consumed > samples) refuse(where + "\"consumed\"", "is more than there are samples");
   if (consumed > 0 && batch == 0) refuse(where + "\"global_batch_size\"", "is 0 in the middle of a pass");
   if (const auto at = position.find("in_loop"); at != position.end() && !at->is_boolean())
@@ -74,10 +74,10 @@ Json to_json(const TrainerState& state) {
 TrainerState trainer_state_from_json(const Json& json) {
   if (!json.is_object()) refuse("it", "is not an object");
   TrainerState state{.of_a_run = !json.empty()};
-  state.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", most_counted);
-  state.epoch = number_at<std::int64_t>(json, "", "epoch", most_epochs);
-  state.global_step = number_at<std::int64_t>(json, "", "global_step", most_counted);
-  state.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", most_counted);
+  state.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", max_count);
+  state.epoch = number_at<std::int64_t>(json, "", "epoch", max_epochs);
+  state.global_step = number_at<std::int64_t>(json, "", "global_step", max_count);
+  state.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", max_count);
   const auto flag_at = [&](const char* key, bool& flag) {
     const auto at = json.find(key);
     if (at == json.end()) return;
@@ -90,7 +90,7 @@ TrainerState trainer_state_from_json(const Json& json) {
   if (const auto at = json.find("time_total_s"); at != json.end()) {
     if (!at->is_number()) refuse("\"time_total_s\"", "is not a number");
     state.time_total_s = at->get<double>();
-    if (!(state.time_total_s >= 0 && state.time_total_s <= most_seconds)) refuse("\"time_total_s\"", "is absurd");
+    if (!(state.time_total_s >= 0 && state.time_total_s <= max_seconds)) refuse("\"time_total_s\"", "is absurd");
   }
   state.seed = number_at(json, "", "seed", ~std::uint64_t{0});
   if (const auto at = json.find("positions"); at != json.end()) {

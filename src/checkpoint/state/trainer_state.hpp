@@ -1,4 +1,4 @@
-// Where training stood when a checkpoint was made: "progress" in its manifest.
+// The progress of training when a checkpoint was made: "progress" in its manifest.
 #pragma once
 
 #include "muster/json.hpp"
@@ -11,26 +11,26 @@
 namespace muster::detail::checkpoint {
 
 struct TrainerState {
-  bool of_a_run = false;  ///< false for a checkpoint that no report made, which has none of the rest
+  bool of_a_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
   std::int64_t training_iteration = 0;
   std::int64_t epoch = 0;
   bool epoch_complete = true;
-  bool epoch_counted = true;     ///< by session.epochs(), or by the training function; false before
-  bool several_reports = false;  ///< of a State in one epoch, over data that muster does not know
+  bool epoch_counted = true;     ///< session.epochs() or the training function has begun to count epochs
+  bool several_reports = false;  ///< a State was reported several times in one epoch, over data unknown to muster
   std::int64_t global_step = 0;
-  std::int64_t samples_since_report = 0;  ///< where it was made between two reports
+  std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports
   double time_total_s = 0;
   std::uint64_t seed = 0;
-  std::map<std::string, Json> positions = {};  ///< by dataset or loader; see data
+  std::map<std::string, Json> positions = {};  ///< by name of the dataset or loader; see data/passes/cursors.hpp
   Json preprocessor = {};
-  Json callbacks = {};  ///< their states by name
+  Json callbacks = {};  ///< states of callbacks by name
 };
 
 Json to_json(const TrainerState& state);
-/// Keys that are missing have their default, others than these are left alone. An Error (ExitCode::data) says what
-/// cannot be: a type, a range, or two values beside each other.
+/// Reads a state. Missing keys get their defaults; unknown keys are ignored. Throws an Error (ExitCode::data) for a
+/// wrong type, a value out of range, or values that contradict each other.
 TrainerState trainer_state_from_json(const Json& json);
-/// The preprocessor's state in a published checkpoint; null if it has none.
+/// Returns the preprocessor's state in a published checkpoint; null if it has none.
 Json preprocessor_state(const std::filesystem::path& checkpoint);
 
 }  // namespace muster::detail::checkpoint
