@@ -30,11 +30,12 @@ function(muster_unit_test NAME)
   set_tests_properties(unit.${NAME} PROPERTIES LABELS unit TIMEOUT ${test_TIMEOUT} ENVIRONMENT OMP_NUM_THREADS=1)
 endfunction()
 
-# muster_mpi_test(NAME SOURCES file… [RANKS n…] [SOAK_RANKS n…] [LINKS target…] [TIMEOUT seconds]): GoogleTest under
-# mpirun, once for each number of ranks: 1 and 3 unless RANKS says otherwise. The label soak runs 2 and 4 ranks as well,
-# or SOAK_RANKS. The program's main gives test::world().
+# muster_mpi_test(NAME SOURCES file… [RANKS n…] [SOAK_RANKS n…] [FILTER_4 filter] [LINKS target…] [TIMEOUT seconds]):
+# GoogleTest under mpirun, once for each number of ranks: 1 and 3 unless RANKS says otherwise. The label soak runs 2 and
+# 4 ranks as well, or SOAK_RANKS. FILTER_4 chooses the tests that make sense on 4 ranks. The program's main gives
+# test::world().
 function(muster_mpi_test NAME)
-  cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LINKS;RANKS;SOAK_RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT;FILTER_4" "SOURCES;LINKS;RANKS;SOAK_RANKS")
   if(NOT test_TIMEOUT)
     set(test_TIMEOUT 120)
   endif()
@@ -52,7 +53,11 @@ function(muster_mpi_test NAME)
       set(ranks_of_label ${test_SOAK_RANKS})
     endif()
     foreach(ranks IN LISTS ranks_of_label)
-      _muster_add_mpi_test(${label}.${NAME}.${ranks} ${NAME} ${label} ${ranks} ${test_TIMEOUT})
+      set(filter "")
+      if(ranks EQUAL 4 AND test_FILTER_4)
+        set(filter FILTER ${test_FILTER_4})
+      endif()
+      _muster_add_mpi_test(${label}.${NAME}.${ranks} ${NAME} ${label} ${ranks} ${test_TIMEOUT} ${filter})
     endforeach()
   endforeach()
 endfunction()
