@@ -7,17 +7,22 @@
 #include "muster/json.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 namespace muster::detail::train {
 namespace {
@@ -44,6 +49,39 @@ std::optional<short> lock(const File& file, int command, short type, off_t byte)
 bool try_lock(const File& file, short type, off_t byte) {
   return lock(file, F_OFD_SETLK, type, byte).value_or(F_UNLCK) == F_UNLCK;
 }
+
+/// The open lock files of this process. A child of fork() shares them, and would keep the folder locked for as long as
+/// it lives; so in the child each becomes /dev/null. Only calls that are safe after fork() are made there.
+class LockFiles {
+ public:
+  static void add(int descriptor) {
+    static std::once_flag registered;
+    std::call_once(registered, [] { ::pthread_atfork(nullptr, nullptr, close_in_child); });
+    for (auto& slot : descriptors) {
+      int empty = -1;
+      if (slot.compare_exchange_strong(empty, descriptor)) return;
+    }
+  }
+  static void remove(int descriptor) noexcept {
+    for (auto& slot : descriptors)
+      if (int expected = descriptor; slot.compare_exchange_strong(expected, -1)) return;
+  }
+
+ private:
+  static void close_in_child() {
+    const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (auto& slot : descriptors)
+      if (const int descriptor = slot.exchange(-1); descriptor >= 0) ::dup3(null, descriptor, O_CLOEXEC);
+    ::close(null);
+  }
+
+  static constexpr std::size_t most = 64;  // one for each run that this process has open
+  static inline std::array<std::atomic<int>, most> descriptors = [] {
+    std::array<std::atomic<int>, most> none;
+    for (auto& slot : none) slot = -1;
+    return none;
+  }();
+};
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -161,8 +199,9 @@ std::string RunLock::this_process() {
   return this_space() + " " + number + " " + start_of(number);
 }
 
-RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience)
-    : folder_(folder), patience_(patience), is_root_(is_root) {
+RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience,
+                 std::function<void(std::chrono::milliseconds)> on_wait)
+    : folder_(folder), patience_(patience), on_wait_(std::move(on_wait)), is_root_(is_root) {
   const auto path = folder_ / ".lock";
   const auto exists = [&] {  // a link counts, whether there is something behind it or not
     return std::filesystem::exists(std::filesystem::symlink_status(path));
@@ -175,7 +214,13 @@ RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono:
     }
   }
   file_.emplace(path, File::Mode::write);
-  is_root_ ? own() : share();
+  LockFiles::add(file_->descriptor());
+  try {
+    is_root_ ? own() : share();
+  } catch (...) {
+    LockFiles::remove(file_->descriptor());
+    throw;
+  }
 }
 
 std::pair<std::uint64_t, std::uint64_t> RunLock::identity() const noexcept {
@@ -200,7 +245,10 @@ void RunLock::wait(bool for_earlier_start, const std::string& holder, const std:
                   for_earlier_start
                       ? "They may wait for a device or a file system; look after them, then start it again"
                       : "End them, or choose another --name");
-    if (!said) log::info("waiting for the " + ranks + " to end");
+    if (!said) {
+      log::info("waiting for the " + ranks + " to end");
+      if (on_wait_) on_wait_(most);
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -284,6 +332,9 @@ RunLock::~RunLock() {
   } catch (const std::exception& error) {
     log::warn("giving up the run " + folder_.string() + ": " + error.what());
   }
+  if (!file_) return;
+  for (const off_t byte : {byte_of_root, byte_of_ranks}) lock(*file_, F_OFD_SETLK, F_UNLCK, byte);
+  LockFiles::remove(file_->descriptor());
 }
 
 }  // namespace muster::detail::train
