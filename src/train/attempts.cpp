@@ -66,8 +66,7 @@ bool pause(const Plan& plan, std::chrono::seconds time) {
 Error stopped_between_attempts(const Plan& plan, const RunFolder& run) {
   const bool is_saved = std::stoi(comm::on_root(plan.world(), [&] {
                           const bool has_checkpoint = newest_index(run.path()) >= 0;
-                          if (!has_checkpoint)
-                            launch::tell_supervisor(launch::telling_stopped, run.path().string());
+                          if (!has_checkpoint) launch::tell_supervisor(launch::telling_stopped, run.path().string());
                           return std::string(has_checkpoint ? "1" : "0");
                         })) != 0;
   const auto remedy = "Start it again with --name " + run.name() + " to go on";

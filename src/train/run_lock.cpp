@@ -57,30 +57,24 @@ class LockFiles {
   static void add(int descriptor) {
     static std::once_flag registered;
     std::call_once(registered, [] { ::pthread_atfork(nullptr, nullptr, close_in_child); });
-    for (auto& slot : descriptors) {
-      int empty = -1;
-      if (slot.compare_exchange_strong(empty, descriptor)) return;
-    }
+    replace(0, descriptor + 1);
   }
-  static void remove(int descriptor) noexcept {
-    for (auto& slot : descriptors)
-      if (int expected = descriptor; slot.compare_exchange_strong(expected, -1)) return;
-  }
+  static void remove(int descriptor) noexcept { replace(descriptor + 1, 0); }
 
  private:
+  static void replace(int before, int after) noexcept {
+    for (auto& slot : slots)
+      if (int expected = before; slot.compare_exchange_strong(expected, after)) return;
+  }
   static void close_in_child() {
     const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (auto& slot : descriptors)
-      if (const int descriptor = slot.exchange(-1); descriptor >= 0) ::dup3(null, descriptor, O_CLOEXEC);
+    for (auto& slot : slots)
+      if (const int value = slot.exchange(0); value > 0) ::dup3(null, value - 1, O_CLOEXEC);
     ::close(null);
   }
 
-  static constexpr std::size_t most = 64;  // one for each run that this process has open
-  static inline std::array<std::atomic<int>, most> descriptors = [] {
-    std::array<std::atomic<int>, most> none;
-    for (auto& slot : none) slot = -1;
-    return none;
-  }();
+  /// A descriptor + 1 each, or 0. There is one for each run that this process has open.
+  static inline std::array<std::atomic<int>, 64> slots{};
 };
 
 std::string environment(const char* name) {

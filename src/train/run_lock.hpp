@@ -33,8 +33,7 @@ class RunLock {
   /// Ranks of an earlier start of this same job, by `muster run` or by Slurm, are waited for as long as `patience`: a
   /// file server may keep the lock of a node that is lost, a process may wait for a device. After that it is an Error
   /// (ExitCode::retry). `on_wait` is called before it waits, with the longest time that this may take.
-  RunLock(const std::filesystem::path& folder, bool is_root,
-          std::chrono::milliseconds patience = default_patience,
+  RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience = default_patience,
           std::function<void(std::chrono::milliseconds)> on_wait = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
