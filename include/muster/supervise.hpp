@@ -21,6 +21,8 @@ struct SuperviseOptions {
   /// checkpoint, else batch_size times all ranks. Unless given, the least of ScalingConfig::num_workers, else `ranks`.
   std::optional<int> min_workers = {};
   std::chrono::seconds grace{60};  ///< between the wish to stop and the end of ranks that do not heed it
+  /// How long the ranks may wait for each other in Launch's constructor. Then the start counts as a failure.
+  std::chrono::seconds start_limit{600};
 };
 
 /// Starts the program on its ranks by mpirun, or by srun in a Slurm job of several nodes, and starts it again from its

@@ -16,7 +16,7 @@ namespace muster::detail::supervise {
 class Job {
  public:
   /// Starts the launcher. An Error (ExitCode::retry) where there can be no more processes.
-  Job(const LaunchCommand& command, Launcher::Kind kind);
+  Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_ranks = false);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
   /// Ends what is still there.
@@ -44,6 +44,7 @@ class Job {
 
   pid_t launcher_ = -1;
   Launcher::Kind kind_;
+  bool has_remote_ranks_;  ///< mpirun has daemons on other hosts
   int output_ = -1;
   std::optional<int> status_ = {};
 };

@@ -18,8 +18,9 @@ constexpr std::string_view erase_line = "\033[K";  // of a progress line that ma
 
 /// What is in the first line of a message of mpirun, whose name may be another: of the ranks' end, which we tell
 /// ourselves; and with what that of one begins that says what it could not do, unless that is "mpirun was unable to …".
-constexpr std::array<std::string_view, 4> of_their_end{"Primary job ", " noticed that process rank ",
-                                                       " detected that one ", "MPI_ABORT was invoked"};
+constexpr std::array<std::string_view, 6> of_their_end{
+    "Primary job ",          " noticed that process rank ",      " detected that one ",
+    "MPI_ABORT was invoked", " has exited due to process rank ", "An MPI communication peer process has unexpectedly"};
 constexpr std::string_view unable = " was unable to ";
 constexpr std::string_view of_execution = "Open MPI tried to fork a new process via the \"execve\"";
 constexpr std::array<std::string_view, 7> of_trouble{
@@ -30,9 +31,10 @@ constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
 constexpr std::array<std::string_view, 2> of_preemption{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
 /// ssh could not reach the host that is named next.
 constexpr std::array<std::string_view, 2> of_ssh{"ssh: connect to host ", "ssh: Could not resolve hostname "};
-constexpr std::array<std::string_view, 6> in_passing{
+constexpr std::array<std::string_view, 7> in_passing{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
-    "orte_base_help_aggregate", " total processes failed to start", " total processes killed"};
+    "orte_base_help_aggregate", " total processes failed to start", " total processes killed",
+    " ORTE_ERROR_LOG: "};
 
 template <std::size_t n>
 bool has_any(std::string_view line, const std::array<std::string_view, n>& parts) {
@@ -157,6 +159,11 @@ bool LauncherOutput::keep(std::string_view line) {
     const auto space = line.find(' ');
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
+    words_.loaded = true;
+    if (what == launch::telling_starting) words_.starting = true;
+    if (what == launch::telling_up) words_.up = true;
+    if (what == telling_leaving && !words_.leaving) words_.leaving = std::atoi(text.c_str());
+    if (what == telling_silent && !words_.silent) words_.silent = text;
     if (what == launch::telling_run) words_.run = text;
     if (what == launch::telling_least) words_.least = std::atoi(text.c_str());
     if (what == launch::telling_needed) words_.needed = std::atoi(text.c_str());

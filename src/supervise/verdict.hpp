@@ -15,7 +15,9 @@ struct End {
   int code = 0;             ///< the launcher's exit code
   int launcher_signal = 0;  ///< or what has ended it
   Words words = {};
-  bool grace_over = false;  ///< it did not heed the wish to stop, and was ended
+  bool grace_over = false;   ///< it did not heed the wish to stop, and was ended
+  bool not_up = false;       ///< its ranks did not come together within the time for that, and it was ended
+  bool stop_wished = false;  ///< while it ran
   /// The job goes on without the host that was lost, or waits for it: then that is no failure of the program.
   bool host_is_excused = false;
 };

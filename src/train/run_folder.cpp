@@ -4,6 +4,7 @@
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/whereabouts.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "train/failures.hpp"
@@ -142,6 +143,12 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   const auto level = config.logging_config.level.empty() ? "info" : config.logging_config.level;
   log::level_from_name(level);  // before anything is made
   const bool numbered = flags.name && config.name != *flags.name;
+  // While a rank waits for a lock, the others wait for that rank.
+  const auto announce_wait = [&](std::chrono::milliseconds most) { comm::keep_alive(world, most); };
+  const auto take_lock = [&](bool is_root) {
+    lock_.emplace(path_, is_root, RunLock::default_patience, announce_wait);
+    comm::keep_alive(world, std::chrono::milliseconds(0));
+  };
   const auto chosen = comm::on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
@@ -162,7 +169,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     require_own_directory(path_);
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
-    lock_.emplace(path_, true);
+    take_lock(/*is_root=*/true);
     if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
       params_ = read_json(file);
       options_in(params_, file);
@@ -195,7 +202,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     const auto& logging = config.logging_config;
     const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
     log::write_to(keeps ? path_ / "logs" / file : std::filesystem::path());
-    if (world.rank() != 0) lock_.emplace(path_, false);
+    if (world.rank() != 0) take_lock(/*is_root=*/false);
     return Json{lock_->holds(), RunLock::this_process()}.dump();
   });
   comm::on_root(world, [&] {

@@ -3,7 +3,7 @@
 // Rank 0 locks a byte of STORAGE/NAME/.lock for itself, and every rank shares another: a job whose rank 0 was killed
 // has the folder until the last rank that may still write has ended. The locks are those of open files. The kernel
 // gives them up when a process ends, however it ends; over NFS and Lustre (mounted with -o flock) they hold between
-// nodes. The file says who has the folder.
+// nodes. The file says who has the folder. A child of fork() holds no lock of its parent's.
 //
 // Where the file system keeps no locks, or only within a node, a lease stands in: .lease.N names every process of the
 // job. The next job makes .lease.N+1, once all of those are seen to have ended. They are seen on their own host; those
@@ -26,13 +26,15 @@ namespace muster::detail::train {
 
 class RunLock {
  public:
+  static constexpr std::chrono::milliseconds default_patience = std::chrono::minutes(5);
+
   /// Rank 0 first, before anything is written: an Error (ExitCode::usage) that names the holder if another job has the
   /// folder. What is left of a job without its rank 0 is waited for, some seconds. Then every other rank.
   /// Ranks of an earlier start of this same job, by `muster run` or by Slurm, are waited for as long as `patience`: a
   /// file server may keep the lock of a node that is lost, a process may wait for a device. After that it is an Error
-  /// (ExitCode::retry).
-  RunLock(const std::filesystem::path& folder, bool is_root,
-          std::chrono::milliseconds patience = std::chrono::minutes(5));
+  /// (ExitCode::retry). `on_wait` is called before it waits, with the longest time that this may take.
+  RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience = default_patience,
+          std::function<void(std::chrono::milliseconds)> on_wait = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
@@ -62,6 +64,7 @@ class RunLock {
   std::filesystem::path folder_, lease_ = {};
   std::pair<std::uint64_t, std::uint64_t> identity_ = identity();
   std::chrono::milliseconds patience_;
+  std::function<void(std::chrono::milliseconds)> on_wait_;
   bool is_root_, holds_ = false;
   std::optional<File> file_ = {};
 };

@@ -82,6 +82,31 @@ TEST(LauncherOutput, KeepsWhatIsEnoughAndWhoTookThePlace) {
   EXPECT_TRUE(output.words().preempted);
 }
 
+TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
+  LauncherOutput output;
+  EXPECT_FALSE(output.words().loaded);
+  EXPECT_EQ(output.take("\x1emuster loaded \n"), "");
+  EXPECT_TRUE(output.words().loaded);
+  EXPECT_FALSE(output.words().starting);
+  EXPECT_EQ(output.take("\x1emuster starting \n\x1emuster up 4\n"), "");
+  EXPECT_TRUE(output.words().starting);
+  EXPECT_TRUE(output.words().up);
+  EXPECT_EQ(output.take("\x1emuster silent n2\n\x1emuster silent n3\n\x1emuster leaving 75\n\x1emuster leaving 1\n"),
+            "");
+  EXPECT_EQ(output.words().silent, "n2") << "the first one that was seen";
+  EXPECT_EQ(output.words().leaving, 75);
+}
+
+TEST(LauncherOutput, KeepsBannersOfOtherEndsAway) {
+  LauncherOutput output;
+  EXPECT_EQ(
+      output.take(dashes + "\nmpiexec has exited due to process rank 1 with PID 0 on\nnode n1 exiting improperly.\n" +
+                  dashes + "\n" + dashes + "\nAn MPI communication peer process has unexpectedly disconnected.\n" +
+                  dashes + "\nafter\n"),
+      "after\n");
+  EXPECT_EQ(output.take("[n1:1] [[1,0],0] ORTE_ERROR_LOG: Unreachable in file x.c at line 3\n"), "");
+}
+
 TEST(LauncherOutput, HearsWhatComesBehindALineThatHasNotEnded) {
   LauncherOutput output;
   EXPECT_EQ(output.take("loading ...\x1emuster run /runs/demo\ndone\n"), "loading ...done\n");
@@ -229,6 +254,13 @@ TEST(Verdict, AFinishedJobNeverEndsAsFailed) {
   EXPECT_EQ(code_of({.launcher_signal = 9, .words = {.ended = 0}}), 0);
   EXPECT_EQ(code_of({.code = 137, .words = {.ended = 65}}), 65);
   EXPECT_EQ(code_of({.code = 3, .words = {.ended = 0}}), 3);  // the program's own, after that
+}
+
+TEST(Verdict, NothingThatDidNotRunIsDone) {
+  EXPECT_EQ(code_of({.code = 0, .stop_wished = true}), 75) << "stopped before a rank was there";
+  EXPECT_EQ(code_of({.code = 0, .words = {.loaded = true}, .stop_wished = true}), 0) << "a program without a run";
+  EXPECT_EQ(code_of({.code = 0, .not_up = true}), 75);
+  EXPECT_NE(cause_of({.not_up = true}, "").find("did not come together"), std::string::npos);
 }
 
 TEST(Verdict, WhatIsTriedAgain) {
@@ -385,6 +417,11 @@ TEST_F(LaunchCommandTest, OnHosts) {
   EXPECT_EQ(ranks_without({"n2"}, options, 5, environment), 1);
   EXPECT_EQ(ranks_without({"n1"}, options, 10, environment), 8);
   EXPECT_EQ(command(Launcher::Kind::mpirun, 4, {"n1"}).words[4], "n2:4");
+  const auto passed = launch_command({Launcher::Kind::mpirun, "/bin/launcher"}, options, 5, {}, {.id = "7"}, {},
+                                     environment, {"MUSTER_NAME", "MUSTER_SUPERVISOR"})
+                          .words;
+  EXPECT_EQ(std::ranges::count(passed, "MUSTER_NAME"), 1) << "rank 0 may be elsewhere";
+  EXPECT_EQ(std::ranges::count(passed, "MUSTER_SUPERVISOR"), 1) << "mpirun refuses a name twice";
 }
 
 TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
