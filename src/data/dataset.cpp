@@ -75,7 +75,7 @@ Batch Dataset::read(std::span<const std::int64_t> samples) const {
     if (sample < 0 || sample >= count())
       throw Error(ExitCode::usage, "reading " + source_->shown(),
                   "there is no sample " + std::to_string(sample) + ", it has " + std::to_string(count()),
-                  "Ask for samples from 0 on");
+                  "Ask for samples from 0 to " + std::to_string(count() - 1));
   return source_->read(samples);
 }
 

@@ -12,7 +12,7 @@
 namespace muster::detail::hdf5 {
 namespace {
 
-/// Without file locks; whatever is still open in a file closes with it.
+/// Access properties: no file locks, and closing a file also closes the objects in it that are still open.
 Handle file_access(const std::string& doing, ExitCode code) {
   auto access = make_properties(H5P_FILE_ACCESS, doing, code);
 #if H5_VERSION_GE(1, 10, 7)
@@ -22,8 +22,8 @@ Handle file_access(const std::string& doing, ExitCode code) {
   return access;
 }
 
-/// H5Fclose for a file that was written. The medium fails once at the most: where that is here, what is left in the
-/// cache goes to memory with the second try, and that the file is not whole is still said.
+/// H5Fclose for a file that was written. A medium reports only its first failure. If that happens in the flush here,
+/// H5Fclose writes the rest of the cache to memory, and this function still returns the failure.
 herr_t close_written(hid_t file) {
   if (H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0) return H5Fclose(file);
   const hid_t reasons = H5Eget_current_stack();
@@ -73,7 +73,7 @@ Handle open_file(const std::filesystem::path& path) {
     const auto reason = last_reason();
     if (reason.code == ExitCode::retry) throw Error(reason.code, doing, reason.text, retry_reading);
     const bool truncated = reason.text.find("truncated") != std::string::npos;
-    throw Error(ExitCode::data, doing, truncated ? "the file is truncated" : reason.text, "Make or copy it anew");
+    throw Error(ExitCode::data, doing, truncated ? "the file is truncated" : reason.text, "Make or copy it again");
   }
   return {file, H5Fclose};
 }
@@ -90,7 +90,7 @@ Handle create_file(const std::shared_ptr<Medium>& medium, std::uint64_t alignmen
   if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
   set_medium(access.get(), medium);
   const auto creation = make_properties(H5P_FILE_CREATE, doing, ExitCode::retry);
-  check(H5Pset_obj_track_times(creation.get(), false), doing, ExitCode::retry);  // the same content makes the same file
+  check(H5Pset_obj_track_times(creation.get(), false), doing, ExitCode::retry);  // equal content gives equal bytes
   return {check(H5Fcreate(shown.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), doing, ExitCode::retry),
           close_written};
 }

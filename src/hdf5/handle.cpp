@@ -39,7 +39,7 @@ Reason last_reason() {
       },
       &text);
   H5Eclear2(H5E_DEFAULT);
-  // Where the system refused, its word is what a reader needs; HDF5 wraps it in addresses and a time of two lines.
+  // If a system call failed, its message is all that a user needs. HDF5 adds addresses and a time, over two lines.
   int error = 0;
   if (const auto number = text.find("errno = "); number != std::string::npos)
     std::sscanf(text.c_str() + number, "errno = %d", &error);
@@ -58,8 +58,8 @@ std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code) {
   if (status >= 0) return status;
   const auto reason = last_reason();
   if (code == ExitCode::retry) throw Error(code, doing, reason.text, "Check the space and the permissions there");
-  const bool of_the_disk = code == ExitCode::data && reason.code == ExitCode::retry;
-  throw Error(of_the_disk ? reason.code : code, doing, reason.text, of_the_disk ? retry_reading : "");
+  const bool disk_failed = code == ExitCode::data && reason.code == ExitCode::retry;
+  throw Error(disk_failed ? reason.code : code, doing, reason.text, disk_failed ? retry_reading : "");
 }
 
 Handle part_of(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code) {

@@ -1,6 +1,6 @@
-// HDF5 as muster calls it: handles that close themselves and calls that are checked. HDF5 is not thread-safe here: take
-// hdf5::Lock around any use of this room, and never hold it while waiting for anything else. Errors are muster::Error
-// with ExitCode::data when reading what cannot be, ExitCode::retry when writing or where the disk could not be read.
+// Wrappers for HDF5: handles that close themselves and calls that are checked. HDF5 is not thread-safe here: hold an
+// hdf5::Lock around any use of this room, and never wait for anything else while holding it. Functions throw an Error
+// with ExitCode::data for bad content, and ExitCode::retry if writing has failed or the disk could not be read.
 #pragma once
 
 #include "muster/error.hpp"
@@ -16,8 +16,8 @@
 
 namespace muster::detail::hdf5 {
 
-/// Holds HDF5's lock; may be taken again by the thread that has it. The first one prepares the library: no messages of
-/// its own, no external links, no filter plugins from the environment.
+/// Holds HDF5's lock, which is recursive. The first Lock prepares the library: no messages of its own, no external
+/// links, no filter plugins from the environment.
 class Lock {
  public:
   Lock();
@@ -26,7 +26,7 @@ class Lock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-/// An HDF5 identifier with the function that closes it. Move-only. Destroyed under the lock.
+/// An HDF5 identifier with the function that closes it. Move-only. The destructor takes the lock.
 class Handle {
  public:
   using Close = herr_t (*)(hid_t);
@@ -43,7 +43,7 @@ class Handle {
 
   hid_t get() const noexcept { return id_; }
   explicit operator bool() const noexcept { return id_ >= 0; }
-  /// Closes now and says whether that worked: what a writer must know.
+  /// Closes now, and throws an Error if that fails. A writer must call it, since the destructor ignores failures.
   void close(std::string_view doing);
 
  private:
@@ -51,29 +51,29 @@ class Handle {
   Close close_ = nullptr;
 };
 
-/// The remedy where the disk could not be read.
+/// The remedy of an Error if the disk could not be read.
 inline constexpr const char* retry_reading = "Look after the disk or the file server, then try again";
 
 /// Why a call of HDF5 has failed.
 struct Reason {
-  std::string text;  ///< HDF5's innermost message (the system's word where a system call failed)
-  ExitCode code;     ///< if it was a reading call: code_of_reading() where a system call failed, else data
+  std::string text;  ///< HDF5's innermost message; if a system call failed, the system's message
+  ExitCode code;     ///< for a call that reads: code_of_reading(errno) if a system call failed, otherwise data
 };
 
-/// What HDF5's error stack says, or "HDF5 gives no reason"; clears the stack.
+/// The reason from HDF5's error stack, or "HDF5 gives no reason". Clears the stack.
 Reason last_reason();
 /// The text of last_reason().
 std::string last_error();
 
-/// Throws an Error with last_error() if `status` (an herr_t, hid_t, htri_t, …) is negative; returns it otherwise. The
-/// code is `code`, but ExitCode::retry where the disk could not be read.
+/// Returns `status` (an herr_t, hid_t, htri_t, …). If it is negative, throws an Error with last_error() and with
+/// `code`, or with ExitCode::retry if the disk could not be read.
 std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = ExitCode::data);
 
-/// What `get` (H5Dget_type, H5Dget_space or H5Dget_create_plist) gives of a dataset.
+/// The dataset's type, space or creation properties: `get` is H5Dget_type, H5Dget_space or H5Dget_create_plist.
 Handle part_of(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code = ExitCode::data);
-/// A new list of properties of that kind, H5P_DATASET_CREATE and so on.
+/// A new property list; `kind`: H5P_DATASET_CREATE and so on.
 Handle make_properties(hid_t kind, std::string_view doing, ExitCode code = ExitCode::data);
-/// The space of values in that shape; a single value's where it is empty.
+/// The HDF5 space of values in the given shape; the space of a single value if `shape` is empty.
 Handle make_space(const std::vector<std::int64_t>& shape, std::string_view doing, ExitCode code = ExitCode::data);
 
 }  // namespace muster::detail::hdf5

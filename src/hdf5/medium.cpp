@@ -27,18 +27,18 @@ void each_page(std::uint64_t offset, std::size_t size, std::size_t page_bytes, a
   }
 }
 
-/// What HDF5 keeps of an open file; it must begin with HDF5's own part.
+/// The driver's record of an open file. HDF5 requires that it begins with an H5FD_t.
 struct OpenFile {
   H5FD_t common{};
   std::shared_ptr<Medium> medium;
   haddr_t end_of_addresses = 0;
 };
 
-OpenFile& of(H5FD_t* file) { return *reinterpret_cast<OpenFile*>(file); }
-const OpenFile& of(const H5FD_t* file) { return *reinterpret_cast<const OpenFile*>(file); }
+OpenFile& opened(H5FD_t* file) { return *reinterpret_cast<OpenFile*>(file); }
+const OpenFile& opened(const H5FD_t* file) { return *reinterpret_cast<const OpenFile*>(file); }
 
-/// The system's reason in the words that last_error() looks for.
-herr_t failed() {
+/// Puts errno's message on HDF5's error stack, in the form that last_error() parses. Returns −1.
+herr_t push_error() {
   H5Epush2(H5E_DEFAULT, __FILE__, __func__, __LINE__, H5E_ERR_CLS, H5E_VFL, H5E_WRITEERROR, "error message = '%s'",
            std::strerror(errno));
   return -1;
@@ -53,7 +53,7 @@ H5FD_t* open(const char*, unsigned, hid_t access, haddr_t) {
 }
 
 herr_t close(H5FD_t* file) {
-  delete &of(file);
+  delete &opened(file);
   return 0;
 }
 
@@ -64,23 +64,23 @@ herr_t query(const H5FD_t*, unsigned long* flags) {
   return 0;
 }
 
-haddr_t end_of_addresses(const H5FD_t* file, H5FD_mem_t) { return of(file).end_of_addresses; }
+haddr_t end_of_addresses(const H5FD_t* file, H5FD_mem_t) { return opened(file).end_of_addresses; }
 herr_t set_end_of_addresses(H5FD_t* file, H5FD_mem_t, haddr_t address) {
-  of(file).end_of_addresses = address;
+  opened(file).end_of_addresses = address;
   return 0;
 }
-haddr_t end_of_file(const H5FD_t* file, H5FD_mem_t) { return of(file).medium->size(); }
+haddr_t end_of_file(const H5FD_t* file, H5FD_mem_t) { return opened(file).medium->size(); }
 
 herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* into) {
-  return of(file).medium->read_at({static_cast<std::byte*>(into), size}, address) ? 0 : failed();
+  return opened(file).medium->read_at({static_cast<std::byte*>(into), size}, address) ? 0 : push_error();
 }
 herr_t write(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* from) {
-  return of(file).medium->write_at({static_cast<const std::byte*>(from), size}, address) ? 0 : failed();
+  return opened(file).medium->write_at({static_cast<const std::byte*>(from), size}, address) ? 0 : push_error();
 }
 herr_t truncate(H5FD_t* file, hid_t, hbool_t) {
-  auto& open = of(file);
+  auto& open = opened(file);
   if (open.end_of_addresses == open.medium->size()) return 0;
-  return open.medium->truncate(open.end_of_addresses) ? 0 : failed();
+  return open.medium->truncate(open.end_of_addresses) ? 0 : push_error();
 }
 
 hid_t driver() {
@@ -136,7 +136,7 @@ void Medium::remember(std::span<const std::byte> from, std::uint64_t offset) {
     auto page = pages_.find(number);
     if (page == pages_.end()) {
       auto fresh = std::make_unique<Page>();
-      read_at(*fresh, number * page_bytes);  // what the file has of it; after a failure it may be anything
+      read_at(*fresh, number * page_bytes);  // the file's bytes; if that fails, the content does not matter
       page = pages_.emplace(number, std::move(fresh)).first;
     }
     std::memcpy(page->second->data() + inside, from.data() + done, length);
@@ -163,7 +163,7 @@ bool Medium::write_at(std::span<const std::byte> from, std::uint64_t offset) {
   try {
     remember(from, offset);
   } catch (const std::bad_alloc&) {
-    // Once is enough, here too.
+    // Running out of memory is also reported only once.
     if (std::exchange(failed_, true)) return true;
     errno = ENOMEM;
     return false;

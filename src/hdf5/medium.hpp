@@ -1,7 +1,7 @@
-// Where HDF5 puts the bytes of a new file: a driver of its file layer that outlives failures.
+// The storage of a new HDF5 file, as a driver of HDF5's file layer that keeps working after a failed write.
 //
-// After a write that fails in closing a file, HDF5 1.10 crashes at the end of the process. So a medium fails once, for
-// the writer to hear of, and keeps in memory what is given to it from then on: the file closes, and is not whole.
+// If a write fails while HDF5 1.10 closes a file, HDF5 crashes at the end of the process. So a medium reports one
+// failure to the writer and keeps all later writes in memory. The file can then be closed, but is not complete.
 #pragma once
 
 #include "base/file.hpp"
@@ -21,15 +21,15 @@ namespace muster::detail::hdf5 {
 
 class Medium {
  public:
-  /// In memory alone, where the stretches that nobody writes take no space.
+  /// Keeps everything in memory. Pages that are never written take no space.
   Medium() = default;
-  /// A new file. An Error (ExitCode::retry) if it cannot be made.
+  /// Makes a new file. Throws an Error (ExitCode::retry) if it cannot be made.
   explicit Medium(const std::filesystem::path& path) : file_(std::in_place, path, File::Mode::create) {}
 
   std::uint64_t size() const noexcept { return size_; }
-  /// Zeroes where nothing was written. False if the file cannot be read; errno says why.
+  /// Reads zeroes where nothing was written. Returns false if the file cannot be read; the reason is in errno.
   bool read_at(std::span<std::byte> into, std::uint64_t offset) const;
-  /// False, with the reason in errno, for the first failure; whatever comes after it is taken.
+  /// Returns false for the first failure, with the reason in errno. Later writes go to memory and succeed.
   bool write_at(std::span<const std::byte> from, std::uint64_t offset);
   bool truncate(std::uint64_t size);
 
@@ -41,12 +41,13 @@ class Medium {
   void remember(std::span<const std::byte> from, std::uint64_t offset);
 
   std::optional<File> file_;
-  std::map<std::uint64_t, std::unique_ptr<Page>> pages_;  // by number; over what the file has
+  std::map<std::uint64_t, std::unique_ptr<Page>> pages_;  // by page number; they replace the file's bytes
   std::uint64_t size_ = 0;
   bool failed_ = false;
 };
 
-/// Has files of these access properties lie on `medium`, which outlives the call.
+/// Makes HDF5 store the file that is created with the access properties `access` on `medium`. The shared_ptr itself
+/// must live until the file has been created.
 void set_medium(hid_t access, const std::shared_ptr<Medium>& medium);
 
 }  // namespace muster::detail::hdf5

@@ -12,7 +12,7 @@ constexpr const char* making = "making a type";
 
 Handle copy_of(hid_t type) { return {check(H5Tcopy(type), making), H5Tclose}; }
 
-/// 16 bits, so many of them for the exponent: 5 as IEEE, or 8 as the upper half of a float.
+/// A 16-bit float with `exponent` exponent bits: 5 for IEEE half, 8 for bfloat16.
 Handle make_float16(std::size_t exponent) {
   auto type = copy_of(H5T_NATIVE_FLOAT);
   check(H5Tset_fields(type.get(), 15, 15 - exponent, exponent, 0, 15 - exponent), making);
@@ -39,7 +39,8 @@ Handle make_complex(hid_t part) {
 }
 
 [[noreturn]] void refuse_type(const char* kind, const std::string& shown) {
-  throw Error(ExitCode::data, "reading " + shown, std::string("it holds ") + kind + ", and tensors hold numbers",
+  throw Error(ExitCode::data, "reading " + shown,
+              std::string("it holds ") + kind + ", but tensors can only hold numbers",
               "Convert it, or choose other columns");
 }
 

@@ -1,4 +1,4 @@
-// HDF5's types and torch's.
+// Conversion between HDF5's types and torch's.
 #pragma once
 
 #include "hdf5/handle.hpp"
@@ -9,13 +9,13 @@
 
 namespace muster::detail::hdf5 {
 
-/// The type in memory that stands for a torch type: bfloat16 as a 16-bit float of 8 exponent bits, half as IEEE, bool
-/// as h5py's enumeration of FALSE and TRUE over int8, complex as h5py's compound of r and i.
+/// The HDF5 memory type for a torch type: bfloat16 as a 16-bit float of 8 exponent bits, half as IEEE, bool as h5py's
+/// enumeration of FALSE and TRUE over int8, complex as h5py's compound of r and i.
 Handle type_of(at::ScalarType type);
-/// Whether there is one.
+/// True if type_of(type) exists.
 bool has_type(at::ScalarType type) noexcept;
-/// The torch type that holds values of a stored type whatever its byte order (uint16 and uint32 become the next larger
-/// signed type, uint64 int64); an Error that names the kind for strings, references, other compounds and so on.
+/// The torch type for values of a stored type in any byte order. uint16 and uint32 become the next larger signed type,
+/// uint64 becomes int64. Throws an Error that names the kind for strings, references, other compounds and so on.
 at::ScalarType scalar_type(hid_t type, const std::string& shown);
 
 }  // namespace muster::detail::hdf5

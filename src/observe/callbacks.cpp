@@ -16,14 +16,14 @@ namespace {
 
 std::string class_of(const Callback& callback) { return c10::demangle(typeid(callback).name()); }
 
-/// The class, and what the callback is configured for.
+/// The callback's class, and its name() if it has one.
 std::string name_of(const Callback& callback) {
   const auto name = callback.name();
   return name.empty() ? class_of(callback) : class_of(callback) + ": " + name;
 }
 
-/// The key of a callback's state: its name, and which it is of those that are called so: two source files may each have
-/// a class of that name.
+/// The key of a callback's state: its name, with a number if an earlier callback has the same name. Classes of the same
+/// name may come from two source files.
 std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, const Callback& callback) {
   const auto name = name_of(callback);
   int number = 1;
@@ -34,16 +34,16 @@ std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, cons
   return number == 1 ? name : name + " " + std::to_string(number);
 }
 
-/// Whether `key` is of a state of that class.
+/// True if `key` is the key of a state of the class `name`.
 bool is_of_class(const std::string& key, const std::string& name) {
   return key.starts_with(name) && (key.size() == name.size() || key[name.size()] == ':' || key[name.size()] == ' ');
 }
 
 }  // namespace
 
-Callbacks::Callbacks(std::vector<std::shared_ptr<Callback>> of_the_run) : callbacks_(std::move(of_the_run)) {
+Callbacks::Callbacks(std::vector<std::shared_ptr<Callback>> run_callbacks) : callbacks_(std::move(run_callbacks)) {
   std::erase(callbacks_, nullptr);
-  of_the_run_ = callbacks_.size();
+  run_callbacks_ = callbacks_.size();
 }
 
 void Callbacks::begin(const std::shared_ptr<Callback>& callback, Session& session) {
@@ -67,8 +67,8 @@ bool Callbacks::warn_of_lost_state(const Callback& callback, const std::string& 
   for (const auto& other : callbacks_) taken.insert(key_of(callbacks_, *other));
   for (const auto& [other, state] : saved_.items()) {
     if (!is_of_class(other, of_class) || taken.contains(other)) continue;
-    log::warn("the callback " + key + " begins anew: the checkpoint has the state of " + other +
-              ", which is configured otherwise");
+    log::warn("the callback " + key + " starts without a saved state: the checkpoint has the state of " + other +
+              ", which has another configuration");
     return true;
   }
   return false;

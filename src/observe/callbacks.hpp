@@ -1,4 +1,5 @@
-// The callbacks of a run, which are told of its moments as the sinks are, and are asked for more than that.
+// The user's callbacks of a run. Like the sinks they are told of the run's events; they also give metrics and state,
+// and may stop training.
 #pragma once
 
 #include "muster/callback.hpp"
@@ -10,46 +11,47 @@
 
 namespace muster::detail::observe {
 
-/// For one attempt on one worker.
+/// The callbacks of one attempt on one worker.
 class Callbacks {
  public:
-  explicit Callbacks(std::vector<std::shared_ptr<Callback>> of_the_run);
+  explicit Callbacks(std::vector<std::shared_ptr<Callback>> run_callbacks);
 
-  /// Training begins; `saved` is what a checkpoint has of the callbacks' state(), null where there is none.
+  /// Training begins. `saved` is the state() from the checkpoint, null if there is none.
   void start(Session& session, Json saved);
-  /// One of the training function's own, which begins now. It refers to what that function has, and is told of nothing
-  /// after forget_added().
+  /// Adds a callback of the training function and starts it. It may refer to objects of that function, so it is not
+  /// called after forget_added().
   void add(std::shared_ptr<Callback> callback, Session& session);
-  void forget_added() noexcept { callbacks_.resize(of_the_run_); }
+  void forget_added() noexcept { callbacks_.resize(run_callbacks_); }
 
-  /// Any other moment of training: callbacks.tell(&Callback::on_epoch, epoch).
+  /// Tells all callbacks of any other event: callbacks.tell(&Callback::on_epoch, epoch).
   template <class... Parameters, class... Arguments>
   void tell(void (Callback::*moment)(Parameters...), const Arguments&... arguments) {
     for (const auto& callback : callbacks_) (callback.get()->*moment)(arguments...);
   }
-  /// Training is over on this worker, with an error or without; nothing where it has not begun. What a callback throws
-  /// is a warning.
+  /// Training is over on this worker, with an error or without. No effect before start(). Logs what a callback throws
+  /// as a warning.
   void finish(const std::optional<Error>& failure) noexcept;
 
   bool empty() const noexcept { return callbacks_.empty(); }
-  /// With what the callbacks have besides.
+  /// `metrics` and the callbacks' own metrics.
   Metrics with_theirs(Metrics metrics) const;
   bool should_stop() const;
-  /// By the class and the name of each; null if none has any.
+  /// The callbacks' states, by class and name; null if none has a state.
   Json state() const;
 
  private:
   void begin(const std::shared_ptr<Callback>& callback, Session& session);
-  /// Where `saved_` has nothing under its key, and something of its class that no other callback takes; else false.
+  /// Warns and returns true if `saved_` has a state for the callback's class that belongs to no callback here. To be
+  /// called if `saved_` has no state under the callback's key.
   bool warn_of_lost_state(const Callback& callback, const std::string& key) const;
 
-  std::vector<std::shared_ptr<Callback>> callbacks_;  ///< those of the run, then what was added
-  std::size_t of_the_run_ = 0;
+  std::vector<std::shared_ptr<Callback>> callbacks_;  ///< the callbacks of the run, then the added ones
+  std::size_t run_callbacks_ = 0;                     ///< number of the callbacks of the run
   bool begun_ = false;
   Json saved_ = {};
 };
 
-/// Calls `tell` with each; what it throws is a warning.
+/// Calls `tell` with each callback that is not null. Logs what it throws as a warning.
 void tell_quietly(const std::vector<std::shared_ptr<Callback>>& callbacks,
                   const std::function<void(Callback&)>& tell) noexcept;
 

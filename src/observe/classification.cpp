@@ -1,4 +1,4 @@
-// From predictions and targets to counts; and the metrics as parts of a report and entries of a state.
+// Counts predictions against targets for the metrics, and puts the metrics into reports and states.
 #include "muster/classification.hpp"
 
 #include "checkpoint/state/stateful.hpp"
@@ -24,33 +24,35 @@ namespace {
 using namespace detail::checkpoint;
 using detail::observe::Tally;
 
-/// What counts, one row for each sample or pixel.
-struct Counted {
-  at::Tensor prediction;  ///< logits [M, C], or one value for each [M]
-  at::Tensor target;      ///< [M], whole numbers
+/// The values that count for a metric, one row for each sample or pixel.
+struct WeightedRows {
+  at::Tensor prediction;  ///< logits [M, C], or one value per row [M]
+  at::Tensor target;      ///< [M], integers
   at::Tensor weight;      ///< [M], in double
 };
 
-class Taking {
+/// Checks the arguments of a metric's add() and turns them into WeightedRows.
+class MetricInput {
  public:
-  explicit Taking(const Json& kind) : doing_("adding to the metric " + kind.at("metric").get<std::string>()) {}
+  explicit MetricInput(const Json& kind) : doing_("adding to the metric " + kind.at("metric").get<std::string>()) {}
 
   void require(bool holds, const std::string& fact, std::string_view remedy) const {
     if (!holds) throw Error(ExitCode::user_error, doing_, fact, remedy);
   }
 
-  /// Every row's class is one of `classes`.
+  /// Throws an Error unless the class of every row is from 0 to `classes` − 1.
   void require_classes(const char* what, const at::Tensor& of_rows, std::int64_t classes) const {
     if (of_rows.numel() == 0) return;
     const auto [least, most] = of_rows.aminmax();
     const auto low = least.item<std::int64_t>(), high = most.item<std::int64_t>();
     require(low >= 0 && high < classes,
             c10::str(what, " has the class ", low < 0 ? low : high, ", and there are ", classes),
-            "Classes count from 0; give what has none the weight 0");
+            "Classes are numbered from 0; give a sample without a class the weight 0");
   }
 
-  Counted counted(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
-                  const at::Tensor& weight) const {
+  /// The rows of the first `samples` samples, without rows of weight 0. Logits stay logits.
+  WeightedRows rows_of(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
+                       const at::Tensor& weight) const {
     require(at::isIntegralType(target.scalar_type(), /*includeBool=*/true),
             c10::str("the target is of the type ", target.scalar_type()), "Give classes, as whole numbers or bools");
     const bool logits = prediction.dim() == target.dim() + 1;
@@ -59,17 +61,17 @@ class Taking {
     require(target.dim() > 0 && shape == target.sizes(),
             c10::str("the prediction has the shape ", prediction.sizes(), ", the target ", target.sizes()),
             "Predictions are [N, C, ...] or [N, ...] where the target is [N, ...]");
-    const auto rows = samples.value_or(target.size(0));
-    require(rows >= 0 && rows <= target.size(0),
-            c10::str(rows, " samples are to count, and there are ", target.size(0)), "Give as many as there are");
+    const auto sample_count = samples.value_or(target.size(0));
+    require(sample_count >= 0 && sample_count <= target.size(0),
+            c10::str(sample_count, " samples are to count, but there are ", target.size(0)), "Give at most that many");
 
     const auto flat = [&](const at::Tensor& tensor) {
-      return tensor.detach().narrow(0, 0, rows).to(prediction.device()).reshape({-1});
+      return tensor.detach().narrow(0, 0, sample_count).to(prediction.device()).reshape({-1});
     };
-    Counted all{
-        .prediction = logits ? prediction.detach().narrow(0, 0, rows).movedim(1, -1).flatten(0, -2) : flat(prediction),
-        .target = flat(target).to(at::kLong),
-        .weight = {}};
+    WeightedRows all{.prediction = logits ? prediction.detach().narrow(0, 0, sample_count).movedim(1, -1).flatten(0, -2)
+                                          : flat(prediction),
+                     .target = flat(target).to(at::kLong),
+                     .weight = {}};
     if (!weight.defined()) {
       all.weight = at::ones({all.target.numel()}, all.target.options().dtype(at::kDouble));
       return all;
@@ -77,7 +79,7 @@ class Taking {
     const bool of_samples = weight.dim() == 1 && weight.size(0) == target.size(0);
     require(of_samples || weight.sizes() == target.sizes(),
             c10::str("the weight has the shape ", weight.sizes(), ", the target ", target.sizes()),
-            "Give one for each sample, or one for each class of the target");
+            "Give one weight for each sample, or one for each element of the target");
     auto each = weight;
     while (of_samples && each.dim() < target.dim()) each = each.unsqueeze(-1);
     all.weight = flat(each.expand_as(target)).to(at::kDouble);
@@ -86,19 +88,20 @@ class Taking {
     return all;
   }
 
-  /// The same with a class for each row in place of logits, all below `classes`.
-  Counted classified(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
-                     const at::Tensor& weight, std::int64_t classes) const {
-    auto all = counted(prediction, target, samples, weight);
+  /// Like rows_of(), but the prediction is one class per row, from 0 to `classes` − 1; of logits, the largest one.
+  WeightedRows classified_rows_of(const at::Tensor& prediction, const at::Tensor& target,
+                                  std::optional<std::int64_t> samples, const at::Tensor& weight,
+                                  std::int64_t classes) const {
+    auto all = rows_of(prediction, target, samples, weight);
     require_classes("a target", all.target, classes);
     if (all.prediction.dim() == 2) {
       require(all.prediction.size(1) == classes,
-              c10::str("the logits are of ", all.prediction.size(1), " classes, and num_classes is ", classes),
-              "Give num_classes as the model has it");
+              c10::str("the logits are of ", all.prediction.size(1), " classes, but num_classes is ", classes),
+              "Set num_classes to the model's number of classes");
       all.prediction = all.prediction.numel() == 0 ? all.target : all.prediction.argmax(1);
     } else {
       require(at::isIntegralType(all.prediction.scalar_type(), /*includeBool=*/true),
-              c10::str("the prediction has the shape of the target and is of the type ", all.prediction.scalar_type()),
+              c10::str("the prediction has the shape of the target, but is of the type ", all.prediction.scalar_type()),
               "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
       all.prediction = all.prediction.to(at::kLong);
       require_classes("a prediction", all.prediction, classes);
@@ -110,8 +113,8 @@ class Taking {
   std::string doing_;
 };
 
-/// What the rows of each class weigh together.
-at::Tensor weigh(const at::Tensor& classes, const at::Tensor& weight, std::int64_t count) {
+/// The sum of the rows' weights for each class.
+at::Tensor sum_by_class(const at::Tensor& classes, const at::Tensor& weight, std::int64_t count) {
   // bincount has no deterministic algorithm on a GPU.
   if (at::globalContext().deterministicAlgorithms())
     return at::zeros({count}, weight.options())
@@ -120,15 +123,16 @@ at::Tensor weigh(const at::Tensor& classes, const at::Tensor& weight, std::int64
   return at::bincount(classes, weight, count);
 }
 
-/// Of each class what is predicted rightly, what is predicted, what there is.
-at::Tensor by_class(const Counted& counted, std::int64_t classes) {
-  const auto right = counted.weight * counted.prediction.eq(counted.target);
-  return at::cat({weigh(counted.target, right, classes), weigh(counted.prediction, counted.weight, classes),
-                  weigh(counted.target, counted.weight, classes)});
+/// Three sums of weights for each class: rows predicted correctly, rows predicted, rows whose target it is.
+at::Tensor by_class(const WeightedRows& rows, std::int64_t classes) {
+  const auto right = rows.weight * rows.prediction.eq(rows.target);
+  return at::cat({sum_by_class(rows.target, right, classes), sum_by_class(rows.prediction, rows.weight, classes),
+                  sum_by_class(rows.target, rows.weight, classes)});
 }
 
-/// Where the target's logit is among the `k` largest. NaN is larger than any, and never right itself.
-at::Tensor among_largest(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
+/// True for each row whose target's logit is among the `k` largest. NaN counts as larger than any number, and a target
+/// whose logit is NaN is never among them.
+at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
   const auto at = target.unsqueeze(1), its = logits.gather(1, at);
   const auto number = at::arange(logits.size(1), target.options());
   const auto behind = logits.lt(its) | (logits.eq(its) & number.ge(at));
@@ -147,7 +151,7 @@ Json f1_kind(const F1Options& options) {
   auto kind = of_classes("F1", options.num_classes);
   if (options.average == Average::binary && options.num_classes != 2)
     throw Error(ExitCode::usage, "making the metric F1",
-                "Average::binary is of two classes, and num_classes is " + std::to_string(options.num_classes),
+                "Average::binary needs two classes, but num_classes is " + std::to_string(options.num_classes),
                 "Choose Average::macro, micro or none");
   kind["average"] = names.at(static_cast<std::size_t>(options.average));
   return kind;
@@ -156,7 +160,7 @@ Json f1_kind(const F1Options& options) {
 Json accuracy_kind(const AccuracyOptions& options) {
   if (options.top_k < 1)
     throw Error(ExitCode::usage, "making the metric accuracy", "top_k is " + std::to_string(options.top_k),
-                "1 is the largest logit alone");
+                "Give at least 1, for the largest logit alone");
   return {{"metric", "accuracy"}, {"top_k", options.top_k}};
 }
 
@@ -185,7 +189,7 @@ class StatefulMetric : public Stateful {
     std::vector<Tally> ranks;
     for (const auto& rank : all.values) {
       if (!from_json(rank, ranks.emplace_back()) || ranks.back().kind != kind_ || !fits(ranks.back().sums.size()))
-        return StateDict{.values = rank};  // compare() says so
+        return StateDict{.values = rank};  // compare() reports the difference
     }
     Tally whole = detail::observe::merged(ranks);
     if (here.rank != 0) is_list() ? whole.sums.clear() : void(std::ranges::fill(whole.sums, 0.0));
@@ -232,18 +236,19 @@ Accuracy::Accuracy(const AccuracyOptions& options) : SampleMetric(accuracy_kind(
 
 void Accuracy::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
-  const Taking taking(kind_);
+  const MetricInput input(kind_);
   const auto top_k = kind_.at("top_k").get<std::int64_t>();
-  const auto all = taking.counted(prediction, target, samples, weight);
+  const auto all = input.rows_of(prediction, target, samples, weight);
   at::Tensor right;
   if (all.prediction.dim() == 2) {
-    taking.require_classes("a target", all.target, all.prediction.size(1));
-    right = among_largest(all.prediction, all.target, top_k);
+    input.require_classes("a target", all.target, all.prediction.size(1));
+    right = is_in_top_k(all.prediction, all.target, top_k);
   } else {
-    taking.require(top_k == 1, "classes are predicted, and top_k is " + std::to_string(top_k),
-                   "Give logits [N, C, ...]");
-    taking.require(!at::isFloatingType(all.prediction.scalar_type()), "numbers are predicted for classes",
-                   "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
+    input.require(top_k == 1, "the prediction holds classes, but top_k is " + std::to_string(top_k),
+                  "Give logits [N, C, ...]");
+    input.require(!at::isFloatingType(all.prediction.scalar_type()),
+                  "the prediction holds floating-point numbers, not classes",
+                  "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
     right = all.prediction.eq(all.target);
   }
   count(at::stack({(all.weight * right).sum(), all.weight.sum()}));
@@ -256,7 +261,7 @@ F1::F1(const F1Options& options) : SampleMetric(f1_kind(options), 3 * options.nu
 void F1::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
   const auto classes = num_classes();
-  count(by_class(Taking(kind_).classified(prediction, target, samples, weight, classes), classes));
+  count(by_class(MetricInput(kind_).classified_rows_of(prediction, target, samples, weight, classes), classes));
 }
 
 double F1::value() const {
@@ -272,8 +277,8 @@ void ConfusionMatrix::add(const at::Tensor& prediction, const at::Tensor& target
                           const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
   const auto classes = num_classes();
-  const auto all = Taking(kind_).classified(prediction, target, samples, weight, classes);
-  count(weigh(all.target * classes + all.prediction, all.weight, classes * classes));
+  const auto all = MetricInput(kind_).classified_rows_of(prediction, target, samples, weight, classes);
+  count(sum_by_class(all.target * classes + all.prediction, all.weight, classes * classes));
 }
 
 at::Tensor ConfusionMatrix::value() const {
@@ -286,7 +291,7 @@ MeanIoU::MeanIoU(const MeanIoUOptions& options)
 void MeanIoU::add(const at::Tensor& prediction, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
   const auto classes = num_classes();
-  count(by_class(Taking(kind_).classified(prediction, target, samples, weight, classes), classes));
+  count(by_class(MetricInput(kind_).classified_rows_of(prediction, target, samples, weight, classes), classes));
 }
 
 double MeanIoU::value() const { return evaluate(); }
@@ -296,11 +301,11 @@ AUC::AUC() : SampleMetric(Json{{"metric", "AUC"}}) {}
 
 void AUC::add(const at::Tensor& score, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
-  const Taking taking(kind_);
-  const auto all = taking.counted(score, target, samples, weight);
-  taking.require(all.prediction.dim() == 1, "there are scores of several classes for each sample",
-                 "Give one score for each, as probabilities.select(1, 1)");
-  taking.require_classes("a target", all.target, 2);
+  const MetricInput input(kind_);
+  const auto all = input.rows_of(score, target, samples, weight);
+  input.require(all.prediction.dim() == 1, "there are scores of several classes for each sample",
+                "Give one score per sample, as probabilities.select(1, 1)");
+  input.require_classes("a target", all.target, 2);
   const auto ones = all.weight * all.target;
   const auto rows = at::stack({all.prediction.to(at::kDouble), all.weight - ones, ones}, 1).cpu().contiguous();
   const auto* const numbers = rows.const_data_ptr<double>();
@@ -313,10 +318,10 @@ Perplexity::Perplexity() : SampleMetric(Json{{"metric", "perplexity"}}, 2) {}
 
 void Perplexity::add(const at::Tensor& logits, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
-  const Taking taking(kind_);
-  const auto all = taking.counted(logits, target, samples, weight);
-  taking.require(all.prediction.dim() == 2, "there is one number for each token", "Give logits [N, C, ...]");
-  taking.require_classes("a target", all.target, all.prediction.size(1));
+  const MetricInput input(kind_);
+  const auto all = input.rows_of(logits, target, samples, weight);
+  input.require(all.prediction.dim() == 2, "there is one number for each token", "Give logits [N, C, ...]");
+  input.require_classes("a target", all.target, all.prediction.size(1));
   const auto wide =
       at::isReducedFloatingType(all.prediction.scalar_type()) ? all.prediction.to(at::kFloat) : all.prediction;
   const auto losses = wide.log_softmax(1).gather(1, all.target.unsqueeze(1)).squeeze(1).neg().to(at::kDouble);

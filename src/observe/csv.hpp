@@ -1,4 +1,4 @@
-// Rows of JSON as lines of a table, by RFC 4180.
+// Writes rows of JSON as lines of CSV (RFC 4180).
 #pragma once
 
 #include "muster/json.hpp"
@@ -8,11 +8,11 @@
 
 namespace muster::detail::observe {
 
-/// Adds the row's new columns; whether there were any.
+/// Adds the keys of `row` that are not in `columns` yet. Returns true if there were any.
 bool add_columns(std::vector<std::string>& columns, const Json& row);
 
 std::string csv_header(const std::vector<std::string>& columns);
-/// What the row lacks, or has as null, is empty.
+/// The field of a column that the row lacks, or has as null, is empty.
 std::string csv_line(const Json& row, const std::vector<std::string>& columns);
 
 }  // namespace muster::detail::observe

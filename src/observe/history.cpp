@@ -19,8 +19,9 @@ void append_to(const std::filesystem::path& path, const std::string& line) {
   file.close();
 }
 
-/// A run that goes on mostly finds what it would write, and a durable write takes as long as a step. A file with
-/// another hard link is replaced, since rows are appended to it: the other one is a backup's (cp -al).
+/// Writes the file unless it already holds `text`, as it mostly does when a run resumes; a durable write takes as long
+/// as a step. A file with a second hard link is replaced in any case: rows will be appended to it, and the other link
+/// belongs to a backup (cp -al).
 void write_if_changed(const std::filesystem::path& path, const std::string& text) {
   if (std::filesystem::is_regular_file(status_of(path)) && std::filesystem::hard_link_count(path) == 1 &&
       read_file(path) == text)
@@ -30,18 +31,18 @@ void write_if_changed(const std::filesystem::path& path, const std::string& text
 
 std::string line_of(const Json& row) { return row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
-/// The report that the row is of; 0 if it does not say.
+/// The number of the report that the row belongs to; 0 if the row has none.
 std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
 
 void check_row(const Json& row, const std::string& doing) {
   constexpr auto most = std::uint64_t{1} << 53;
   const auto fail = [&](const char* fact) {
-    throw Error(ExitCode::data, doing, fact, "Mend that line or remove it; it is only a record of what was reported");
+    throw Error(ExitCode::data, doing, fact, "Correct that line or remove it; it only records what was reported");
   };
   if (!row.is_object()) fail("it is not a JSON object");
   const auto at = row.find("training_iteration");
   if (at != row.end() && (!at->is_number_unsigned() || at->get<std::uint64_t>() > most))
-    fail("\"training_iteration\" is not the number of a report");
+    fail("\"training_iteration\" is not a report's number");
 }
 
 }  // namespace
@@ -55,7 +56,7 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   for (std::string line; std::getline(lines, line);) {
     const auto doing = "reading " + path.string() + ", line " + std::to_string(++number);
     if (line.empty()) continue;
-    const bool cut_off = lines.eof();  // by a crash
+    const bool cut_off = lines.eof();  // a crash has cut off the last line
     try {
       auto row = parse_json(line, doing);
       check_row(row, doing);
@@ -77,7 +78,7 @@ History History::of_all(const std::filesystem::path& folder) {
 void History::start(const Start& start) {
   for (auto& row : read(folder_))
     if (iteration_of(row) <= start.training_iteration) rows_.push_back(std::move(row));
-  if (start.led_here) remove_other_course(start);
+  if (start.led_here) remove_abandoned_rows(start);
   const auto have = rows_.empty() ? 0 : iteration_of(rows_.back());
   const auto& last = start.last_row;
   const auto missing = start.training_iteration - (last.is_object() ? 1 : 0);
@@ -87,27 +88,27 @@ void History::start(const Start& start) {
   if (last.is_object() && have < start.training_iteration)
     rows_.push_back(last);
   else if (last.is_object() && have == start.training_iteration && !rows_.back().contains("checkpoint_dir_name"))
-    rows_.back()["checkpoint_dir_name"] = last.value("checkpoint_dir_name", Json());  // it was thought to be lost
+    rows_.back()["checkpoint_dir_name"] = last.value("checkpoint_dir_name", Json());  // lost() had removed it
   for (const auto& row : rows_) add_columns(columns_, row);
-  torn_ = true;
+  is_outdated_ = true;
 }
 
 void History::checkpoint(const Checkpoint&) {
-  if (torn_) rewrite("the metrics in the run's folder are not those of this run: ");
+  if (is_outdated_) rewrite("result.json and progress.csv do not hold this run's metrics yet: ");
 }
 
 void History::end() {
-  if (torn_) rewrite("the metrics in the run's folder are not those of this run: ");
+  if (is_outdated_) rewrite("result.json and progress.csv do not hold this run's metrics yet: ");
 }
 
-void History::remove_other_course(const Start& start) {
+void History::remove_abandoned_rows(const Start& start) {
   const auto checkpoint_of = [](const Json& row) {
     const auto name = row.value("checkpoint_dir_name", Json());
     return name.is_string() ? name.get<std::string>() : std::string();
   };
   const auto here = checkpoint_of(start.last_row);
   if (std::ranges::any_of(rows_, [&](const Json& row) { return checkpoint_of(row) == here; })) return;
-  // Up to the last report that both courses have saved.
+  // The last report whose checkpoint both courses of training have in common.
   const auto common = std::ranges::find_if(rows_.rbegin(), rows_.rend(), [&](const Json& row) {
     const auto name = checkpoint_of(row);
     return !name.empty() && start.led_here(name);
@@ -119,7 +120,7 @@ void History::report(const Json& row, std::int64_t) {
   try {
     append(row);
   } catch (const Error& error) {
-    log::warn(std::string("a row of the metrics is not written: ") + error.what());
+    log::warn(std::string("a row of the metrics could not be written: ") + error.what());
   }
 }
 
@@ -127,7 +128,7 @@ void History::lost(const Checkpoint& checkpoint) {
   for (auto& row : rows_)
     if (row.value("checkpoint_dir_name", Json()) == checkpoint.path().filename().string())
       for (const char* key : {"checkpoint_dir_name", "checkpoint_name", "checkpoint_status"}) row.erase(key);
-  rewrite("the metrics still name a checkpoint that is not there: ");
+  rewrite("result.json still names a checkpoint that does not exist: ");
 }
 
 void History::validated(std::int64_t training_iteration, const Json& fields) {
@@ -138,26 +139,26 @@ void History::validated(std::int64_t training_iteration, const Json& fields) {
   if (with == *row) return;
   *row = std::move(with);
   add_columns(columns_, *row);
-  rewrite("what a validation has found is not in the metrics: ");
+  rewrite("the results of a validation could not be added to the metrics: ");
 }
 
 void History::rewrite(const char* warning) noexcept {
   try {
     write_rows();
     write_table();
-    torn_ = false;
+    is_outdated_ = false;
   } catch (const std::exception& error) {
-    torn_ = true;
+    is_outdated_ = true;
     log::warn(std::string(warning) + error.what());
   }
 }
 
 void History::append(const Json& row) {
   rows_.push_back(row);
-  const bool torn = std::exchange(torn_, true), wider = add_columns(columns_, row);
-  torn ? write_rows() : append_to(folder_ / "result.json", line_of(row));
-  torn || wider ? write_table() : append_to(folder_ / "progress.csv", csv_line(row, columns_));
-  torn_ = false;
+  const bool outdated = std::exchange(is_outdated_, true), has_new_columns = add_columns(columns_, row);
+  outdated ? write_rows() : append_to(folder_ / "result.json", line_of(row));
+  outdated || has_new_columns ? write_table() : append_to(folder_ / "progress.csv", csv_line(row, columns_));
+  is_outdated_ = false;
 }
 
 void History::write_rows() const {

@@ -1,4 +1,4 @@
-// result.json and progress.csv: one row per report.
+// The files result.json and progress.csv, with one row per report.
 #pragma once
 
 #include "observe/sink.hpp"
@@ -12,43 +12,44 @@ namespace muster::detail::observe {
 
 class History final : public Sink {
  public:
-  /// In the run's folder.
+  /// `folder`: the run's folder. Has no rows before start().
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// With all rows that are there: of a run in which nobody trains now. An Error as from read().
+  /// Reads all rows, for a run that is not training now. Throws Errors like read().
   static History of_all(const std::filesystem::path& folder);
 
-  /// Goes on from the rows that count; a last line that was cut off by a crash goes too. The last row is added if it is
-  /// missing, as it is after a crash between a checkpoint and its row. Both files stay as they are until something is
-  /// reported or saved, or training ends: what begins may yet be refused.
+  /// Reads the rows up to `start.training_iteration`, without a last line that was cut off by a crash. Adds
+  /// `start.last_row` if it is missing, which happens after a crash between a checkpoint and its row. Both files stay
+  /// unchanged until something is reported or saved, or training ends, since the start may still be refused.
   void start(const Start& start) override;
-  /// What cannot be written is a warning.
+  /// Logs a warning if the row cannot be written.
   void report(const Json& row, std::int64_t epochs) override;
-  /// Its row names it no longer.
+  /// Removes the checkpoint's name from its row.
   void lost(const Checkpoint& checkpoint) override;
   void checkpoint(const Checkpoint&) override;
   void end() override;
-  /// Both files are replaced; what cannot be written is a warning.
+  /// Replaces both files. Logs a warning if they cannot be written.
   void validated(std::int64_t training_iteration, const Json& fields) override;
 
-  /// Adds a row to both files. An Error (ExitCode::retry) if it cannot be written; the next that can brings it along.
+  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written; the next successful append()
+  /// writes that row too.
   void append(const Json& row);
 
   const std::vector<Json>& rows() const noexcept { return rows_; }
 
-  /// The rows in a run's folder. An Error (ExitCode::data) names the line that is none.
+  /// The rows in a run's folder. Throws an Error (ExitCode::data) that names the first line that is not a row.
   static std::vector<Json> read(const std::filesystem::path& folder);
 
  private:
-  void remove_other_course(const Start& start);
+  void remove_abandoned_rows(const Start& start);
   void rewrite(const char* warning) noexcept;
   void write_rows() const;
   void write_table() const;
 
   std::filesystem::path folder_;
   std::vector<Json> rows_;
-  std::vector<std::string> columns_;  // of progress.csv
-  bool torn_ = false;                 // the files are not as the rows: one may be there in part
+  std::vector<std::string> columns_;  // columns of progress.csv
+  bool is_outdated_ = false;          // the files may differ from rows_, or hold a row in part; write both anew
 };
 
 }  // namespace muster::detail::observe

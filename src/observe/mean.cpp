@@ -1,4 +1,4 @@
-// A Mean, and as an entry of a state.
+// Mean, and its entry in a state.
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
@@ -37,13 +37,13 @@ class StatefulMean : public Stateful {
   Replication replication() const override { return Replication::per_rank; }
 
   std::optional<StateDict> regroup(const StateDict& all, Rank here) const override {
-    double sum = 0, its = 0;
+    double sum = 0, rank_sum = 0;
     std::int64_t samples = 0;
     for (const auto& rank : all.values) {
-      if (!holds_mean(rank)) return StateDict{.values = rank};  // compare() says so
+      if (!holds_mean(rank)) return StateDict{.values = rank};  // compare() reports the difference
       if (here.rank != 0) continue;
-      value_from_json(rank.at("sum"), its);
-      sum += its;
+      value_from_json(rank.at("sum"), rank_sum);
+      sum += rank_sum;
       samples += rank.at("samples").get<std::int64_t>();
     }
     return to_state(sum, samples);

@@ -43,7 +43,7 @@ Json finite(Json value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
-/// The value that is made of what the ranks have counted together.
+/// The value of a metric from the ranks' tallies, merged.
 Json value_of_tallies(const std::vector<Json>& values) {
   std::vector<Tally> tallies;
   for (const auto& value : values)
@@ -54,7 +54,7 @@ Json value_of_tallies(const std::vector<Json>& values) {
   return finite(value_of(merged(tallies)));
 }
 
-/// `values`: [value, weight] of each rank that gave the key, with a tally where there is one.
+/// `values`: [value, weight] or [value, weight, tally] of each rank that gave the key.
 Json mean_of(const std::vector<Json>& values) {
   if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; })) return value_of_tallies(values);
   const auto& first = values.front()[0];
@@ -65,12 +65,12 @@ Json mean_of(const std::vector<Json>& values) {
   for (const auto& one : values) {
     const auto weight = one[1].get<std::int64_t>();
     const double counts = weight < 0 ? 1.0 : static_cast<double>(weight);
-    if (counts == 0) continue;  // a mean over nothing is NaN and says nothing
+    if (counts == 0) continue;  // a mean over no samples is NaN
     sum += one[0].get<double>() * counts;
     weights += counts;
   }
   if (weights == 0) return nullptr;
-  return finite(equal ? first : Json(sum / weights));  // three times 0.2 by 3 is not 0.2
+  return finite(equal ? first : Json(sum / weights));  // avoids rounding: (0.2 + 0.2 + 0.2) / 3 is not 0.2
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ Json to_json(const Metrics& metrics) {
   Json all = Json::object();
   for (const auto& [key, metric] : metrics) {
     if (is_reserved(key))
-      throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a name that every report has already",
+      throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a field that every report already has",
                   "Choose another name");
     require_value(key, metric);
     require_readable(metric.value(), "reporting the metric \"" + key + "\"");

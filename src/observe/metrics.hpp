@@ -1,4 +1,4 @@
-// The metrics that the ranks report become one row: pure functions.
+// Combines the metrics that the ranks report into one row: pure functions.
 #pragma once
 
 #include "muster/metrics.hpp"
@@ -9,23 +9,27 @@
 
 namespace muster::detail::observe {
 
-/// Whether every row has a field of that name, which no metric may have. (A metric may take the place of "epoch".)
+/// True if `name` is a field of every row, so that no metric may have it. (A metric may replace "epoch".)
 bool is_reserved(std::string_view name);
 
-/// A rank's metrics with their weights, and what they are made of. A reserved name is an Error (ExitCode::user_error).
+/// A rank's metrics as JSON, with their weights and tallies. Throws an Error (ExitCode::user_error) for a reserved
+/// name.
 Json to_json(const Metrics& metrics);
-/// An Error that names the metric unless it has a value, as a tensor of several numbers has none.
+/// Throws an Error that names the metric if it has no value, for example if it is a tensor of several numbers.
 void require_value(const std::string& name, const Metric& metric);
 
-/// One value per key, over the ranks that gave the key: integers that are equal stay; numbers become the mean weighted
-/// by samples (1 where a rank gave none); what is made of tallies is made of all of them; anything else is that of the
-/// lowest rank. NaN and infinity become null.
+/// Merges the ranks' metrics from to_json(). Each key gets one value, from the ranks that have the key:
+/// - equal integers stay as they are,
+/// - other numbers become their mean, weighted by samples (by 1 if a rank gave no number of samples),
+/// - metrics with tallies are computed from all ranks' tallies together,
+/// - anything else is taken from the lowest rank.
+/// NaN and infinity become null.
 Json mean_over_ranks(const std::vector<Json>& ranks);
 /// The list of values per key, by rank; null for a rank that did not give the key.
 Json list_over_ranks(const std::vector<Json>& ranks);
 
-/// The first confusion matrix for which all ranks have counted as many samples of each class, as they do if each has
-/// gone over the same samples; empty if there is none, or one rank alone.
+/// The name of the first confusion matrix in which all ranks have counted equally many samples of each class, which
+/// suggests that each rank has gone over the same samples. Empty if there is none, or if there is only one rank.
 std::string counted_everywhere(const std::vector<Json>& ranks);
 
 }  // namespace muster::detail::observe

@@ -18,8 +18,8 @@
 namespace muster::detail::observe {
 namespace {
 
-/// A descriptor of the terminal that shows our stderr, -1 if none does. mpirun takes the output of its ranks through a
-/// pipe, so on its own node its stderr is asked.
+/// Opens the terminal that shows our stderr; returns −1 if there is none. mpirun receives its ranks' output through a
+/// pipe, so for ranks on its own node this looks at mpirun's stderr instead.
 int open_terminal() {
   if (::isatty(STDERR_FILENO) != 0) return ::dup(STDERR_FILENO);
   const auto parent = std::filesystem::path("/proc") / std::to_string(::getppid());

@@ -1,4 +1,4 @@
-// What a person sees while training runs: a live line on a terminal, a line per report elsewhere.
+// Progress output while training runs: a line per report, and a live line on a terminal.
 #pragma once
 
 #include "muster/launch.hpp"
@@ -10,18 +10,18 @@
 
 namespace muster::detail::observe {
 
-/// Where an epoch stands.
+/// The progress in an epoch.
 struct EpochPosition {
   std::int64_t epoch = 0;
-  std::int64_t epochs = 0;    ///< 0: not known
+  std::int64_t epochs = 0;    ///< number of epochs; 0 if not known
   std::int64_t consumed = 0;  ///< samples of this epoch, over all workers
   std::int64_t samples = 0;   ///< in the epoch
 };
 
 /// The live line, without control characters, at most `width` columns.
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width);
-/// A report's line: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits. It counts
-/// epochs from 1, the rows from `first_epoch`.
+/// The line of a report: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits. The line
+/// counts epochs from 1; the rows count them from `first_epoch`.
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
 
 /// Writes to stderr.
@@ -43,12 +43,12 @@ class ProgressLine final : public Sink {
 
   std::int64_t first_epoch_;
   int terminal_ = -1;
-  bool live_ = false;
-  bool lines_ = false;
-  bool drawn_ = false;
+  bool live_ = false;   ///< a live line is drawn
+  bool lines_ = false;  ///< a line per report is written
+  bool drawn_ = false;  ///< the live line is on the terminal now
   Clock::time_point last_draw_{};
   Clock::time_point pass_begin_{};
-  std::int64_t pass_first_ = 0;
+  std::int64_t pass_first_ = 0;  ///< samples of the epoch consumed before the pass began here
   EpochPosition previous_{.epoch = -1};
 };
 

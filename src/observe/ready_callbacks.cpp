@@ -13,25 +13,25 @@
 namespace muster {
 namespace {
 
-/// A metric that a callback looks at.
-class Watched {
+/// A metric that a callback reads from each report.
+class WatchedMetric {
  public:
-  Watched(std::string doing, std::string metric) : doing_(std::move(doing)), metric_(std::move(metric)) {
+  WatchedMetric(std::string doing, std::string metric) : doing_(std::move(doing)), metric_(std::move(metric)) {
     if (metric_.empty()) throw Error(ExitCode::usage, doing_, "no metric is named", "Name a metric that is reported");
   }
 
   const std::string& metric() const noexcept { return metric_; }
-  /// Its value, NaN among them; none in a report that lacks it.
+  /// The metric's value in `row`, NaN if it is null; none if the report does not have it.
   std::optional<double> in(const Json& row) {
     const auto at = row.find(metric_);
     if (at == row.end()) {
       if (!std::exchange(missed_, true))
-        detail::log::warn(doing_ + ": \"" + metric_ + "\" is not in this report, which does not count");
+        detail::log::warn(doing_ + ": \"" + metric_ + "\" is not in this report; such reports are ignored");
       return {};
     }
     if (at->is_null()) return std::numeric_limits<double>::quiet_NaN();
     if (!at->is_number())
-      throw Error(ExitCode::usage, doing_ + " by \"" + metric_ + "\"", "it is reported and is not a number",
+      throw Error(ExitCode::usage, doing_ + " by \"" + metric_ + "\"", "its reported value is not a number",
                   "Report a number");
     return at->get<double>();
   }
@@ -46,8 +46,8 @@ class EarlyStopping final : public Callback {
   explicit EarlyStopping(const EarlyStoppingOptions& options)
       : options_(options), watched_("stopping early", options.metric) {
     if (options.patience < 0 || !(options.min_delta >= 0))
-      throw Error(ExitCode::usage, "stopping early", "patience and min_delta are numbers from 0 on",
-                  "Give others, or leave them out");
+      throw Error(ExitCode::usage, "stopping early", "patience and min_delta must be at least 0",
+                  "Give other values, or leave them out");
   }
 
   void on_start(Session&) override {
@@ -72,7 +72,8 @@ class EarlyStopping final : public Callback {
 
   std::string name() const override { return options_.metric + (options_.mode == ScoreOrder::max ? " max" : " min"); }
   Json state() const override {
-    const bool kept = best_ && std::isfinite(*best_);  // JSON has no infinity; any number is better than that one
+    const bool kept =
+        best_ && std::isfinite(*best_);  // JSON has no infinity: a restored run takes any number as better
     return {{"best", kept ? Json(*best_) : Json()}, {"waited", waited_}};
   }
   void load_state(const Json& state) override {
@@ -91,12 +92,13 @@ class EarlyStopping final : public Callback {
   }
 
   EarlyStoppingOptions options_;
-  Watched watched_;
+  WatchedMetric watched_;
   std::optional<double> best_ = {};
-  int waited_ = 0;  ///< reports since the best
+  int waited_ = 0;  ///< reports since the best value
 };
 
-// The plateau scheduler's members are private. An explicit instantiation may name them, and its friend hands them out.
+// The plateau scheduler's members are private. An explicit template instantiation may name private members, and its
+// friend functions return them.
 constexpr auto plateau_reset();
 constexpr auto plateau_mode();
 template <auto reset, auto mode>
@@ -114,23 +116,23 @@ class Plateau final : public Callback {
   void on_report(const Json& row) override {
     const auto value = watched_.in(row);
     if (!value) return;
-    if (std::exchange(begins_anew_, false)) (scheduler_.*plateau_reset())();
+    if (std::exchange(must_reset_, false)) (scheduler_.*plateau_reset())();
     scheduler_.step(static_cast<float>(*value));
   }
 
   std::string name() const override {
     return watched_.metric() + (scheduler_.*plateau_mode() == Scheduler::max ? " max" : " min");
   }
-  /// What it counts is in the scheduler; here, that it has been under this name.
+  /// Not null, to show that this callback was in the run. The counts are in the scheduler's own state.
   Json state() const override { return Json::object(); }
-  /// The scheduler may be restored after this, so it is reset by the next report.
-  void load_state(const Json& state) override { begins_anew_ = state.is_null(); }
+  /// Without a state the next report resets the scheduler. It is not reset here, since it may be restored after this.
+  void load_state(const Json& state) override { must_reset_ = state.is_null(); }
 
  private:
   using Scheduler = torch::optim::ReduceLROnPlateauScheduler;
   Scheduler& scheduler_;
-  Watched watched_;
-  bool begins_anew_ = false;
+  WatchedMetric watched_;
+  bool must_reset_ = false;
 };
 
 class LearningRateMonitor final : public Callback {

@@ -1,4 +1,4 @@
-// What follows a run: every sink is told of the same few moments.
+// The observers of a run: every sink is told of the same few events.
 #pragma once
 
 #include "muster/checkpoint.hpp"
@@ -11,33 +11,35 @@
 
 namespace muster::detail::observe {
 
-/// Where an attempt of training begins.
+/// The point from which an attempt of training starts.
 struct Start {
-  std::int64_t training_iteration = 0;  ///< the last report that counts: later ones are made again
-  Json last_row = nullptr;              ///< of that report, as its checkpoint has it; null where there is none
-  /// Set where the run goes back to a checkpoint that it had given up, so that the reports noted since then are of
-  /// another course of training: whether the checkpoint of that name led to the one that training goes on from.
+  std::int64_t training_iteration = 0;  ///< the last report that counts; training repeats the later ones
+  Json last_row = nullptr;              ///< the row of that report, from its checkpoint; null if there is none
+  /// Set if the run goes back to a checkpoint that it had abandoned, so that the reports since then belong to another
+  /// course of training. Returns true if the checkpoint of the given name is an ancestor of the one that training
+  /// resumes from.
   std::function<bool(const std::string&)> led_here = {};
 };
 
-/// Made for one attempt, on the first worker or on all, as sinks.cpp says. The moments come on the thread
-/// of the training function: start, then epochs, reports and checkpoints, then failure or end.
+/// Made for one attempt, on the workers that sinks.cpp chooses. The functions are called on the thread of the training
+/// function: start, then epochs, reports and checkpoints, then failure or end.
 class Sink {
  public:
   virtual ~Sink() = default;
   virtual void start(const Start&) {}
-  /// This epoch of session.epochs() is over.
+  /// An epoch of session.epochs() is over.
   virtual void epoch(std::int64_t /*epoch*/) {}
-  /// The row as in result.json; `epochs` of session.epochs(), 0 where the training function counts by itself.
+  /// A report: its row in result.json, and the number of epochs of session.epochs(), 0 if the training function counts
+  /// epochs itself.
   virtual void report(const Json& /*row*/, std::int64_t /*epochs*/) {}
-  /// It is committed: by a report, whose row comes next, or was there before if it was written behind training, or
-  /// because the run is asked to stop.
+  /// A checkpoint is committed, by a report or because the run is asked to stop. The report's row comes next, or came
+  /// before if the checkpoint was saved asynchronously.
   virtual void checkpoint(const Checkpoint&) {}
-  /// A row has named this one, and it could not be written.
+  /// A checkpoint that a row has named could not be written.
   virtual void lost(const Checkpoint&) {}
-  /// A validation has measured the checkpoint of that report; the fields take the place of those of its row.
+  /// A validation has measured the checkpoint of a report; the fields replace the fields of the same name in its row.
   virtual void validated(std::int64_t /*training_iteration*/, const Json& /*fields*/) {}
-  /// This worker leaves training with that error, which may be another worker's, or a stop on request.
+  /// This worker leaves training with an error, which may be another worker's error or a stop on request.
   virtual void failure(const Error&) {}
   virtual void end() {}
 };

@@ -12,11 +12,12 @@
 namespace muster::detail::observe {
 namespace {
 
-constexpr std::size_t per_score = 3;  ///< numbers of a Scored
+constexpr std::size_t per_score = 3;  ///< numbers in a Scored
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : std::nan(""); }
 
-/// By class: the share of what is predicted rightly in what is predicted and what there is, both or their union.
+/// For each class: the correct predictions divided by the union of predictions and targets (IoU), or twice the correct
+/// ones divided by their total (F1).
 std::vector<double> shares(std::span<const double> sums, bool union_only) {
   const auto classes = sums.size() / 3;
   std::vector<double> of_class(classes);
@@ -27,7 +28,7 @@ std::vector<double> shares(std::span<const double> sums, bool union_only) {
   return of_class;
 }
 
-/// Over the classes that have a value.
+/// The mean over the classes whose value is not NaN.
 double mean_of(const std::vector<double>& values) {
   double sum = 0, count = 0;
   for (const double value : values)
@@ -43,7 +44,7 @@ Json f1(const Tally& tally) {
   if (average == "macro") return mean_of(of_class);
   const auto right = tally.sums.begin(), predicted = right + static_cast<std::ptrdiff_t>(of_class.size());
   const auto present = predicted + static_cast<std::ptrdiff_t>(of_class.size());
-  // Each sample is predicted once: there are as many as are predicted.
+  // Each sample has one prediction and one target, so precision and recall are the same.
   return ratio(std::accumulate(right, predicted, 0.0), std::accumulate(predicted, present, 0.0));
 }
 
@@ -62,7 +63,7 @@ Json confusion_matrix(const Tally& tally) {
   return rows;
 }
 
-/// In the order of scores, each once. A NaN is the last.
+/// Sorted by score, with equal scores added up. NaN comes last.
 std::vector<Scored> sorted(std::span<const double> sums) {
   std::vector<Scored> all;
   for (std::size_t i = 0; i < sums.size(); i += per_score) all.push_back({sums[i], sums[i + 1], sums[i + 2]});
@@ -113,7 +114,7 @@ Tally merged(const std::vector<Tally>& tallies) {
   for (std::size_t r = 1; r < tallies.size(); ++r) {
     const auto& [kind, sums] = tallies[r];
     if (kind != all.kind || (!lists && sums.size() != all.sums.size()))
-      throw Error(ExitCode::user_error, "putting together the ranks' parts of a metric",
+      throw Error(ExitCode::user_error, "merging the ranks' parts of a metric",
                   "it is " + all.kind.dump() + " on one rank and " + kind.dump() + " on another",
                   "Give the same metric with the same options on every rank");
     if (lists) {

@@ -1,4 +1,4 @@
-// What the metrics of classification.hpp count, and what becomes of it: pure functions.
+// The sums that the metrics of classification.hpp count, and the metrics' values: pure functions.
 #pragma once
 
 #include "muster/json.hpp"
@@ -8,32 +8,33 @@
 
 namespace muster::detail::observe {
 
-/// A rank's share of a metric.
+/// One rank's part of a metric.
 struct Tally {
   Json kind = {};                 ///< {"metric": "F1", …options}
-  std::vector<double> sums = {};  ///< what is added up over samples; of the AUC a list of Scored
+  std::vector<double> sums = {};  ///< sums over samples; for the AUC a list of Scored
 };
 
-/// Of one score: what the samples of class 0 and of class 1 weigh that have it.
+/// A score, and the sums of the weights of the samples with that score, of class 0 and of class 1.
 struct Scored {
   double score, zeros, ones;
 };
 
 Json to_json(const Tally& tally);
-/// False if it is something else.
+/// Reads `json` into `tally`. Returns false if it is not a Tally.
 bool from_json(const Json& json, Tally& tally);
 
-/// Those of ranks, as if one had seen all samples. An Error (ExitCode::user_error) for different kinds.
+/// Adds up the parts of all ranks, as if one rank had seen all samples. Throws an Error (ExitCode::user_error) if their
+/// kinds differ.
 Tally merged(const std::vector<Tally>& tallies);
 
-/// A number, or a list; NaN where it is undefined.
+/// The metric's value: a number or a list. NaN if it is undefined.
 Json value_of(const Tally& tally);
 
-/// Of a confusion matrix the samples of each class; empty for any other metric.
+/// The number of samples of each class in a confusion matrix; empty for any other metric.
 std::vector<double> samples_by_class(const Tally& tally);
 
-/// By class, from the sums of F1 and MeanIoU: of each class what is predicted rightly, what is predicted, what there
-/// is.
+/// The metric of each class. `sums` are those of F1 and MeanIoU, three for each class: samples predicted correctly,
+/// samples predicted, samples with that target.
 std::vector<double> f1_by_class(std::span<const double> sums);
 std::vector<double> iou_by_class(std::span<const double> sums);
 

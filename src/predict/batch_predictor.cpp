@@ -23,7 +23,7 @@ namespace {
 
 using namespace detail;
 
-/// The rows of a dataset in batches, of which each rank has a stretch.
+/// The rows of a dataset, divided into batches.
 struct Blocks {
   std::int64_t rows, batch_size;
 
@@ -39,7 +39,8 @@ data::ReadBatch read(data::Source& source, data::Range rows) {
   return source.read_ahead(samples, static_cast<std::uint64_t>(rows.first));
 }
 
-/// An Error, the same on all ranks, where they give different columns. A rank that has no rows gives an empty text.
+/// Throws an Error, the same on all ranks, if the ranks have different columns. A rank without rows passes an empty
+/// text.
 void require_same_columns(const Communicator& world, const std::string& mine) {
   const auto of_rank = world.all_gather(mine);
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank)
@@ -82,7 +83,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
       for (const auto& name : options.keep_columns) {
         if (prediction.columns().contains(name))
           throw Error(ExitCode::usage, "keeping columns", "the model gives a column \"" + name + "\" too",
-                      "Call it otherwise");
+                      "Give one of them another name");
         columns.emplace_back(name, (*batch)[name]);
       }
       return Batch(std::move(columns));
@@ -92,13 +93,13 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     const auto schema = rows ? data::schema_of(*rows) : Schema{};
     require_same_columns(world, data::described(schema));
     detail::predict::PredictionFile file(world, output, schema, blocks.rows);
-    // In step, so that an error on one rank is heard by the others after a batch.
+    // A barrier after each batch, so that the other ranks notice an error of one rank within a batch.
     for (std::int64_t round = 0; round < data::share_of(blocks.count(), world.size(), 0).count; ++round) {
       if (rows && data::schema_of(*rows) != schema)
-        throw Error(
-            ExitCode::data, "predicting",
-            "the model gives " + data::described(data::schema_of(*rows)) + " and has given " + data::described(schema),
-            "Have it give the same columns for every batch");
+        throw Error(ExitCode::data, "predicting",
+                    "the model gives " + data::described(data::schema_of(*rows)) +
+                        ", but for an earlier batch it gave " + data::described(schema),
+                    "Have it give the same columns for every batch");
       if (rows) file.write(*rows, blocks.rows_of(mine.first + round).first);
       rows = next();
       world.barrier();

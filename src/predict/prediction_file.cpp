@@ -17,7 +17,7 @@
 namespace muster::detail::predict {
 namespace {
 
-/// Stands for a whole column where only its form matters.
+/// A tensor with the shape and type of a whole column that takes the memory of one element.
 at::Tensor outline(const Column& column, std::int64_t rows) {
   auto shape = column.shape;
   shape.insert(shape.begin(), rows);
@@ -32,14 +32,14 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
   const auto made = Json::parse(comm::on_root(ranks_, [&] {
     checkpoint::Tensors outlines;
     for (const auto& column : columns) {
-      if (column.name.empty() || column.name.find('/') != std::string::npos)  // a group of HDF5, where nobody looks
+      if (column.name.empty() || column.name.find('/') != std::string::npos)  // HDF5 would put it into a subgroup
         throw Error(ExitCode::usage, "writing " + output_.string(), "a column is called \"" + column.name + "\"",
                     "Give it a name without \"/\"");
       outlines[column.name] = outline(column, rows);
     }
     checkpoint::check_storable(outlines);
     const auto layout = checkpoint::lay_out(outlines);
-    remove_unfinished(std::filesystem::absolute(output_));  // of a job that was killed
+    remove_unfinished(std::filesystem::absolute(output_));  // left by a job that was killed
     auto path = output_;
     path += ".tmp." + std::to_string(::getpid());
     temporary_.path = path;

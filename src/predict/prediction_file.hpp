@@ -1,4 +1,4 @@
-// An HDF5 file that all ranks write: one lays it out, and each writes its rows where they belong.
+// An HDF5 file that all ranks write: rank 0 lays it out, and each rank writes its own rows into it.
 #pragma once
 
 #include "base/file.hpp"
@@ -15,30 +15,31 @@ namespace muster::detail::predict {
 
 class PredictionFile {
  public:
-  /// A file of that many rows under a temporary name beside `output`, removed unless it is published. `columns` matters
-  /// on rank 0. Collective; an Error is the same on all ranks, as in publish().
+  /// Makes a file of `rows` rows under a temporary name beside `output`. The destructor removes it unless it has been
+  /// published. `columns` is used on rank 0 only. Collective; an Error is the same on all ranks.
   PredictionFile(const Communicator& ranks, std::filesystem::path output, const Schema& columns, std::int64_t rows);
-  /// The rows from `first` on.
+  /// Writes rows to the file, from row `first` on.
   void write(const Batch& rows, std::int64_t first);
-  /// What this rank has written is on the disk.
+  /// Makes this rank's writes durable.
   void finish();
-  /// All ranks have finished: it takes its name, replacing what has it. Collective.
+  /// Gives the file the name `output`, replacing a file of that name. Call it after all ranks have finished.
+  /// Collective; an Error is the same on all ranks.
   void publish();
 
  private:
-  /// Removes a file, also where the constructor fails after it was made.
+  /// Removes its file on destruction, also if the constructor of PredictionFile fails after it has made the file.
   struct Temporary {
     Temporary() = default;
     Temporary(const Temporary&) = delete;
     Temporary& operator=(const Temporary&) = delete;
     ~Temporary();
-    std::filesystem::path path = {};  ///< empty on other ranks than 0, and once it has its name
+    std::filesystem::path path = {};  ///< empty on all ranks but 0, and once the file is published
   };
 
   const Communicator ranks_;
   const std::filesystem::path output_;
   Temporary temporary_;
-  std::map<std::string, std::uint64_t> offsets_;
+  std::map<std::string, std::uint64_t> offsets_;  ///< file offset of each column in bytes
   std::optional<File> file_;
 };
 

@@ -24,10 +24,10 @@ std::string names_of(const Prediction& prediction) {
   return detail::data::joined(prediction.columns(), [](const auto& column) { return column.first; });
 }
 
-/// The GPU that is current: a rank's own where it has chosen one.
+/// The current GPU: the rank's own if the rank has chosen one.
 at::Device current_gpu() {
   if (at::detail::getCUDAHooks().deviceCount() < 1)
-    throw Error(ExitCode::data, "choosing the device", "use_gpu is set and there is no GPU that this libtorch can use",
+    throw Error(ExitCode::data, "choosing the device", "use_gpu is set, but there is no GPU that this libtorch can use",
                 "Set use_gpu to false, or run where there is a GPU with a CUDA build of libtorch");
   return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
 }
@@ -52,14 +52,13 @@ const at::Tensor& Prediction::operator[](const std::string& name) const {
 struct TorchPredictor::State {
   Function function;
   PredictorOptions options;
-  std::shared_ptr<torch::nn::Module> module = {};  ///< null where nothing was loaded
+  std::shared_ptr<torch::nn::Module> module = {};  ///< null if nothing was loaded
   Json saved = {};                                 ///< the state of a preprocessor of muster's; null if there is none
-  at::Device device = at::kCPU;                    ///< where the module is
-  /// What was restored of it last, and for which columns.
-  PreprocessorPtr restored = {};
-  std::optional<std::set<std::string>> restored_for = {};
+  at::Device device = at::kCPU;                    ///< the module's device
+  PreprocessorPtr restored = {};                   ///< the preprocessor made of `saved` for `restored_for`
+  std::optional<std::set<std::string>> restored_for = {};  ///< feature columns; none before the first batch
 
-  /// Applies the preprocessor to those of the batch's columns that are features.
+  /// Applies the preprocessor to the batch: a given one to all columns, a saved one to the feature columns.
   void preprocess(Batch& batch, const std::vector<std::string>& kept);
 };
 
@@ -72,9 +71,9 @@ void TorchPredictor::State::preprocess(Batch& batch, const std::vector<std::stri
     for (const auto& column : detail::predict::columns_of(saved))
       if (!batch.contains(column))
         throw Error(ExitCode::data, predicting,
-                    "the preprocessor was fitted on the column \"" + column + "\", and the data has " +
+                    "the preprocessor was fitted on the column \"" + column + "\", but the data has " +
                         detail::data::joined(batch, &Batch::Item::first),
-                    "Name the model's input in feature_columns, and it need not be there");
+                    "If the model does not need that column, name the model's input in feature_columns");
   std::set<std::string> features(named.begin(), named.end());
   if (named.empty())
     for (const auto& [name, tensor] : batch)
@@ -120,10 +119,10 @@ TorchPredictor TorchPredictor::load(const Checkpoint& checkpoint, std::shared_pt
 
 const at::Tensor& TorchPredictor::only_column(const Batch& batch) {
   if (batch.num_columns() != 1)
-    throw Error(ExitCode::usage, predicting,
-                "the batch has the columns " + detail::data::joined(batch, &Batch::Item::first) +
-                    ", and forward() is given one",
-                "Name it in feature_columns, or give from_checkpoint() a function of the batch");
+    throw Error(
+        ExitCode::usage, predicting,
+        "the batch has the columns " + detail::data::joined(batch, &Batch::Item::first) + ", but forward() takes one",
+        "Name it in feature_columns, or give from_checkpoint() a function of the batch");
   return batch.begin()->second;
 }
 
@@ -141,7 +140,7 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
     state.module->eval();
   }
 
-  // What is the caller's stays as it is: the user's code may write into the tensors that it is given.
+  // Copies the tensors where needed, since user code may write into them and the caller's batch must not change.
   Batch all = batch;
   if (state.options.preprocessor)
     for (const auto& [name, tensor] : batch) all.set(name, tensor.clone());
@@ -162,8 +161,8 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
     if (!input.contains(name))
       throw Error(
           ExitCode::usage, predicting,
-          "dtypes names \"" + name + "\", and the model is given " + detail::data::joined(input, &Batch::Item::first),
-          "Name columns that it is given");
+          "dtypes names \"" + name + "\", but the model is given " + detail::data::joined(input, &Batch::Item::first),
+          "Name columns that the model is given");
 
   const auto given = state.function(input);
   const auto rows_of = [](const at::Tensor& tensor) {
@@ -176,10 +175,10 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
       throw Error(ExitCode::data, predicting,
                   "\"" + name + "\" has " + std::to_string(rows) + " rows for " + std::to_string(expected) +
                       " rows of the batch",
-                  "Have the model give one for each");
+                  "Have the model give one row for each");
     columns[name] = tensor.detach().cpu();
   }
-  if (columns.empty()) throw Error(ExitCode::usage, predicting, "the function gave no columns", "Return some");
+  if (columns.empty()) throw Error(ExitCode::usage, predicting, "the function returned no columns", "Return some");
   return columns;
 }
 

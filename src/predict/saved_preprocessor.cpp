@@ -9,7 +9,7 @@ namespace {
 
 using Make = PreprocessorPtr (*)(std::vector<std::string>);
 
-/// How the kinds are made that have columns.
+/// How to make each kind of preprocessor that has columns.
 const std::map<std::string, Make>& kinds() {
   static const std::map<std::string, Make> all{
       {"standard_scaler", standard_scaler},

@@ -1,4 +1,4 @@
-// The preprocessor that a checkpoint has the state of, where it is one of muster's.
+// Makes a preprocessor of muster's from its state in a checkpoint.
 #pragma once
 
 #include "muster/json.hpp"
@@ -10,11 +10,11 @@
 
 namespace muster::detail::predict {
 
-/// Whether that is the state of one that muster makes, or of a chain of such.
+/// True if `state` is the state of a preprocessor of muster's, or of a chain of them.
 bool is_ours(const Json& state);
-/// The columns that it was fitted on.
+/// The columns that the preprocessor was fitted on.
 std::set<std::string> columns_of(const Json& state);
-/// The same preprocessor over those of its columns that are `wanted`; null if none is.
+/// The preprocessor, restored for only those of its columns that are `wanted`; null if none is wanted.
 PreprocessorPtr restored(const Json& state, const std::function<bool(const std::string&)>& wanted);
 
 }  // namespace muster::detail::predict

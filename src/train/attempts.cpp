@@ -12,20 +12,22 @@
 namespace muster::detail::train {
 namespace {
 
-/// Ranks that do not train wait for as long as it takes.
+/// Ranks that do not train wait without a limit.
 constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
-/// What the training function has returned; or why it has ended by an exception, as far as that was no failure.
-struct End {
-  Json returned = {};
-  bool stopped = false;                           ///< on request
-  std::optional<BadSteps::Place> goes_back = {};  ///< to the newest checkpoint, for BadNumbers::roll_back
+/// How an attempt has ended on this worker.
+struct AttemptEnd {
+  Json returned = {};    ///< the training function's return value
+  bool stopped = false;  ///< on request
+  /// The bad step for which training goes back to the newest checkpoint.
+  std::optional<BadSteps::Place> goes_back = {};
 };
 
-/// One attempt on one worker. An exception is told to all ranks at once, and leaves when backend and sinks are shut
-/// down. Collective over the workers.
+/// Runs one attempt on one worker. On an exception, raises the alarm on all ranks at once, shuts down backend and
+/// sinks, and throws it on. Collective over the workers.
 void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
-             at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps, Validation& validation, End& end) {
+             at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps, Validation& validation,
+             AttemptEnd& end) {
   OpenSession session(plan, run, workers, control, device, bad_steps);
   if (validation.possible()) session.state().validation = &validation;
   try {
@@ -38,7 +40,7 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
     session.close();
     if (workers.rank() == 0) validation.training_has_ended();
   } catch (...) {
-    // Before the session goes, and with it connections on which the others may be waiting.
+    // Before the session closes connections on which other ranks may be waiting.
     const auto cause = comm::caught(plan.world());
     comm::raise_alarm(plan.world(), cause);
     session.fail(cause);
@@ -76,31 +78,31 @@ Error stopped_between_attempts(const Plan& plan, const RunFolder& run) {
                           "stopped on request before the next attempt, and there is no checkpoint", remedy);
 }
 
-/// That an attempt has failed, and what each worker says of it.
+/// Tells the callbacks that an attempt has failed; `errors` are the errors by rank.
 void tell_callbacks(const Plan& plan, std::map<int, std::string> errors) noexcept {
   if (!plan.works()) return;
-  errors.erase(errors.lower_bound(plan.workers), errors.end());  // of ranks that only wait
+  errors.erase(errors.lower_bound(plan.workers), errors.end());  // ranks that do not train
   observe::tell_quietly(plan.options.run_config.callbacks,
                         [&](Callback& callback) { callback.after_exception(errors); });
 }
 
-/// Of this run: those that were in this process and, under `muster run`, in those before it. Rank 0 counts.
+/// Counts the failures of this run in this process and, under `muster run`, in the processes before it. Rank 0 counts.
 class FailureCount {
  public:
   FailureCount(const Communicator& world, const RunFolder& run) : world_(world), run_(run) {
-    agree([&] {
+    do_on_root([&] {
       if (supervisor_) failures_ = read_failures(run_.path(), supervisor_->id).value_or(failures_);
     });
   }
-  /// One more; whether it may be tried again here. Collective.
+  /// Adds a failure. True if this process may try again. Collective.
   bool add(int max_failures) {
-    agree([&] {
+    do_on_root([&] {
       failures_ = one_more(failures_, run_.path());
-      if (!supervisor_ || !failures_.may_retry(max_failures)) return;  // the job fails, which its supervisor counts
+      if (!supervisor_ || !failures_.may_retry(max_failures)) return;  // if the job fails, its supervisor counts that
       try {
         write_failures(run_.path(), supervisor_->id, failures_);
       } catch (const std::exception& error) {
-        log::warn(std::string("the number of failures is not kept: ") + error.what());
+        log::warn(std::string("the number of failures could not be saved: ") + error.what());
       }
     });
     return failures_.may_retry(max_failures);
@@ -109,7 +111,7 @@ class FailureCount {
 
  private:
   template <class Work>
-  void agree(Work&& work) {
+  void do_on_root(Work&& work) {
     failures_.count = std::stoi(comm::on_root(world_, [&] { return work(), std::to_string(failures_.count); }));
   }
 
@@ -134,10 +136,10 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
     comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
     if (!plan.works()) limits.done = as_long_as_it_takes;
     if (last) limits.failed = comm::final_grace(world);
-    // A failed attempt leaves collectives half done, so each one has channels of its own.
+    // A failed attempt leaves collectives unfinished, so each attempt has channels of its own.
     const auto workers = world.split(plan.works() ? 0 : 1);
     const auto control = workers.duplicate();
-    End end;
+    AttemptEnd end;
     std::map<int, std::string> errors;
     validation.begin_attempt();
     const auto error = comm::attempt_on_all(
@@ -156,10 +158,10 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
     }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (error->code() == ExitCode::stopped) {
-      if (world.rank() == 0) run.clear_error();  // of an earlier attempt
+      if (world.rank() == 0) run.clear_error();  // an earlier attempt's
       return {.error = error};
     }
-    // A stop at which nothing could be saved; ranks that only wait do not know of it.
+    // The run was stopped and nothing could be saved. Ranks that do not train do not know that.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
       if (world.rank() == 0) launch::tell_supervisor(launch::telling_stopped, run.path().string());
       return {.error = error};

@@ -41,10 +41,10 @@ BadNumbersWatch::BadNumbersWatch(const FailureConfig& config, Communicator contr
 
 bool BadNumbersWatch::begin_step(int optimizer) {
   if (std::exchange(global_step_, steps_->global_step) != steps_->global_step) calls_.clear();
-  now_ = {global_step_, optimizer, calls_[optimizer]++};
-  if (!record_.left_out.contains(now_)) return true;
+  current_ = {global_step_, optimizer, calls_[optimizer]++};
+  if (!record_.left_out.contains(current_)) return true;
   ++left_out_;
-  last_ = "step " + std::to_string(global_step_) + ", for which training has gone back";
+  last_left_out_ = "step " + std::to_string(global_step_) + ", for which training has gone back";
   return false;
 }
 
@@ -60,11 +60,11 @@ void BadNumbersWatch::bad(int optimizer, const std::string& where, const std::st
                control_.topology().hosts[r] + ")";
     for (const auto& averaged : fact.empty() ? control_.all_gather(where) : std::vector<std::string>())
       if (fact.empty() && !averaged.empty()) fact = "the averaged gradient of parameter " + averaged;
-    if (fact.empty()) fact = "an average of gradients that are finite";
+    if (fact.empty()) fact = "an average of finite gradients";
   } else {
     fact = "the averaged gradient of parameter " + where;
   }
-  last_ = "step " + std::to_string(global_step_) + ": " + fact;
+  last_left_out_ = "step " + std::to_string(global_step_) + ": " + fact;
   fact += " is NaN or infinite in step " + std::to_string(global_step_);
   const auto end = [&](const char* remedy) {
     const Error error(ExitCode::user_error, "stepping an optimizer", fact, remedy);
@@ -82,7 +82,7 @@ void BadNumbersWatch::bad(int optimizer, const std::string& where, const std::st
     fact += ", and training has gone back " + std::to_string(limit_) + " times since the last checkpoint";
     end(look);
   }
-  goes_back_ = now_;
+  goes_back_ = current_;
   end("Going back to the newest checkpoint, to leave that step out");
 }
 
@@ -100,8 +100,8 @@ void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradient
     if (std::ranges::none_of(models[required_]->module()->parameters(), [&](const at::Tensor& parameter) {
           return watched_.contains(parameter.unsafeGetTensorImpl());
         }))
-      throw Error(ExitCode::usage, "looking for NaN and infinite numbers, as bad_numbers asks for",
-                  "a prepared model is stepped by an optimizer that is not", "Give it to session.prepare_optimizer");
+      throw Error(ExitCode::usage, "looking for NaN and infinite numbers (bad_numbers)",
+                  "the optimizer of a prepared model is not prepared", "Give it to session.prepare_optimizer");
   }
 }
 
@@ -114,7 +114,7 @@ void BadNumbersWatch::warn() {
   const int count = std::exchange(left_out_, 0);
   if (count > 0 && control_.rank() == 0)
     log::warn(counted_steps(count) +
-              " left out since the last report, as gradients were NaN or infinite; the last is " + last_);
+              " left out since the last report, as gradients were NaN or infinite; the last one: " + last_left_out_);
 }
 
 }  // namespace muster::detail::train

@@ -1,4 +1,4 @@
-// What a run does about gradients with NaN or infinite numbers: FailureConfig::bad_numbers.
+// Handles gradients with NaN or infinite numbers, as FailureConfig::bad_numbers says.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -26,28 +26,28 @@ class DataParallel;
 
 namespace muster::detail::train {
 
-/// What was bad, over all attempts of a job.
+/// The optimizer steps with bad gradients, over all attempts of a job.
 struct BadSteps {
-  /// A step of an optimizer by its place in the run, where training that goes back comes again: by the global step, and
-  /// the steps of the optimizer that there have been in it since training began or the last checkpoint.
+  /// Identifies a step of an optimizer, so that training that has gone back recognises it: the global step, and the
+  /// number of the optimizer's calls in it since training began or the last checkpoint.
   struct Place {
     std::int64_t global_step = 0;
     int optimizer = 0;
     std::int64_t call = 0;
     auto operator<=>(const Place&) const = default;
   };
-  std::set<Place> left_out = {};
-  int gone_back = 0;  ///< times since the last checkpoint
+  std::set<Place> left_out = {};  ///< these steps are skipped
+  int gone_back = 0;              ///< how often training has gone back since the last checkpoint
 
-  /// An attempt has ended: whether it goes back for a step, `here` as this rank knows, which may have heard of the end
-  /// before it knew why. Collective over the launch.
+  /// Call when an attempt has ended. True if any rank goes back for a step; the step is then left out. `here` is this
+  /// rank's step, if it knows one: the alarm may have ended it before. Collective over the launch.
   bool go_back(const Communicator& world, const std::optional<Place>& here);
 };
 
-/// For one attempt on one worker.
+/// Watches the optimizers of one attempt on one worker.
 class BadNumbersWatch final : public optim::NumberWatch {
  public:
-  /// `control` for reports and checkpoints; `record` over all attempts.
+  /// `control` is the channel for reports and checkpoints; `record` lives over all attempts.
   BadNumbersWatch(const FailureConfig& config, Communicator control, std::shared_ptr<const step::Steps> steps,
                   BadSteps& record);
 
@@ -57,15 +57,15 @@ class BadNumbersWatch final : public optim::NumberWatch {
   void bad(int optimizer, const std::string& where, const std::string& own, bool together) override;
   void good(int optimizer) override { in_a_row_[optimizer] = 0; }
 
-  /// An optimizer has been prepared; gives its number.
+  /// Call when an optimizer has been prepared. Returns its number.
   int watch(const torch::optim::Optimizer& optimizer);
-  /// An Error where one of the models has been trained and no prepared optimizer steps it.
+  /// Throws an Error if one of the models has been trained and no prepared optimizer steps it.
   void require_watched(const std::vector<std::shared_ptr<gradients::DataParallel>>& models);
-  /// A checkpoint has been made: nothing goes back to before it.
+  /// Call after a checkpoint: training never goes back to before it.
   void saved();
-  /// Says, on the first worker, how many steps were left out since the last time.
+  /// Warns on the first worker of the steps that were left out since the last call.
   void warn();
-  /// The step for which the attempt ends, to begin again from the newest checkpoint.
+  /// The step for which this attempt ends, so that training goes back to the newest checkpoint.
   const std::optional<BadSteps::Place>& goes_back() const noexcept { return goes_back_; }
 
  private:
@@ -74,16 +74,16 @@ class BadNumbersWatch final : public optim::NumberWatch {
   Communicator control_;
   std::shared_ptr<const step::Steps> steps_;
   BadSteps& record_;
-  BadSteps::Place now_;
+  BadSteps::Place current_;
   std::int64_t global_step_ = -1;
-  std::map<int, std::int64_t> calls_;  ///< by optimizer, in this global step
-  std::map<int, int> in_a_row_;        ///< steps left out, by optimizer
-  int left_out_ = 0;                   ///< since the last warning
-  std::string last_;
+  std::map<int, std::int64_t> calls_;  ///< steps of each optimizer in this global step
+  std::map<int, int> in_a_row_;        ///< steps left out in a row, by optimizer
+  int left_out_ = 0;                   ///< steps since the last warning
+  std::string last_left_out_;          ///< text for the warning
   std::optional<BadSteps::Place> goes_back_;
   int optimizers_ = 0;
-  std::set<const void*> watched_;  ///< parameters
-  std::size_t required_ = 0;       ///< models of which that is known
+  std::set<const void*> watched_;  ///< parameters of the prepared optimizers
+  std::size_t required_ = 0;       ///< number of models that require_watched() has checked
 };
 
 }  // namespace muster::detail::train

@@ -23,7 +23,7 @@ at::Device check_together(const Plan& plan) {
   });
   require_same_data(plan.world(), all_need_data ? plan.world().size() : plan.workers, prints);
   for (const auto& name : plan.options.dataset_config.datasets_to_split.names())
-    if (name != "train" && !datasets.contains(name))  // the default names "train" whether there is one or not
+    if (name != "train" && !datasets.contains(name))  // "train" is in the default, even without such a dataset
       log::warn("datasets_to_split names \"" + name + "\", and the trainer was given no such dataset");
   return device;
 }

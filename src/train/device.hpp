@@ -1,4 +1,4 @@
-// What a rank computes on.
+// The device of a rank.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,7 +9,7 @@ class Launch;
 
 namespace muster::detail::train {
 
-/// The CPU, or of the GPUs of this rank's node the one that is its own; an Error (ExitCode::data) where there is none.
+/// The CPU, or with `use_gpu` this rank's GPU of its node. Throws an Error (ExitCode::data) if the node has no GPU.
 at::Device choose_device(bool use_gpu, const Launch& launch);
 
 }  // namespace muster::detail::train

@@ -36,7 +36,7 @@ Failures one_more(const Failures& before, const std::filesystem::path& run,
                   int (*progress)(const std::filesystem::path&)) {
   try {
     return before.after(progress(run));
-  } catch (const std::exception&) {  // the failure itself is what is to be told
+  } catch (const std::exception&) {  // ignored, so that the failure itself is reported
     return before.after(before.newest);
   }
 }
@@ -46,14 +46,14 @@ std::optional<Failures> read_failures(const std::filesystem::path& run, const st
     const auto saved = read_json(file_of(run));
     if (saved.at("supervisor") != supervisor) return {};
     return Failures{saved.at("failures"), saved.at("checkpoint")};
-  } catch (const std::exception&) {  // not there, or not whole: then nothing was counted
+  } catch (const std::exception&) {  // missing or incomplete: nothing was counted
     return {};
   }
 }
 
 void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures) {
   const auto file = file_of(run), unfinished = std::filesystem::path(file.string() + ".new");
-  // Not synced: only processes of that one `muster run` read it, none of which outlives a power loss.
+  // Not synced: only processes of the same `muster run` read it, and none of them survives a power loss.
   std::filesystem::remove(unfinished);
   File out(unfinished, File::Mode::create);
   out.append(Json{{"supervisor", supervisor}, {"failures", failures.count}, {"checkpoint", failures.newest}}.dump());

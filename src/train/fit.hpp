@@ -1,5 +1,5 @@
-// The stretches of fit(), in their order; each is a file. All are collective over the launch, and what they throw is
-// the same on all ranks.
+// The phases of fit(), in their order; each is a file. All are collective over the launch, and throw the same on all
+// ranks.
 #pragma once
 
 #include "muster/result.hpp"
@@ -15,33 +15,33 @@
 
 namespace muster::detail::train {
 
-/// Looks whether this rank has the device and the data that it needs, and whether all have the same data; gives its
-/// device. A rank that only waits needs neither.
+/// Checks that this rank has its device and its data, and that all ranks have the same data. Returns the device. A rank
+/// that neither trains nor validates needs neither.
 at::Device check_together(const Plan& plan);
 
-/// TorchTrainer's backend.
+/// The backend of TorchTrainer.
 std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
-/// Clears away what an interrupted job has left half written, writes params.json and says what begins. False, with a
-/// message, where the run is finished and was asked for the same.
+/// Writes params.json and logs what begins. Returns false, with a message, if the run is finished already and has the
+/// same configuration; then it removes unfinished checkpoints of an interrupted job.
 bool start(const Plan& plan, RunFolder& run);
 
 /// How training has ended.
 struct Ended {
-  std::optional<Error> error = {};  ///< the same on all ranks; none where it is done
-  Json returned = {};               ///< by the training function on this rank; null where it has not come to that
+  std::optional<Error> error = {};  ///< the same on all ranks; none on success
+  Json returned = {};               ///< the training function's return value on this rank; null if it did not return
 };
 
-/// Attempts, one after the other, until one ends well or FailureConfig allows no more; each goes on from the newest
-/// checkpoint. Ranks that do not train validate meanwhile. The last one's end.
+/// Trains, again after each failure, until an attempt succeeds or FailureConfig allows no more. Each attempt goes on
+/// from the newest checkpoint. Ranks that do not train validate meanwhile. Returns how the last attempt has ended.
 Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop,
                          Validation& validation);
 
-/// Notes in the folder that the run is finished, unless training has ended with an error, and reads the result, the
-/// same on every rank. Where it cannot be read, the cause of the error comes first.
+/// Marks the run as finished in its folder, unless training has ended with an error, and reads the result, the same on
+/// every rank. If training has failed and the result cannot be read, the returned error is training's.
 Result finish(const Plan& plan, RunFolder& run, const Ended& ended);
 
-/// The result of a run that is finished already: what its folder holds now.
+/// Reads the result from the folder of a run that is finished already.
 Result read_result(const Plan& plan, const RunFolder& run);
 
 }  // namespace muster::detail::train

@@ -1,5 +1,5 @@
-// One attempt of training on one worker, from its opening to its end. The operator trainer keeps one open over several
-// calls; fit() opens one for each attempt.
+// The session of one attempt of training on one worker, from its opening to its end. fit() opens one for each attempt;
+// the operator trainer keeps one open over all its calls.
 #pragma once
 
 #include "comm/agreement.hpp"
@@ -14,27 +14,28 @@ namespace muster::detail::train {
 
 class OpenSession {
  public:
-  /// `workers` is for the training function's own use, `control` the same ranks over another channel.
+  /// `workers` is for the training function's use; `control` has the same ranks over another channel.
   OpenSession(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
               at::Device device, BadSteps& bad_steps);
 
-  /// Threads, random generators, what is to be gone on from, backend, callbacks; the clock begins. Collective.
+  /// Sets threads and random generators, resumes from a checkpoint, starts backend and callbacks, and then the clock.
+  /// Collective.
   void open();
-  /// Training has ended well. Collective.
+  /// Call when training has succeeded. Collective.
   void close();
-  /// Training has ended with an exception, of which the other ranks have been told: waits for nobody.
+  /// Call when training has thrown and the other ranks have been told. Waits for no other rank.
   void fail(const comm::Outcome& cause) noexcept { leave(Error(cause.code, cause.text)); }
-  /// Training is over on this worker, with an error or without: waits for nobody.
+  /// Call when training is over on this worker, with an error or without. Waits for no other rank.
   void leave(const std::optional<Error>& error) noexcept;
 
   SessionState& state() noexcept { return state_; }
-  /// What the user sees.
+  /// The user's session.
   Session& view() noexcept { return view_; }
 
  private:
   SessionState state_;
   Session view_;
-  c10::DeviceGuard device_;  ///< for the user's at::kCUDA without a number
+  c10::DeviceGuard device_;  ///< so that the user's at::kCUDA without an index is this device
 };
 
 }  // namespace muster::detail::train

@@ -18,14 +18,14 @@ namespace muster {
 namespace detail::train {
 namespace {
 
-/// "model", or "model_0" of several.
+/// "model", or "model_0" if there are several.
 std::string name_of(const char* kind, std::size_t number, std::size_t all) {
   return all == 1 ? kind : kind + ("_" + std::to_string(number));
 }
 
 std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
 
-/// The features of a batch of `passes`, and its target. Says once which column that is.
+/// Splits a batch of `passes` into features and target. Logs which columns they are, once.
 std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorParts& parts, Passes* passes,
                                                      const Batch& batch) {
   std::vector<at::Tensor> features;
@@ -51,7 +51,7 @@ std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, Operator
   return {std::move(features), std::move(target)};
 }
 
-/// The columns of a batch, of which the last is the target; none where it has all of the dataset, in their order.
+/// The columns of a batch, with the target last. Empty if a batch has all columns of the dataset, in their order.
 std::vector<std::string> column_names(const BatchColumns& columns, data::Source& source) {
   const std::string doing = "choosing the columns of " + source.shown();
   auto names = columns.features;
@@ -63,7 +63,7 @@ std::vector<std::string> column_names(const BatchColumns& columns, data::Source&
     throw Error(ExitCode::usage, doing, "column " + in_quotes(*twice) + " is named twice", "Name each once");
   if (source.is_stream()) {
     if (columns.features.empty() || columns.target.empty())
-      throw Error(ExitCode::usage, doing, "nobody knows a stream's columns before it is read",
+      throw Error(ExitCode::usage, doing, "a stream's columns are not known before it is read",
                   "Name the features and the target");
     return names;
   }
@@ -80,7 +80,7 @@ std::vector<std::string> column_names(const BatchColumns& columns, data::Source&
   } else if (columns.features.empty()) {
     if (others.size() > 1 && !source.has_column_order())
       throw Error(ExitCode::usage, doing,
-                  "the columns " + data::joined(others) + " come in the order of their names, and as features in none",
+                  "the columns " + data::joined(others) + " have no order but that of their names",
                   "Name the features in the order in which the model takes them");
     names.insert(names.begin(), others.begin(), others.end());
   }
@@ -95,7 +95,7 @@ void require_one_of_each(const OperatorParts& parts, const char* doing, const ch
   if (parts.models.size() > 1 || parts.optimizers.size() > 1)
     throw Error(ExitCode::user_error, doing,
                 "it has " + std::to_string(parts.models.size()) + " models and " +
-                    std::to_string(parts.optimizers.size()) + " optimizers, and the default knows one",
+                    std::to_string(parts.optimizers.size()) + " optimizers, and the default method takes one",
                 remedy);
   if (!parts.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
 }
@@ -104,7 +104,7 @@ bool wants_fp16(const Json& option) {
   if (option.is_boolean()) return option.get<bool>();
   const bool apex = option == "apex";
   throw Error(ExitCode::usage, "choosing mixed precision",
-              apex ? "libtorch has no Apex" : "use_fp16 is " + option.dump() + ", and neither true nor false",
+              apex ? "libtorch has no Apex" : "use_fp16 is " + option.dump() + ", neither true nor false",
               "Give use_fp16 = true, which is torch's own");
 }
 
@@ -156,12 +156,12 @@ void refuse_divided_loader() {
 
 void refuse_loader() {
   throw Error(ExitCode::usage, "registering data", "a loader of prepare_data_loader() was given twice, or is null",
-              "Give the training and the validation one of its own each");
+              "Give training and validation a loader each");
 }
 
 void refuse_features(std::size_t number) {
   throw Error(ExitCode::user_error, "calling the model's forward()",
-              "it takes no " + std::to_string(number) + " features and gives a tensor",
+              "it does not take " + std::to_string(number) + " features and return a tensor",
               "Override train_batch() and validate_batch()");
 }
 
@@ -180,7 +180,8 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
         data.shards.erase(name);
         auto given = options;
         given.training = of.training;
-        // Whole on each worker it is a share of one among one, which has a position; but a stream has none.
+        // A dataset that is whole on each worker is split among one worker, so that it has a position. A stream has
+        // none.
         data.config.split_all = of.split || !dataset.source()->is_stream();
         if (!of.split && *data.config.split_all) {
           if (const auto global = given.global_batch_size.value_or(0); global > 0) {
@@ -199,8 +200,8 @@ TrainingOperator::~TrainingOperator() = default;
 
 OperatorParts& TrainingOperator::parts() const {
   if (!parts_)
-    throw Error(ExitCode::user_error, "asking an operator of its run", "it has none yet",
-                "Ask in setup() or later, not in the constructor");
+    throw Error(ExitCode::user_error, "using an operator", "it belongs to no trainer yet",
+                "Use it in setup() or later, not in the constructor");
   return *parts_;
 }
 
@@ -290,18 +291,18 @@ void TrainingOperator::register_data(OperatorLoader train_loader, std::optional<
 
 void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_args) const {
   if (!apex_args.is_null())
-    throw Error(ExitCode::usage, "registering what is trained", "apex_args are of Apex, which libtorch has not",
+    throw Error(ExitCode::usage, "registering what is trained", "apex_args are for Apex, which libtorch does not have",
                 "Leave them out; use_fp16 is torch's own mixed precision");
   if (has_schedulers && !scheduler_step_freq())
     throw Error(ExitCode::usage, "registering a scheduler", "the trainer has no scheduler_step_freq",
                 "Give OperatorTrainerOptions::scheduler_step_freq: batch, epoch, or manual to step it yourself");
   if (!parts().models.empty())
-    throw Error(ExitCode::user_error, "registering what is trained", "there is something registered already",
+    throw Error(ExitCode::user_error, "registering what is trained", "something is registered already",
                 "Register all at once; several models and optimizers as a std::tuple of each");
 }
 
-// To the device, then mixed precision, then data parallel; prepare_model() is the first and the last of these, and
-// autocast leaves the parameters' types alone.
+// The order is: device, mixed precision, data parallelism. prepare_model() does the first and the last of these, and
+// autocast does not change the parameters' types.
 void TrainingOperator::add_model(const std::shared_ptr<torch::nn::Module>& module) {
   auto options = parts().options.ddp_args;
   if (!parts().options.wrap_ddp) options.parallel = Parallel::none;
@@ -322,7 +323,7 @@ void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
-  // A user's own may do something in its first step.
+  // Only StepLR: a scheduler of the user's own may do something in its first step.
   if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && (*scheduler).*detail::optim::StepCount::of == 0)
     scheduler->step();
   parts().schedulers.push_back(std::move(scheduler));

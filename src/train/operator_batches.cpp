@@ -21,15 +21,15 @@ class ShardPasses final : public Passes {
   void begin(std::int64_t) override {
     range_.emplace(shard_.iter_torch_batches(options_));
     at_ = range_->begin();
-    choose();
+    select_columns();
   }
   void advance() override {
     ++at_;
-    choose();
+    select_columns();
   }
-  Batch* current() override { return !has_batch() ? nullptr : chosen_ ? &*chosen_ : &*at_; }
+  Batch* current() override { return !has_batch() ? nullptr : selected_ ? &*selected_ : &*at_; }
   void end() override {
-    chosen_.reset();
+    selected_.reset();
     range_.reset();
   }
   std::optional<std::string> without_column_order() override {
@@ -39,12 +39,12 @@ class ShardPasses final : public Passes {
 
  private:
   bool has_batch() const { return range_ && at_ != range_->end(); }
-  void choose() {
-    chosen_.reset();
+  void select_columns() {
+    selected_.reset();
     if (columns_.empty() || !has_batch()) return;
     std::vector<Batch::Item> items;
     for (const auto& name : columns_) items.emplace_back(name, (*at_)[name]);
-    chosen_.emplace(std::move(items), at_->size(), at_->global_size(), at_->step());
+    selected_.emplace(std::move(items), at_->size(), at_->global_size(), at_->step());
   }
 
   DatasetShard shard_;
@@ -53,7 +53,7 @@ class ShardPasses final : public Passes {
   std::vector<std::string> columns_;
   std::optional<BatchRange> range_;
   BatchRange::iterator at_;
-  std::optional<Batch> chosen_;
+  std::optional<Batch> selected_;  ///< the current batch with `columns_` only
 };
 
 void check_steps(const char* doing, std::optional<std::int64_t> limit) {
@@ -61,7 +61,7 @@ void check_steps(const char* doing, std::optional<std::int64_t> limit) {
     throw Error(ExitCode::usage, doing, "num_steps is " + std::to_string(*limit), "Give 1 or more, or leave it out");
 }
 
-/// The batch in hand lies in what the passes hold.
+/// Throws inside a call, since the current batch is owned by the passes.
 void require_between_calls(bool in_call, const std::string& call) {
   if (in_call)
     throw Error(ExitCode::user_error, "registering data", "the operator is inside " + call,
@@ -110,7 +110,7 @@ void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
   limit_ = limit;
   in_call_ = true;
   session_.stop.at_end_of_pass = limit.has_value();
-  // One that nobody has asked for is the first of this call.
+  // A first batch that the call before has not asked for is the first of this call.
   if (first_ && *first_ != nullptr)
     ++taken_;
   else
@@ -156,7 +156,7 @@ void TrainFeed::go_to(std::int64_t epochs) {
   open_ = resumes_ = false;
   epochs_ = epochs;
   const auto before = std::max<std::int64_t>(0, epochs - 1);
-  session_.data.cursors->begin_epoch(before + 1);  // so that it begins anew, were it the one that is under way
+  session_.data.cursors->begin_epoch(before + 1);  // so that the epoch begins anew even if it is the current one
   session_.data.cursors->begin_epoch(before);
 }
 

@@ -1,4 +1,4 @@
-// The batches of an operator's calls: passes over the data of register_data(), cut by train() and validate().
+// The batches of an operator's calls: train() and validate() take them from passes over the data of register_data().
 #pragma once
 
 #include "data/sources/source.hpp"
@@ -14,35 +14,35 @@
 
 namespace muster::detail::train {
 
-/// Batches with these columns, in this order; all of the dataset where there are none.
+/// Passes whose batches have these columns, in this order; all columns of the dataset if `columns` is empty.
 std::unique_ptr<Passes> passes_over(const DatasetShard& shard, const BatchOptions& options,
                                     const std::shared_ptr<data::Source>& source, std::vector<std::string> columns);
 
-/// What train() takes, call after call.
+/// The batches of train(). A call goes on where the one before has ended.
 class TrainFeed final : public Feed {
  public:
   explicit TrainFeed(SessionState& session) : session_(session) {}
 
-  /// In place of those before, of which a pass under way is over. An Error inside a call.
+  /// Replaces the passes; an open pass ends. Throws an Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// An Error where a call for so many batches cannot begin. `has_model`: whether the operator has one, for the error
-  /// where there is no data.
+  /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; used in
+  /// the error for missing data.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
-  /// A call begins, for so many batches, or for those that are left of a pass. Takes the first one.
+  /// Begins a call for `limit` batches, or for the rest of the pass. Takes the first batch.
   void begin_call(std::optional<std::int64_t> limit);
   void end_call();
   Batch* next() override;
 
-  /// Passes begun so far.
+  /// The number of passes that have begun.
   std::int64_t epochs() const noexcept { return epochs_; }
-  /// As many were, and the next one to come is begun.
+  /// Sets that number. The next batch begins a new pass.
   void go_to(std::int64_t epochs);
 
-  /// For a run that goes on in the middle of a call: whether a pass is under way, and the batches of the call so far.
+  /// The position for a checkpoint in the middle of a call: true if a pass is open, and the batches taken in the call.
   bool open() const noexcept { return open_; }
   std::int64_t taken() const noexcept { return taken_; }
-  /// And back, after go_to().
+  /// Restores them, after go_to().
   void restore(bool open, std::int64_t taken) {
     resumes_ = open;
     taken_ = taken;
@@ -57,16 +57,16 @@ class TrainFeed final : public Feed {
   std::int64_t epochs_ = 0;
   bool in_call_ = false;
   bool open_ = false;
-  bool resumes_ = false;  ///< the next pass to begin is the one that was open
+  bool resumes_ = false;  ///< the next begin() resumes the pass that was open
   std::optional<std::int64_t> limit_ = {};
   std::int64_t taken_ = 0;
-  std::optional<Batch*> first_ = {};  ///< of the call, which has not asked for it yet
+  std::optional<Batch*> first_ = {};  ///< the call's first batch until next() returns it
 };
 
-/// What validate() takes: each call, and each iteration in it, from the beginning of the data.
+/// The batches of validate(). Each call, and each iteration in it, starts at the beginning of the data.
 class ValidationFeed final : public Feed {
  public:
-  /// In place of those before. An Error inside a call.
+  /// Replaces the passes. Throws an Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
   /// See TrainFeed.

@@ -1,5 +1,5 @@
-// The calls that main makes of an operator's trainer. They are kept in every checkpoint, so that a run that goes on
-// gives main what they gave.
+// The history of main's calls of an operator's trainer. Every checkpoint holds it, so that a resumed run returns the
+// saved results to main.
 #pragma once
 
 #include "muster/error.hpp"
@@ -15,12 +15,12 @@
 
 namespace muster::detail::train {
 
-/// A call that is over.
+/// A call that is over, and its result.
 struct OperatorCall {
   std::string name;
-  Json result = {};                   ///< null where it was refused
-  bool registers_data = false;        ///< data are in no checkpoint: a run that goes on makes the call again
-  std::optional<Error> refused = {};  ///< it has changed nothing
+  Json result = {};                   ///< null if the call was refused
+  bool registers_data = false;        ///< a resumed run makes the call again, since no checkpoint holds data
+  std::optional<Error> refused = {};  ///< the error, if its check refused the call, which then changed nothing
 };
 
 class OperatorCalls {
@@ -32,11 +32,12 @@ class OperatorCalls {
   const OperatorCall& operator[](std::size_t number) const { return calls_.at(number); }
   void add(OperatorCall call);
 
-  /// All calls, a line of JSON each; and back. An Error (ExitCode::data) if a line is no call.
+  /// All calls, one line of JSON each.
   std::string text() const;
+  /// Restores the calls. Throws an Error (ExitCode::data) if a line is not a call.
   void restore(const std::string& text);
-  /// The same as bytes for a checkpoint, with zeros behind the text. There is a power of two of them, so that most
-  /// checkpoints have the layout of the one before, and no call costs more than its own line.
+  /// The text as bytes for a checkpoint, padded with zeros to a power of two. So most checkpoints have the same layout
+  /// as the one before, and adding a call only writes its own line.
   const at::Tensor& bytes() const noexcept { return bytes_; }
   void restore(const at::Tensor& bytes);
 
@@ -45,7 +46,7 @@ class OperatorCalls {
 
   std::vector<OperatorCall> calls_;
   at::Tensor bytes_;
-  std::int64_t length_ = 0;  ///< of the text in them
+  std::int64_t length_ = 0;  ///< of the text, in bytes
 };
 
 }  // namespace muster::detail::train

@@ -16,7 +16,7 @@
 namespace muster::detail::train {
 namespace {
 
-/// The shape of both, broadcast, has more elements than either: [8, 1] and [8] become [8, 8].
+/// True if broadcasting the shapes gives more elements than either has: [8, 1] and [8] become [8, 8].
 bool would_grow(at::IntArrayRef a, at::IntArrayRef b) {
   const auto dims = std::max(a.size(), b.size());
   std::int64_t of_a = 1, of_b = 1, of_both = 1;
@@ -28,8 +28,8 @@ bool would_grow(at::IntArrayRef a, at::IntArrayRef b) {
   return of_both > std::max(of_a, of_b);
 }
 
-/// Operations of torch that broadcast two tensors against each other. Classification losses are none of them: they take
-/// classes by their number.
+/// Torch operations that broadcast two tensors against each other. Classification losses do not: their targets are
+/// class numbers.
 constexpr std::string_view broadcasting[] = {"aten::add",
                                              "aten::add_",
                                              "aten::sub",
@@ -60,8 +60,8 @@ constexpr std::string_view broadcasting[] = {"aten::add",
                                              "aten::binary_cross_entropy_with_logits",
                                              "aten::broadcast_tensors"};
 
-/// While it lives, this thread's operations of torch are looked at: does one of them broadcast a tensor of the output's
-/// shape against one of the target's?
+/// While it lives, it observes this thread's torch operations, and notes if one of them broadcasts a tensor of the
+/// output's shape against one of the target's shape.
 class BroadcastWatch {
  public:
   BroadcastWatch(const at::Tensor& output, const at::Tensor& target) : output_(output), target_(target) {
@@ -83,7 +83,7 @@ class BroadcastWatch {
     bool of_output = false, of_target = false;
     const auto look_at = [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
-      // The output against itself, as over all pairs of a batch, is not meant here.
+      // Broadcasting the output against itself, as over all pairs of a batch, is allowed.
       of_output = of_output || (tensor.sizes() == current->output_.sizes() && !tensor.is_alias_of(current->target_));
       of_target = of_target || (tensor.sizes() == current->target_.sizes() && !tensor.is_alias_of(current->output_));
     };
@@ -108,9 +108,10 @@ thread_local BroadcastWatch* BroadcastWatch::current = nullptr;
   std::ostringstream fact;
   fact << "the criterion broadcasts the output of shape " << output.sizes() << " and the target of shape "
        << target.sizes() << " against each other";
-  throw Error(ExitCode::user_error, doing, fact.str(),
-              "Give both the same shape, as by the criterion [](const at::Tensor& output, const at::Tensor& target) "
-              "{ return torch::mse_loss(output, target.view_as(output)); }");
+  throw Error(
+      ExitCode::user_error, doing, fact.str(),
+      "Give both the same shape, for example with the criterion [](const at::Tensor& output, const at::Tensor& target) "
+      "{ return torch::mse_loss(output, target.view_as(output)); }");
 }
 
 template <class... Losses>
@@ -129,7 +130,7 @@ bool is_elementwise(const torch::nn::Module* criterion) {
 at::Tensor loss_of(const char* doing, const OperatorParts& parts, const at::Tensor& output, const at::Tensor& target) {
   if (parts.elementwise && output.sizes() != target.sizes()) refuse(doing, output, target);
   if (!would_grow(output.sizes(), target.sizes())) return parts.criterion(output, target);
-  // A function of one's own, which may well bring them to the same shape.
+  // A criterion of the user's own may bring both to the same shape itself.
   at::Tensor loss;
   bool broadcasts;
   {

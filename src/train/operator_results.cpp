@@ -30,7 +30,7 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     const auto& value = metric.value();
     if (value.is_number()) meter.mean.add(value.get<double>(), samples);
     meter.last_samples = samples;
-    if (samples <= 0 && !meter.last.is_null()) continue;  // of the last batch this worker had nothing
+    if (samples <= 0 && !meter.last.is_null()) continue;  // this worker had no samples of the last batch
     meter.last = value;
   }
 }

@@ -1,4 +1,4 @@
-// What the workers' calls give becomes one result: pure functions.
+// Combines the workers' results of a call into one. Pure functions.
 #pragma once
 
 #include "muster/metrics.hpp"
@@ -7,13 +7,13 @@
 
 namespace muster::detail::train {
 
-/// A worker's metrics with their weights, in units of samples (what has none weighs the worker's num_samples, or 1),
-/// and what they are made of.
+/// A worker's metrics as {name: [value, weight, tally]}; the tally only if the metric has one. Weights are in samples;
+/// a metric without a weight gets the worker's num_samples, or 1.
 Json with_weights(const Metrics& metrics);
-/// One value per key: num_samples is summed, batch_count the plain mean, what is made of tallies is made of all of
-/// them, other numbers the mean by weight, what is no number that of the first worker.
+/// One value per name: num_samples is the sum; batch_count the plain mean; a metric with tallies is computed from all
+/// workers' tallies; other numbers are the weighted mean; anything else is the first worker's value.
 Json reduced(const std::vector<Json>& of_workers);
-/// Each worker's values.
+/// A list of each worker's values.
 Json listed(const std::vector<Json>& of_workers);
 
 }  // namespace muster::detail::train

@@ -1,4 +1,4 @@
-// What stands behind an OperatorTrainer: one run, whose session is open from the constructor to shutdown().
+// The implementation of an OperatorTrainer: one run, whose session is open from the constructor to shutdown().
 #pragma once
 
 #include "comm/world.hpp"
@@ -14,8 +14,8 @@
 
 namespace muster::detail::train {
 
-/// Calls are numbered, and what each has given is kept in every state that is saved. A run that is taken up again gives
-/// that back, call by call, as far as the state goes that it has found.
+/// Calls are numbered, and every checkpoint holds the results of all calls so far. When a run is resumed, its main
+/// makes the same calls again; those before the checkpoint are replayed, that is, they only return the saved results.
 class OperatorRun {
  public:
   using Make = std::function<std::unique_ptr<TrainingOperator>()>;
@@ -34,71 +34,75 @@ class OperatorRun {
   void load(const std::filesystem::path& path);
   void shutdown(bool force);
 
-  /// What a trial of a sweep comes to, and the end of the trainer.
+  /// Runs a trial of a sweep, shuts the trainer down and returns the result.
   Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
   bool has_validation_loader() const noexcept { return parts_ != nullptr && parts_->validation.passes() != nullptr; }
 
-  /// An Error on a rank that does not train.
+  /// Throws an Error on a rank that does not train.
   TrainingOperator& local_operator();
 
  private:
   Plan make_plan();
-  /// Opens the session, and goes on from what was saved. Collective over the workers.
+  /// Opens the session and restores the run's checkpoint, if there is one. Collective over the workers.
   void open(const Make& make);
   void require_open() const;
-  /// The text that `work` gives, on all ranks; it is done by workers. What it throws is the end of the trainer.
+  /// Runs `work` on the workers and returns its text on all ranks. If it throws on any worker, the trainer has ended
+  /// and all ranks throw. Collective.
+  std::string run_on_all(const std::function<std::string()>& work);
+  /// Runs `check` on the workers. If it throws on any worker, all ranks throw the same and the trainer stays open.
   /// Collective.
-  std::string meet(const std::function<std::string()>& work);
-  /// Throws what `check` throws on any worker, the same on all ranks, and the trainer goes on. Collective.
   void require_on_all(const std::function<void()>& check);
-  /// The next call of that name: `check` and then `work`, or what they gave before the run was taken up again. `check`
-  /// refuses a call before anything is changed, which is noted too.
-  Json call(const char* name, const std::function<void()>& check, const std::function<Json()>& work);
+  /// The next call of main, named `name`. Runs `check` and then `work` and saves the result, or replays the call:
+  /// returns or throws what was saved. `check` throws to refuse a call before anything is changed; that is saved, too.
+  /// Collective.
+  Json run_or_replay(const char* name, const std::function<void()>& check, const std::function<Json()>& work);
   comm::WaitLimits limits() const;
-  /// The metrics of a row, which has names of its own. Its `epoch` is that of train().
-  Metrics for_row(const Json& result) const;
-  /// What the workers give, as one; noted as what the call of that name has given. Collective over the workers.
-  Json conclude(const char* name, const Metrics& own, bool reduce, bool saves);
-  /// Whether a callback wants no more training.
+  /// The metrics for a row, without objects and reserved names. `epoch` is the number of passes that train() has begun.
+  Metrics row_metrics(const Json& result) const;
+  /// Combines the workers' metrics into the result of the call `name`, saves that as its result, and reports it unless
+  /// this is a trial. `saves`: the report saves a checkpoint. Collective over the workers.
+  Json finish_call(const char* name, const Metrics& own, bool reduce, bool saves);
+  /// True if a callback has ended training. Collective.
   bool has_ended();
-  /// One report of what `step` gives, whose calls report nothing.
+  /// Reports the result of `step`, the step of a trial. Calls inside it report nothing.
   void report_step(const std::function<Json()>& step);
-  Json each_one(const Json& own) const;
-  /// Makes a call again that has registered data before the run was taken up again. Collective.
+  /// The values of all workers. Collective over the workers.
+  Json gather(const Json& own) const;
+  /// Makes a replayed call that registered data once more, since no checkpoint holds data. Collective.
   void register_again(const std::function<Json(TrainingOperator&)>& function);
-  /// An Error unless a saved state fits the operator. Its own load functions may still refuse it.
+  /// Throws an Error unless a saved state fits the operator. The operator's own load functions may still refuse it.
   void require_fit(const StateDict& saved) const;
-  /// What a saved state has, loaded by every worker. Collective over the workers.
+  /// Loads a saved state on every worker. Collective over the workers.
   void restore(const StateDict& saved);
-  /// In the run's folder, as rank 0: for `muster run` how many lost ranks are allowed for, and that a finished run goes
-  /// on.
-  void note(int max_retries, bool trains = false);
-  /// Goes back to the random state that was saved, if it has not yet.
-  void take_up_random_state();
+  /// Updates params.json, on rank 0: the number of retries for `muster run`, and, if it `trains`, that the run is not
+  /// finished.
+  void update_params(int max_retries, bool trains = false);
+  /// Restores the saved random state, once.
+  void restore_random_state();
 
   Launch& launch_;
   const OperatorTrainerOptions options_;
-  bool keeps_ = false;         ///< saves the state for a process that takes the run up again
-  bool leaves_folder_ = true;  ///< where nothing was saved in it, too
+  bool saves_checkpoints_ = false;  ///< saves checkpoints, so that another process can resume the run
+  bool keeps_folder_ = true;        ///< keeps the run's folder even if nothing was saved in it
   const Plan plan_;
   RunFolder run_;
   const comm::TimeLimit everywhere_;
   at::Device device_;
   BadSteps bad_steps_;
-  std::unique_ptr<OpenSession> session_;  ///< null where this rank does not train
+  std::unique_ptr<OpenSession> session_;  ///< null if this rank does not train
   std::unique_ptr<TrainingOperator> operator_;
   OperatorParts* parts_ = nullptr;
-  StateEntries entries_;                       ///< what state_dict() has
-  std::shared_ptr<const StateEntries> saved_;  ///< and what a run needs to go on
-  OperatorCalls done_;                         ///< by main in this process, or before the run was taken up again
-  std::size_t calls_ = 0;                      ///< made by main in this process
-  bool changed_ = false;                       ///< by another call than train(), since the state was saved
-  bool of_trial_ = false;                      ///< steps are reported, and not each call
-  bool training_ = false;                      ///< a call of train() is under way
-  bool ended_ = false;                         ///< by a callback
-  std::string random_state_;                   ///< of the state that was gone on from, until it is due
+  StateEntries entries_;                             ///< the entries of state_dict()
+  std::shared_ptr<const StateEntries> run_entries_;  ///< entries_ and the calls: the entries of the run's checkpoints
+  OperatorCalls history_;       ///< calls that are over: in this process and, if resumed, before it
+  std::size_t call_count_ = 0;  ///< calls of main in this process
+  bool changed_ = false;        ///< a call other than train() has changed the state since it was saved
+  bool of_trial_ = false;       ///< a trial of a sweep: reports its steps instead of its calls
+  bool training_ = false;       ///< a call of train() is in progress
+  bool ended_ = false;          ///< a callback has ended training
+  std::string random_state_;    ///< the checkpoint's, until restore_random_state()
   bool open_ = false;
-  int exceptions_ = 0;  ///< under way when it began
+  int exceptions_ = 0;  ///< std::uncaught_exceptions() in the constructor
 };
 
 }  // namespace muster::detail::train

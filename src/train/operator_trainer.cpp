@@ -31,14 +31,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Ranks that do not train wait for as long as it takes.
-constexpr std::chrono::hours until_the_others_come{24 * 365};
+/// Ranks that do not train wait without a limit.
+constexpr std::chrono::hours no_limit{24 * 365};
 
-/// In a state that was asked for while calls are given back: it is a later one than it was when main was here first.
-constexpr const char* gone = "gone";
+/// Key in a state_dict() that was taken during a replay: the state is then later than the one that this call returned
+/// when main made it first.
+constexpr const char* stale_key = "gone";
 
-/// The call that a step of a trial is.
-constexpr const char* step_call = "step";
+/// The name under which a step of a trial is saved as a call.
+constexpr const char* trial_step = "step";
 
 bool choose_gpu(const Json& option, const Communicator& world) {
   if (option.is_boolean()) return option.get<bool>();
@@ -47,8 +48,8 @@ bool choose_gpu(const Json& option, const Communicator& world) {
   return world.all_reduce(std::int64_t{at::detail::getCUDAHooks().deviceCount() > 0}, ReduceOp::min) != 0;
 }
 
-/// What one worker sees.
-Config divided(Config config, const Plan& plan) {
+/// The configuration of one worker: BATCH_SIZE, the size of a step, is divided by the number of workers.
+Config divide_batch_size(Config config, const Plan& plan) {
   const auto found = config.find(BATCH_SIZE);
   if (found == config.end()) return config;
   const std::string doing = std::string("dividing ") + BATCH_SIZE;
@@ -56,7 +57,7 @@ Config divided(Config config, const Plan& plan) {
   if (!found->is_number_integer() || found->get<std::int64_t>() < workers)
     throw Error(ExitCode::usage, doing,
                 "it is " + found->dump() + ", and " + std::to_string(workers) +
-                    (workers == 1 ? " worker takes" : " workers take") + " a sample each at least",
+                    (workers == 1 ? " worker needs" : " workers need") + " at least one sample each",
                 "It is the number of samples of a step over all workers");
   const auto all = found->get<std::int64_t>();
   const auto each = all / workers;
@@ -67,12 +68,13 @@ Config divided(Config config, const Plan& plan) {
   return config;
 }
 
-/// A user's folder is never removed for a checkpoint, nor are files that the user has put beside one.
+/// Throws an Error unless save() may replace `path`. It replaces only its own checkpoints: no other folder of the
+/// user's, no checkpoint that holds other files, too, and no run's checkpoint.
 void require_replaceable(const fs::path& path) {
   if (!fs::exists(status_of(path)) || fs::is_empty(path)) return;
   std::string fact;
   if (!checkpoint::is_checkpoint(path)) {
-    fact = "something else stands there than a checkpoint";
+    fact = "it exists and is not a checkpoint";
   } else {
     for (const auto& entry : fs::directory_iterator(path))
       if (const auto name = entry.path().filename();
@@ -83,7 +85,7 @@ void require_replaceable(const fs::path& path) {
   }
   if (!fact.empty())
     throw Error(ExitCode::usage, "saving the operator's state in " + path.string(), fact,
-                "Name a folder that is not there yet, or a checkpoint of another save() that is to be replaced");
+                "Name a folder that does not exist, or a checkpoint of an earlier save(), which is then replaced");
 }
 
 std::string to_bytes(const Json& json) {
@@ -101,8 +103,8 @@ Plan OperatorRun::make_plan() {
     comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)},
                        options_.initialization_hook);
   const bool named = launch_.flags().name.has_value();
-  keeps_ = named || launch::supervisor();
-  leaves_folder_ = keeps_ || launch_.flags().storage;
+  saves_checkpoints_ = named || launch::supervisor();
+  keeps_folder_ = saves_checkpoints_ || launch_.flags().storage;
   auto plan = resolve(launch_,
                       {.train_loop_config = options_.config,
                        .torch_config = {.backend = options_.backend, .timeout = options_.timeout},
@@ -110,7 +112,7 @@ Plan OperatorRun::make_plan() {
                                           .use_gpu = choose_gpu(options_.use_gpu, world),
                                           .threads_per_worker = options_.num_cpus_per_worker},
                        .dataset_config = {.datasets_to_split = std::vector<std::string>()},  // see OperatorLoader
-                       .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = keeps_}}},
+                       .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = saves_checkpoints_}}},
                       torch_backend({.backend = options_.backend, .timeout = options_.timeout}));
   if (!options_.use_tqdm) plan.progress = Progress::none;
   plan.first_epoch = 1;
@@ -132,19 +134,19 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
   const auto& world = plan_.world();
   const auto config_before = run_.params().is_object() ? run_.params().value("train_loop_config", Json()) : Json();
   start(plan_, run_);
-  note(TrainOptions{}.max_retries);
+  update_params(TrainOptions{}.max_retries);
   const auto workers = world.split(plan_.works() ? 0 : 1);
   open_ = true;
-  done_.restore(meet([&] {
+  history_.restore(run_on_all([&] {
     session_ = std::make_unique<OpenSession>(plan_, run_, workers, workers.duplicate(), device_, bad_steps_);
     open(make);
-    return done_.text();
+    return history_.text();
   }));
-  if (!done_.empty() && !config_before.is_null() && config_before != plan_.options.train_loop_config &&
+  if (!history_.empty() && !config_before.is_null() && config_before != plan_.options.train_loop_config &&
       world.rank() == 0)
     log::warn("the run " + run_.path().string() + " goes on with another configuration: the first " +
-              std::to_string(done_.size()) +
-              " calls of the trainer give what they gave. Choose another --name to begin anew");
+              std::to_string(history_.size()) +
+              " calls of the trainer return their saved results. Choose another --name to begin anew");
 }
 
 OperatorRun::~OperatorRun() {
@@ -161,7 +163,7 @@ void OperatorRun::open(const Make& make) {
   session_->state().end_if_known_done();
   operator_ = make();
   auto parts = std::make_unique<OperatorParts>(session_->state(), session_->view(), options_,
-                                               divided(plan_.options.train_loop_config, plan_));
+                                               divide_batch_size(plan_.options.train_loop_config, plan_));
   parts_ = parts.get();
   OperatorParts::attach(*operator_, std::move(parts));
   operator_->setup(parts_->config);
@@ -172,7 +174,7 @@ void OperatorRun::open(const Make& make) {
                        [this] {
                          const auto& feed = parts_->train;
                          return StateDict{
-                             .tensors = {{"done", done_.bytes()}},
+                             .tensors = {{"done", history_.bytes()}},
                              .values = {{"open", feed.open()}, {"taken", feed.taken()}, {"training", training_}}};
                        },
                        [this](const StateDict& saved) {
@@ -180,29 +182,29 @@ void OperatorRun::open(const Make& make) {
                          if (done == saved.tensors.end())
                            throw Error(ExitCode::data, "restoring the calls of an operator's trainer",
                                        "the checkpoint has none", "Choose another --name to begin anew");
-                         done_.restore(done->second);
+                         history_.restore(done->second);
                          parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
                          training_ = saved.values.value("training", false);
                        }));
-  saved_ = std::make_shared<const StateEntries>(std::move(all));
-  if (!session_->state().restore(saved_)) return;
-  // The epoch of the pass that was the last one, as when the calls were made.
+  run_entries_ = std::make_shared<const StateEntries>(std::move(all));
+  if (!session_->state().restore(run_entries_)) return;
+  // The cursors' epoch is that of the last pass, as it was when the calls were made.
   if (auto& feed = parts_->train; !feed.resumes()) feed.go_to(feed.epochs());
   random_state_ = generator_state(device_);
 }
 
-void OperatorRun::take_up_random_state() {
+void OperatorRun::restore_random_state() {
   if (session_ && !random_state_.empty()) set_generator_state(std::exchange(random_state_, {}), device_);
 }
 
 void OperatorRun::require_open() const {
   if (open_) return;
   throw Error(ExitCode::user_error, "calling an operator's trainer", "it is shut down, or has ended with an error",
-              "Make another one");
+              "Make a new one");
 }
 
 comm::WaitLimits OperatorRun::limits() const {
-  return {.done = plan_.works() ? plan_.wait_limit : until_the_others_come, .failed = comm::final_grace(plan_.world())};
+  return {.done = plan_.works() ? plan_.wait_limit : no_limit, .failed = comm::final_grace(plan_.world())};
 }
 
 void OperatorRun::require_on_all(const std::function<void()>& check) {
@@ -220,7 +222,7 @@ void OperatorRun::require_on_all(const std::function<void()>& check) {
   }
 }
 
-std::string OperatorRun::meet(const std::function<std::string()>& work) {
+std::string OperatorRun::run_on_all(const std::function<std::string()>& work) {
   require_open();
   const auto& world = plan_.world();
   std::string result;
@@ -229,7 +231,7 @@ std::string OperatorRun::meet(const std::function<std::string()>& work) {
       if (plan_.works()) try {
           result = work();
         } catch (...) {
-          // Before anything goes, and with it connections on which the others may be waiting.
+          // Before the session closes connections on which other ranks may be waiting.
           const auto cause = comm::caught(world);
           comm::raise_alarm(world, cause);
           if (session_) session_->fail(cause);
@@ -249,35 +251,37 @@ std::string OperatorRun::meet(const std::function<std::string()>& work) {
   }
 }
 
-Json OperatorRun::call(const char* name, const std::function<void()>& check, const std::function<Json()>& work) {
+Json OperatorRun::run_or_replay(const char* name, const std::function<void()>& check,
+                                const std::function<Json()>& work) {
   require_open();
-  if (calls_ < done_.size()) {
-    const auto& before = done_[calls_++];
-    // What main draws before the next call it has drawn after this one.
-    if (calls_ == done_.size() && !training_) take_up_random_state();
+  if (call_count_ < history_.size()) {
+    const auto& before = history_[call_count_++];
+    // Random numbers that main draws between the last replayed call and the next call must be the same as in a run that
+    // was not interrupted.
+    if (call_count_ == history_.size() && !training_) restore_random_state();
     if (before.name == name && before.refused) throw *before.refused;
     if (before.name == name) return before.result;
-    throw Error(ExitCode::usage, "going on with the run " + run_.path().string(),
-                "call " + std::to_string(calls_) + " of the trainer is " + name + "() and was " + before.name +
-                    "() when the run began",
-                "Make the same calls, or choose another --name");
+    throw Error(ExitCode::usage, "resuming the run " + run_.path().string(),
+                "call " + std::to_string(call_count_) + " of the trainer is " + name + "() and was " + before.name +
+                    "() before the run was resumed",
+                "Make the same calls in the same order, or choose another --name");
   }
   try {
     require_on_all(check);
   } catch (const Error& refused) {
     if (open_) {
-      done_.add({.name = name, .refused = Error(refused.code(), refused.what())});
-      ++calls_;
+      history_.add({.name = name, .refused = Error(refused.code(), refused.what())});
+      ++call_count_;
     }
     throw;
   }
-  // A worker notes what it gives before its state is saved; the others afterwards.
-  const auto text = meet([&]() -> std::string {
-    session_->state().counters.steps->call = static_cast<std::int64_t>(calls_);
+  // Workers save the result before their state is saved; ranks that do not train save it afterwards.
+  const auto text = run_on_all([&]() -> std::string {
+    session_->state().counters.steps->call = static_cast<std::int64_t>(call_count_);
     try {
-      auto given = work();
-      if (done_.size() == calls_) done_.add({.name = name, .result = given});
-      return to_line(given);
+      auto result = work();
+      if (history_.size() == call_count_) history_.add({.name = name, .result = result});
+      return to_line(result);
     } catch (const TrainingEnded&) {
       return {};
     }
@@ -287,14 +291,15 @@ Json OperatorRun::call(const char* name, const std::function<void()>& check, con
     throw TrainingEnded();
   }
   const auto result = Json::parse(text);
-  if (done_.size() == calls_) done_.add({.name = name, .result = result});
-  ++calls_;
-  const std::string_view made = name;
-  changed_ = changed_ || (made != "train" && made != "validate" && made != "save" && made != step_call);
+  if (history_.size() == call_count_) history_.add({.name = name, .result = result});
+  ++call_count_;
+  const std::string_view call_name = name;
+  changed_ =
+      changed_ || (call_name != "train" && call_name != "validate" && call_name != "save" && call_name != trial_step);
   return result;
 }
 
-Metrics OperatorRun::for_row(const Json& result) const {
+Metrics OperatorRun::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
     if (!value.is_object() && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
@@ -302,7 +307,7 @@ Metrics OperatorRun::for_row(const Json& result) const {
   return metrics;
 }
 
-Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bool saves) {
+Json OperatorRun::finish_call(const char* name, const Metrics& own, bool reduce, bool saves) {
   auto& view = session_->view();
   std::vector<Json> of_workers;
   for (const auto& bytes : session_->state().workers.control.all_gather(to_bytes(with_weights(own))))
@@ -310,12 +315,12 @@ Json OperatorRun::conclude(const char* name, const Metrics& own, bool reduce, bo
   const auto mean = reduced(of_workers);
   auto result = reduce ? mean : listed(of_workers);
   training_ = false;
-  done_.add({.name = name, .result = Json::parse(to_line(result))});
+  history_.add({.name = name, .result = Json::parse(to_line(result))});
   if (of_trial_) return result;
   if (saves)
-    session_->state().report(for_row(mean), saved_, {}, {});
+    session_->state().report(row_metrics(mean), run_entries_, {}, {});
   else
-    view.report(for_row(mean));
+    view.report(row_metrics(mean));
   return result;
 }
 
@@ -326,18 +331,18 @@ Json OperatorRun::train(const TrainOptions& options) {
                   "Give 0 or more");
     parts_->train.check_call(options.num_steps, !parts_->models.empty());
   };
-  return call("train", check, [&] {
+  return run_or_replay("train", check, [&] {
     const watch::During training("train");
     auto& state = session_->state();
     auto& feed = parts_->train;
     auto& timers = operator_->timers;
     if (state.stop.ended) throw TrainingEnded();
-    note(options.max_retries, /*trains=*/true);
-    if (std::exchange(training_, true)) take_up_random_state();
-    if (std::exchange(changed_, false) && keeps_) {
+    update_params(options.max_retries, /*trains=*/true);
+    if (std::exchange(training_, true)) restore_random_state();
+    if (std::exchange(changed_, false) && saves_checkpoints_) {
       for (const auto& prepared : state.models) prepared->synchronise_buffers();
       state.outputs.settle();
-      state.save(saved_.get(), {}, /*any_files=*/false, Json::object());
+      state.save(run_entries_.get(), {}, /*any_files=*/false, Json::object());
     }
     feed.begin_call(options.num_steps);
     timers.enable(options.profile);
@@ -352,13 +357,13 @@ Json OperatorRun::train(const TrainOptions& options) {
     own.insert_or_assign("epoch", feed.epochs());
     if (options.profile) own.insert_or_assign("profile", timers.stats());
     timers.enable(false);
-    return conclude("train", own, options.reduce_results, keeps_);
+    return finish_call("train", own, options.reduce_results, saves_checkpoints_);
   });
 }
 
 Json OperatorRun::validate(const ValidateOptions& options) {
   const auto check = [&] { parts_->validation.check_call(options.num_steps, !parts_->models.empty()); };
-  return call("validate", check, [&] {
+  return run_or_replay("validate", check, [&] {
     const watch::During validating("validate");
     auto& feed = parts_->validation;
     auto& timers = operator_->timers;
@@ -377,24 +382,24 @@ Json OperatorRun::validate(const ValidateOptions& options) {
     feed.end_call();
     if (options.profile) own.insert_or_assign("profile", timers.stats());
     timers.enable(false);
-    return conclude("validate", own, options.reduce_results, false);
+    return finish_call("validate", own, options.reduce_results, false);
   });
 }
 
 bool OperatorRun::has_ended() {
-  return !meet([&] { return std::string(session_->state().stop.ended ? "ended" : ""); }).empty();
+  return !run_on_all([&] { return std::string(session_->state().stop.ended ? "ended" : ""); }).empty();
 }
 
 void OperatorRun::report_step(const std::function<Json()>& step) {
   const auto result = step();
   if (!result.is_object())
-    throw Error(ExitCode::user_error, "reporting a step of a trial", "what it gives is no JSON object",
+    throw Error(ExitCode::user_error, "reporting a step of a trial", "its return value is not a JSON object",
                 "Give names and values, as {{\"val_loss\", 0.1}}");
-  call(
-      step_call, [] {},
+  run_or_replay(
+      trial_step, [] {},
       [&] {
-        done_.add({.name = step_call});
-        session_->state().report(for_row(result), saved_, {}, {});
+        history_.add({.name = trial_step});
+        session_->state().report(row_metrics(result), run_entries_, {}, {});
         return Json();
       });
 }
@@ -402,12 +407,12 @@ void OperatorRun::report_step(const std::function<Json()>& step) {
 Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step) {
   of_trial_ = true;
   for (std::int64_t iteration = 0; iteration < num_iterations; ++iteration) {
-    const bool was_done_before = calls_ < done_.size();
+    const bool was_done_before = call_count_ < history_.size();
     if (!was_done_before && has_ended()) break;
     report_step([&] {
       if (step) return step(iteration);
       auto result = train({});
-      const bool validates = !meet([&] { return std::string(has_validation_loader() ? "yes" : ""); }).empty();
+      const bool validates = !run_on_all([&] { return std::string(has_validation_loader() ? "yes" : ""); }).empty();
       if (validates) result.update(validate({}));
       return result;
     });
@@ -416,33 +421,33 @@ Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<J
   return read_result(plan_, run_);
 }
 
-Json OperatorRun::each_one(const Json& own) const {
+Json OperatorRun::gather(const Json& own) const {
   Json all = Json::array();
   for (const auto& text : session_->state().workers.control.all_gather(to_line(own))) all.push_back(Json::parse(text));
   return all;
 }
 
 Json OperatorRun::apply(const std::function<Json()>& function) {
-  return Json::parse(meet([&] { return to_line(each_one(function())); }));
+  return Json::parse(run_on_all([&] { return to_line(gather(function())); }));
 }
 
 Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) {
-  // What it gives stands in the journal, but data do not: a call that registers some is made again.
-  if (calls_ < done_.size() && done_[calls_].registers_data) register_again(function);
-  return call(
+  // The history holds the results, but no data: so a call that registers data is made again.
+  if (call_count_ < history_.size() && history_[call_count_].registers_data) register_again(function);
+  return run_or_replay(
       "apply_all_operators", [] {},
       [&] {
         const auto before = parts_->registrations;
-        auto given = each_one(function(*operator_));
+        auto result = gather(function(*operator_));
         if (parts_->registrations != before)
-          done_.add({.name = "apply_all_operators", .result = given, .registers_data = true});
-        return given;
+          history_.add({.name = "apply_all_operators", .result = result, .registers_data = true});
+        return result;
       });
 }
 
 void OperatorRun::register_again(const std::function<Json(TrainingOperator&)>& function) {
-  meet([&] {
-    // What else it changes was saved, and comes back.
+  run_on_all([&] {
+    // Whatever else it changes is set back to the saved state.
     auto state = checkpoint::collect(entries_);
     for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();
     function(*operator_);
@@ -453,10 +458,10 @@ void OperatorRun::register_again(const std::function<Json(TrainingOperator&)>& f
 void OperatorRun::update_scheduler(double metric) {
   const auto check = [&] {
     if (parts_->plateaus.empty())
-      throw Error(ExitCode::user_error, "updating the scheduler with a metric", "no registered scheduler waits for one",
-                  "Register a torch::optim::ReduceLROnPlateauScheduler");
+      throw Error(ExitCode::user_error, "updating the scheduler with a metric",
+                  "no registered scheduler takes a metric", "Register a torch::optim::ReduceLROnPlateauScheduler");
   };
-  call("update_scheduler", check, [&] {
+  run_or_replay("update_scheduler", check, [&] {
     const auto bytes = session_->state().workers.control.broadcast(to_bytes(metric));
     for (const auto& scheduler : parts_->plateaus) scheduler->step(Json::from_cbor(bytes).get<float>());
     return Json();
@@ -465,12 +470,12 @@ void OperatorRun::update_scheduler(double metric) {
 
 StateDict OperatorRun::state_dict() {
   StateDict state;
-  meet([&] {
+  run_on_all([&] {
     for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
     state = checkpoint::collect(entries_);
     for (auto& [path, tensor] : state.tensors)
       tensor = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
-    if (calls_ < done_.size() || parts_->train.taken() > 0) state.values["progress"][gone] = true;
+    if (call_count_ < history_.size() || parts_->train.taken() > 0) state.values["progress"][stale_key] = true;
     return std::string();
   });
   if (plan_.workers < plan_.world().size()) state = checkpoint::broadcast(plan_.world(), state);
@@ -492,24 +497,24 @@ void OperatorRun::restore(const StateDict& saved) {
 
 void OperatorRun::load_state_dict(const StateDict& state) {
   const auto check = [&] {
-    if (state.values.value("progress", Json::object()).contains(gone))
+    if (state.values.value("progress", Json::object()).contains(stale_key))
       throw Error(ExitCode::usage, "loading a state",
-                  "it is of a call before the one at which the run was taken up again, and went with that process",
-                  "Keep states by save(path), and load(path) brings them back");
+                  "it is from a call before the run was resumed, and was lost with the earlier process",
+                  "Keep states with save(path) and load(path)");
     require_fit(state);
   };
-  call("load_state_dict", check, [&] { return restore(state), Json(); });
+  run_or_replay("load_state_dict", check, [&] { return restore(state), Json(); });
 }
 
 void OperatorRun::save(const fs::path& path) {
-  // It changes nothing in the trainer, which goes on whatever the disk does.
+  // save() changes nothing in the trainer. So it runs as the check: if it fails, the trainer stays open.
   const auto save = [&] {
     for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
     comm::on_root(session_->state().workers.control, [&] {
       const auto whole = whole_path(path);
       take_back_directory(whole);
       require_replaceable(whole);
-      // In its place when it is whole.
+      // It replaces the old one only when it is complete.
       const auto unfinished = whole.parent_path() / ("." + whole.filename().string() + ".saving");
       fs::remove_all(unfinished);
       try {
@@ -522,7 +527,7 @@ void OperatorRun::save(const fs::path& path) {
       replace_directory(unfinished, whole);
     });
   };
-  call("save", save, [] { return Json(); });
+  run_or_replay("save", save, [] { return Json(); });
 }
 
 void OperatorRun::load(const fs::path& path) {
@@ -537,10 +542,10 @@ void OperatorRun::load(const fs::path& path) {
     saved = checkpoint::broadcast(control, saved);
     require_fit(saved);
   };
-  call("load", check, [&] { return restore(saved), Json(); });
+  run_or_replay("load", check, [&] { return restore(saved), Json(); });
 }
 
-void OperatorRun::note(int max_retries, bool trains) {
+void OperatorRun::update_params(int max_retries, bool trains) {
   if (plan_.world().rank() != 0) return;
   auto params = run_.params();
   if (trains) params.erase("finished"), params.erase("return_value");
@@ -549,20 +554,21 @@ void OperatorRun::note(int max_retries, bool trains) {
   try {
     run_.write_params(std::move(params));
   } catch (const std::exception& error) {
-    log::warn(std::string("max_retries cannot be told to muster run: ") + error.what());
+    log::warn(std::string("params.json could not be written, so muster run does not know max_retries: ") +
+              error.what());
   }
 }
 
 void OperatorRun::shutdown(bool force) {
   if (!open_) return;
   if (!force) {
-    meet([&] { return session_->close(), std::string(); });
+    run_on_all([&] { return session_->close(), std::string(); });
   } else if (session_) {
     session_->leave(ended_ ? std::nullopt : std::optional(Error(ExitCode::user_error, "shut down by force")));
   }
   if ((!force || ended_) && plan_.world().rank() == 0) run_.mark_finished({});
   open_ = false;
-  if (!force && !leaves_folder_) run_.remove_unless_it_holds_more(plan_.world());
+  if (!force && !keeps_folder_) run_.remove_unless_it_holds_more(plan_.world());
 }
 
 TrainingOperator& OperatorRun::local_operator() {

@@ -1,4 +1,4 @@
-// Every option that is data, as JSON: the fields of each struct, and how each kind of field is written and read.
+// Option structs as JSON: the fields of each struct, and how each type of field is written and read.
 #include "train/options.hpp"
 
 #include "muster/callbacks.hpp"
@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What is not data is left out.
+// Fields that are not data, such as functions, are left out.
 template <class T>
 constexpr bool is_data = true;
 template <class Result, class... Arguments>
@@ -38,7 +38,7 @@ constexpr bool is_data<std::map<std::string, Dataset>> = false;
 template <>
 constexpr bool is_data<std::optional<Checkpoint>> = false;
 
-// By the values of the enumerators.
+// Names in the order of the enumerators' values.
 constexpr auto names_of(ScoreOrder) { return std::array{"max", "min"}; }
 constexpr auto names_of(BadNumbers) { return std::array{"ignore", "stop", "skip", "roll_back"}; }
 constexpr auto names_of(WhenBusy) { return std::array{"wait", "drop"}; }
@@ -125,9 +125,10 @@ void from(const Json& json, std::optional<at::Device>& device) {
   if (json.is_null()) return;
   try {
     if (json.is_string()) device = at::Device(json.get<std::string>());
-  } catch (const std::exception&) {  // torch's, or of a number that is too large
+  } catch (const std::exception&) {  // torch's exception, or one of a number that is too large
   }
-  require(device && device->str() == json.get<std::string>(), "is not a device, as cuda:0");  // torch wraps 300 around
+  // Compared, since torch wraps an index of 300 around.
+  require(device && device->str() == json.get<std::string>(), "is not a device, as cuda:0");
 }
 template <class T>
 void from(const Json& json, std::optional<T>& value) {
@@ -188,7 +189,7 @@ void from(const Json& json, std::vector<std::pair<std::string, double>>& shares)
   json.get_to(shares);
 }
 
-/// The key of a field that is called as the first of `names`, "a, b, c", of which the others are left.
+/// Takes the first name off `names`, a list like "a, b, c". Returns the JSON key of a field of type T with that name.
 template <class T>
 std::string take_key(std::string_view& names) {
   std::string key(names.substr(0, names.find(',')));
@@ -225,7 +226,8 @@ void read(const Json& json, std::string_view names, Fields&... fields) {
 }  // namespace
 }  // namespace detail::train
 
-// All fields of a struct, in their order: the compiler refuses a list that lacks one.
+// Defines to_json and from_json. The list has all fields of the struct in their order; one that lacks a field does not
+// compile.
 #define MUSTER_OPTIONS(Type, ...)                          \
   void to_json(Json& json, const Type& options) {          \
     const auto& [__VA_ARGS__] = options;                   \

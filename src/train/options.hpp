@@ -1,4 +1,4 @@
-// Options from JSON, as to_json and from_json of muster/json.hpp have it: what cannot be one.
+// Errors for options that are read from JSON; see to_json and from_json in muster/json.hpp.
 #pragma once
 
 #include "muster/error.hpp"
@@ -7,13 +7,13 @@
 
 namespace muster::detail::train {
 
-/// A value that an option cannot have. Whoever knows the file says so in an Error of its own.
+/// An option has an invalid value. A caller that reads a file turns it into an Error that names the file.
 struct InvalidOption : Error {
   InvalidOption(std::string which, std::string what)
-      : Error(ExitCode::data, "reading options", (which.empty() ? "the JSON" : which) + " " + what, "Mend it"),
+      : Error(ExitCode::data, "reading options", (which.empty() ? "the JSON" : which) + " " + what, "Correct it"),
         key(std::move(which)),
         fact(std::move(what)) {}
-  std::string key;  ///< and those that it lies under: "scaling_config" "num_workers"; empty for the whole
+  std::string key;  ///< with its parents, as "scaling_config" "num_workers"; empty for the whole JSON
   std::string fact;
 };
 
@@ -21,7 +21,7 @@ inline void require(bool holds, const std::string& fact) {
   if (!holds) throw InvalidOption("", fact);
 }
 
-/// What `read` finds invalid lies under `key`.
+/// Calls `read`, and adds `key` as a parent to the key of an InvalidOption.
 template <class Read>
 void under(const std::string& key, const Read& read) {
   try {

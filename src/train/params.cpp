@@ -12,10 +12,11 @@
 namespace muster::detail::train {
 namespace {
 
-/// Whether it is any JSON of the user's, as far as its default tells, or a value: not options.
+/// True if `plain`, the default of an option, is a single value or any JSON of the user's; false for a struct of
+/// options.
 bool is_whole(const Json& plain) { return !plain.is_object() || plain.empty(); }
 
-/// What options of which `plain` is the default know of `json`.
+/// The part of `json` whose keys are options; `plain` has the defaults.
 Json known(const Json& json, const Json& plain) {
   if (is_whole(plain) || !json.is_object()) return json;
   Json result = Json::object();
@@ -24,7 +25,7 @@ Json known(const Json& json, const Json& plain) {
   return result;
 }
 
-/// Of each option what was given, if that is not its default, else what was saved.
+/// For each option the given value if it differs from the default, otherwise the saved one.
 Json merged(const Json& given, const Json& plain, const Json& saved) {
   if (is_whole(plain)) return given.empty() || given == plain ? saved : given;
   Json result;
@@ -63,7 +64,7 @@ TrainerOptions options_in(const Json& params, const std::filesystem::path& file)
   return options;
 } catch (const InvalidOption& error) {
   throw Error(ExitCode::data, "reading " + file.string(), error.key + " " + error.fact,
-              "Mend it, or remove it: started with its --name, the run then goes on from its newest checkpoint");
+              "Correct it, or remove it: started with its --name, the run then goes on from its newest checkpoint");
 }
 
 TrainerOptions saved_options(const std::filesystem::path& run) {
@@ -79,7 +80,7 @@ TrainerOptions saved_options(const std::filesystem::path& run) {
 
 TrainerOptions restored_options(const std::filesystem::path& run, TrainerOptions given) {
   auto saved = saved_options(run);
-  // What is chosen together stays together.
+  // Options that belong together are not mixed.
   if (Json(given.dataset_config) != Json(DataConfig{})) saved.dataset_config = given.dataset_config;
   if (const auto& kept = given.run_config.checkpoint_config; !kept.checkpoint_score_attribute.empty())
     saved.run_config.checkpoint_config.checkpoint_score_order = kept.checkpoint_score_order;

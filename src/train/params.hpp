@@ -1,4 +1,4 @@
-// params.json: the options that a run was started with, read again when it is restored.
+// params.json: the options that a run was started with. They are read again when the run is restored.
 #pragma once
 
 #include "muster/trainer.hpp"
@@ -7,16 +7,16 @@
 
 namespace muster::detail::train {
 
-/// The options as params.json has them: the parts of run_config lie in it without names of their own.
+/// The options as in params.json, where the fields of checkpoint_config and failure_config lie directly in run_config.
 Json params_of(const TrainerOptions& options);
-/// And back. An Error (ExitCode::data) names what is missing or cannot be in `file`. Keys that are unknown are left
-/// alone; those of later versions may be missing.
+/// The options in params.json. Throws an Error (ExitCode::data) that names a missing key or an invalid value in `file`.
+/// Ignores unknown keys. Keys that earlier versions did not write may be missing.
 TrainerOptions options_in(const Json& params, const std::filesystem::path& file);
 
-/// What the run in that folder was started with. An Error (ExitCode::data) unless it can be restored: it has a
-/// params.json and a whole checkpoint.
+/// The options that the run in that folder was started with. Throws an Error (ExitCode::data) unless the run can be
+/// restored, that is, has a params.json and a whole checkpoint.
 TrainerOptions saved_options(const std::filesystem::path& run);
-/// The same, of which wins what `given` sets to other than its default.
+/// The same, overridden by the options in `given` that differ from their default.
 TrainerOptions restored_options(const std::filesystem::path& run, TrainerOptions given);
 
 }  // namespace muster::detail::train

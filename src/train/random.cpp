@@ -29,10 +29,12 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// Number `which` of those that have that seed.
-void seed_one_of(std::uint64_t seed, int which) { at::manual_seed(mix(mix(seed) + static_cast<std::uint64_t>(which))); }
+/// Seeds torch with stream number `stream` of this seed.
+void seed_stream(std::uint64_t seed, int stream) {
+  at::manual_seed(mix(mix(seed) + static_cast<std::uint64_t>(stream)));
+}
 
-/// What enable_reproducibility() was given.
+/// The seed that was given to enable_reproducibility().
 std::optional<std::uint64_t> seed_of_all;
 
 }  // namespace
@@ -40,7 +42,7 @@ std::optional<std::uint64_t> seed_of_all;
 void seed_generators(std::uint64_t seed, int rank, std::int64_t reports) {
   const auto later = static_cast<std::uint64_t>(reports);
   if (!seed_of_all)
-    seed_one_of(seed + later, rank);
+    seed_stream(seed + later, rank);
   else
     at::manual_seed(reports == 0 ? *seed_of_all : mix(*seed_of_all + later));
 }
@@ -56,35 +58,37 @@ std::string generator_state(at::Device device) {
 }
 
 MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device)
-    : device_(device), own_(generator_state(device)) {
+    : device_(device), rank_state_(generator_state(device)) {
   for (int s = 0; s < count; ++s) {
-    seed_one_of(mix(seed), first + s);
-    micro_batches_.push_back(generator_state(device));
+    seed_stream(mix(seed), first + s);
+    micro_batch_states_.push_back(generator_state(device));
   }
-  set_generator_state(own_, device);
+  set_generator_state(rank_state_, device);
 }
 
 void MicroBatchGenerators::change_to(int micro_batch) {
-  if (micro_batch == inside_) return;
+  if (micro_batch == current_) return;
   current() = generator_state(device_);
-  inside_ = micro_batch;
+  current_ = micro_batch;
   set_generator_state(current(), device_);
 }
 
 std::string MicroBatchGenerators::state() {
   current() = generator_state(device_);
   std::string all;
-  for (const auto& state : micro_batches_) all += state;
+  for (const auto& state : micro_batch_states_) all += state;
   return all;
 }
 
 void MicroBatchGenerators::restore(const std::string& state) {
   change_to(-1);
-  const auto size = micro_batches_.front().size();
-  for (std::size_t s = 0; s < micro_batches_.size(); ++s) micro_batches_[s] = state.substr(s * size, size);
+  const auto size = micro_batch_states_.front().size();
+  for (std::size_t s = 0; s < micro_batch_states_.size(); ++s) micro_batch_states_[s] = state.substr(s * size, size);
 }
 
-std::size_t MicroBatchGenerators::state_size() const { return micro_batches_.front().size() * micro_batches_.size(); }
+std::size_t MicroBatchGenerators::state_size() const {
+  return micro_batch_states_.front().size() * micro_batch_states_.size();
+}
 
 void set_generator_state(const std::string& state, at::Device device) {
   std::size_t from = 0;

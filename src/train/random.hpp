@@ -1,4 +1,4 @@
-// The random generators of a rank.
+// The random generators of a rank, and their states.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,35 +9,40 @@
 
 namespace muster::detail::train {
 
-/// Seeds torch's generators with f(seed, rank), anew after so many reports; alike on every rank, with the seed that was
-/// given there, once enable_reproducibility() has been called.
+/// Seeds torch's generators from the seed, the rank and the number of reports so far. After enable_reproducibility()
+/// they are seeded from its seed and the reports only, so alike on every rank.
 void seed_generators(std::uint64_t seed, int rank, std::int64_t reports = 0);
 
-/// Their state as bytes, the CPU's first, then that of `device` if it is a GPU; and back. As long on every rank.
+/// The generators' state as bytes: the CPU's first, then that of `device` if it is a GPU. The same length on every
+/// rank.
 std::string generator_state(at::Device device);
+/// Restores it. A state that was saved without `device` restores the CPU's only.
 void set_generator_state(const std::string& state, at::Device device);
 
-/// The random state of each of the micro-batches that a rank takes of a step, and the rank's own for everything else.
+/// A random state for each micro-batch that a rank computes of a step, and one for the rank outside of micro-batches.
 class MicroBatchGenerators {
  public:
-  /// Micro-batch m begins with f(seed, m); the generators stay as they are.
+  /// Seeds the states of micro-batches `first` to `first + count - 1` of the step. torch's generators keep their state.
   MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device);
 
-  /// From now on torch draws from that micro-batch's (of this rank's, from 0), or from the rank's own (-1).
+  /// Switches torch's generators to the state of a micro-batch (counted on this rank from 0), or of the rank (-1).
   void change_to(int micro_batch);
 
-  /// All micro-batches' states, one after the other; and back, from a string of that length.
+  /// The states of all micro-batches, concatenated.
   std::string state();
+  /// Restores them from a string of state_size() bytes.
   void restore(const std::string& state);
   std::size_t state_size() const;
 
  private:
-  std::string& current() { return inside_ < 0 ? own_ : micro_batches_[static_cast<std::size_t>(inside_)]; }
+  std::string& current() {
+    return current_ < 0 ? rank_state_ : micro_batch_states_[static_cast<std::size_t>(current_)];
+  }
 
   at::Device device_;
-  std::string own_;
-  std::vector<std::string> micro_batches_;
-  int inside_ = -1;
+  std::string rank_state_;
+  std::vector<std::string> micro_batch_states_;
+  int current_ = -1;  ///< index of the micro-batch, or -1 for the rank
 };
 
 }  // namespace muster::detail::train

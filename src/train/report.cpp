@@ -1,4 +1,5 @@
-// A report: metrics over the workers, a checkpoint if there is something to save, a row for the sinks, a stop if asked.
+// A report: reduces metrics over the workers, saves a checkpoint if there is something to save, gives the sinks a row,
+// and stops the run if a worker was asked to.
 #include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "comm/on_ranks.hpp"
@@ -15,16 +16,16 @@
 namespace muster::detail::train {
 namespace {
 
-/// What one worker brings to a report.
+/// One worker's input to a report.
 struct Contribution {
   Json metrics;
   bool has_state = false;
   bool has_files = false;
   bool asked_to_stop = false;
-  bool writing = false;        ///< the last checkpoint
-  bool has_callbacks = false;  ///< that may want to end training
-  bool validation = false;     ///< of the checkpoint, is asked for
-  std::string name = {};       ///< of the checkpoint
+  bool writing = false;        ///< the last checkpoint is still being written
+  bool has_callbacks = false;  ///< which may want to end training
+  bool validation = false;     ///< a validation of the checkpoint is asked for
+  std::string name = {};       ///< the checkpoint's name
 
   std::string pack() const {
     const auto bytes =
@@ -44,12 +45,12 @@ std::vector<Json> as_given(std::vector<Json> of_ranks) {
   return of_ranks;
 }
 
-/// The metrics of all ranks, and how far training has come: the row of the report that is being made.
+/// The row of the current report: the reduced metrics and the progress of training.
 Json make_row(const Counters& counters, Json metrics, int world_size) {
   const double seconds = std::chrono::duration<double>(Counters::Clock::now() - counters.last_report).count();
   const auto samples = counters.steps->samples_since_report;
   Json row = std::move(metrics);
-  row.emplace("epoch", counters.steps->epoch);  // the user's own wins
+  row.emplace("epoch", counters.steps->epoch);  // unless the user reports one
   row["training_iteration"] = counters.training_iteration + 1;
   row["global_step"] = counters.steps->global_step;
   row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
@@ -63,26 +64,26 @@ Json make_row(const Counters& counters, Json metrics, int world_size) {
 
 [[noreturn]] void refuse_state(const std::string& over, const char* what, const std::string& when) {
   throw Error(ExitCode::usage, "reporting with a state",
-              "a pass over " + over + " is under way, and where " + what + " stands cannot be saved",
+              "a pass over " + over + " is under way, and " + what + " cannot be saved",
               "Report with the state " + when);
 }
 
-/// An Error where a position would be saved that is not where the open passes stand.
+/// Throws an Error if the positions of the open passes cannot be saved.
 void require_positions(const step::Steps& steps) {
   if (const auto* pass = steps.without_position())
-    pass->plan.is_stream() ? refuse_state("the stream \"" + pass->name + "\"", "it", "after the pass")
-                           : refuse_state("the data loader \"" + pass->name + "\"", "its own sampler",
+    pass->plan.is_stream() ? refuse_state("the stream \"" + pass->name + "\"", "its position", "after the pass")
+                           : refuse_state("the data loader \"" + pass->name + "\"", "the position of its own sampler",
                                           "after the pass, or give the loader no sampler");
   const auto* const pass = steps.left_out();
   if (pass == nullptr) return;
   if (pass->of_epoch_before)
-    refuse_state("\"" + pass->name + "\" that began in an earlier epoch", "it",
+    refuse_state("\"" + pass->name + "\" that began in an earlier epoch", "its position",
                  "when it is over, begin it anew in each epoch, or begin it with .training = false or under "
                  "torch::NoGradGuard; session.step(batch) still weighs its batches");
   if (!pass->replaced)
     refuse_state((pass->plan.is_stream() ? "the stream \"" : "the dataset \"") + pass->name +
                      "\", which is whole on each worker,",
-                 "it",
+                 "its position",
                  "after the pass, split the dataset (DataConfig), or begin a pass that does not train with "
                  ".training = false or under torch::NoGradGuard");
   throw Error(ExitCode::usage, "reporting with a state",
@@ -105,10 +106,11 @@ void SessionState::warn_of_whole_data(const std::vector<Json>& metrics) {
   if (metric.empty()) return;
   data.whole_counted = true;
   if (workers.is_first())
-    log::warn("reporting \"" + metric + "\": all " + std::to_string(workers.size()) +
-              " workers have counted as many samples of each class. Datasets that are not split are whole on each "
-              "worker, where each sample counts once per worker: " +
-              whole + ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split");
+    log::warn(
+        "reporting \"" + metric + "\": all " + std::to_string(workers.size()) +
+        " workers have counted the same number of samples of each class. Datasets that are not split are whole on each "
+        "worker, so each sample counts once per worker: " +
+        whole + ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split");
 }
 
 std::int64_t SessionState::averaged_gradients() const {
@@ -127,12 +129,12 @@ bool SessionState::over_own_data() const {
   const auto passes = data.cursors->of_epoch();
   using Passes = data::Cursors::Passes;
   if (passes != Passes::none) return passes == Passes::unknown;
-  // There are datasets, but no training pass over one of them has begun, so they need not be meant for training.
+  // There are datasets, but none has a training pass in this epoch, so they may not be meant for training.
   return counters.steps->in_loop && averaged_gradients() != counters.own_data.averaged_before;
 }
 
-/// Over data that muster does not know, the first report in an epoch counts as its end, since most programs report at
-/// the end of each epoch. Once a program has trained between two reports of one epoch, that is no longer assumed.
+/// If muster does not read the data itself, the first report in an epoch counts as the epoch's end, since most programs
+/// report at the end of each epoch. Once a program has trained between two reports of one epoch, this is not assumed.
 void SessionState::note_report_of_epoch(bool has_state) {
   auto& own = counters.own_data;
   own.amid_epoch = false;
@@ -145,9 +147,9 @@ void SessionState::note_report_of_epoch(bool has_state) {
   own.amid_epoch = own.several[has_state ? 1 : 0] = own.several[has_state ? 1 : 0] || again;
   if (!again || !has_state || std::exchange(own.warned, true) || !workers.is_first()) return;
   log::warn(
-      "a State is reported several times in an epoch whose data muster does not know, so nobody knows where in them it "
-      "was saved: a run that goes on from here begins the epoch again, and one that goes on from the first State of an "
-      "epoch may have left out the rest of it. Take the data from get_dataset_shard() or prepare_data_loader(), whose "
+      "a State is reported several times in an epoch whose data muster does not know, so the position in the data is "
+      "not saved: a run that goes on from here begins the epoch again, and one that goes on from the first State of an "
+      "epoch may leave out the rest of it. Take the data from get_dataset_shard() or prepare_data_loader(), whose "
       "position is saved, or report the State once, at the end of the epoch");
 }
 
@@ -168,7 +170,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   warn_of_what_begins_again(entries != nullptr);
   const auto& steps = *counters.steps;
   if (!steps.complete())
-    throw Error(ExitCode::user_error, "reporting", "the step is not complete: other batches of it are to come",
+    throw Error(ExitCode::user_error, "reporting", "the step is not complete: more of its batches follow",
                 "With virtual workers, report after the last batch of a step");
 
   std::vector<Contribution> all;
@@ -202,10 +204,9 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
                 "Give the same checkpoint_dir_name on every worker");
   const bool validates = any_of(all, &Contribution::validation);
   if (validates && !(validation != nullptr && (has_state || has_files)))
-    throw Error(
-        ExitCode::usage, "reporting with a validation",
-        validation != nullptr ? "there is no checkpoint to validate" : "the trainer has no function that validates",
-        validation != nullptr ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
+    throw Error(ExitCode::usage, "reporting with a validation",
+                validation != nullptr ? "there is no checkpoint to validate" : "the trainer has no validation function",
+                validation != nullptr ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
 
   const bool busy = any_of(all, &Contribution::writing), wants_to_save = has_state || has_files;
   const bool saves = wants_to_save && !(busy && outputs.config.when_busy == WhenBusy::drop && !stop.request.known());

@@ -11,14 +11,15 @@
 namespace muster::detail::train {
 namespace {
 
-/// `full` is that of the launch when none of its ranks is missing, 0 where none may; then that of the workers.
+/// Returns the number of workers. `full` is, before, the number of ranks of a full launch, or 0 if none may be missing;
+/// afterwards the number of workers of a full launch, or 0.
 int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full) {
   const auto& asked = scaling.num_workers;
   const bool range = asked.is_range() && !launch.flags().workers;
   if (range && (*asked.least() < 1 || *asked.least() > *asked.most()))
     throw Error(
         ExitCode::usage, "choosing the workers",
-        "{" + std::to_string(*asked.least()) + ", " + std::to_string(*asked.most()) + "} is no range of workers",
+        "{" + std::to_string(*asked.least()) + ", " + std::to_string(*asked.most()) + "} is not a range of workers",
         "Ask for {least, most}, from 1 on");
   const int there = std::max(launch.size(), full);
   int workers = launch.flags().workers.value_or(asked.most().value_or(there));
@@ -47,7 +48,7 @@ std::chrono::milliseconds choose_wait_limit(const Launch& launch, const BackendC
   const auto own = backend == nullptr ? std::nullopt : backend->timeout();
   if (own && own->count() <= 0)
     throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
-                std::to_string(own->count()) + " ms is no time",
+                std::to_string(own->count()) + " ms is not a time limit",
                 "Give TorchConfig::timeout more than 0, or leave it out");
   return launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator())));
 }
@@ -89,7 +90,7 @@ Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_pt
   plan.wait_limit = choose_wait_limit(launch, plan.backend.get());
   if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
     throw Error(ExitCode::usage, "choosing how long a validation may take",
-                std::to_string(validation.timeout.count()) + " ms is no time",
+                std::to_string(validation.timeout.count()) + " ms is not a time limit",
                 "Give ValidationConfig::timeout more than 0");
   return plan;
 }

@@ -22,7 +22,7 @@ double score_of(const Json& metrics, const std::string& attribute, ScoreOrder or
   return order == ScoreOrder::max ? value.get<double>() : -value.get<double>();
 }
 
-/// Those that led to where the run stands: best first by the score, else newest first.
+/// The run's checkpoints, without those that it has gone back from: best score first, or newest first without a score.
 std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
   auto all = checkpoint::reported(run);
   std::reverse(all.begin(), all.end());
@@ -35,7 +35,7 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
   return all;
 }
 
-/// What the folder of a run holds, for a Result.
+/// The content of a run's folder that a Result needs.
 Json content_of(const std::filesystem::path& run, const CheckpointConfig& config, const Json& params) {
   Json checkpoints = Json::array();
   const auto ranked = ranked_checkpoints(run, config);
@@ -69,7 +69,7 @@ Result finish(const Plan& plan, RunFolder& run, const Ended& ended) {
     result = read_result(plan, run);
   } catch (const Error& unreadable) {
     if (!ended.error) throw;
-    log::warn(unreadable.what());  // and not in the place of the cause
+    log::warn(unreadable.what());  // a warning, since the result's error is the cause
     result.path = run.path();
   }
   result.error = ended.error;

@@ -1,4 +1,4 @@
-// What a session goes on from, and how it gets there: the inverse of save.cpp.
+// Resuming: chooses the checkpoint that a session goes on from, and restores it. The inverse of save.cpp.
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
@@ -25,7 +25,7 @@
 namespace muster::detail::train {
 namespace {
 
-/// The checkpoint that --resume PATH names: PATH itself, or the newest whole one of the run at PATH.
+/// The checkpoint that --resume PATH names: PATH itself, or the newest whole checkpoint of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& control) {
   return Checkpoint::from_directory(comm::on_root(control, [&] {
     if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
@@ -37,7 +37,7 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
   }));
 }
 
-/// --resume PATH is for a run that has no checkpoint of its own.
+/// Logs that --resume PATH is ignored, since the run has checkpoints of its own.
 void say_not_taken(const std::filesystem::path& path, const std::filesystem::path& newest) {
   std::error_code ignored;
   const auto text = "the run goes on from its own " + newest.filename().string() + ", not from " + path.string();
@@ -47,10 +47,10 @@ void say_not_taken(const std::filesystem::path& path, const std::filesystem::pat
     log::warn(text + ", which is not there");
 }
 
-/// The checkpoint of this very run that `path` names, by whatever name the folder is reached.
+/// A checkpoint of this run that --resume PATH names, by whatever name the run's folder is reached.
 struct OwnCheckpoint {
-  bool is_own = false;         ///< else it names anything else
-  std::optional<int> index{};  ///< none where the run has gone back to it already
+  bool is_own = false;         ///< false: PATH names something else
+  std::optional<int> index{};  ///< none if the run has gone back to it already
   std::string name = {};       ///< its name in the run, or the path of a link elsewhere that leads to it
 };
 
@@ -59,16 +59,18 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const RunFolder&
                              const checkpoint::Store& store) {
   namespace fs = std::filesystem;
   const auto found = Json::parse(comm::on_root(control, [&]() -> std::string {
-    std::error_code ignored;  // of a path that is not there
+    std::error_code ignored;  // the path may not exist
     const auto is_in_run = [&](const fs::path& one) {
       return one.parent_path() == run.path() || fs::equivalent(one.parent_path(), run.path(), ignored);
     };
-    const auto target = fs::canonical(path, ignored);  // by a name that a report has given it, or a link from elsewhere
+    // The path may be a link: a report's checkpoint_dir_name, or one elsewhere.
+    const auto target = fs::canonical(path, ignored);
     if (!is_in_run(path) && (target.empty() || !is_in_run(target))) return "false";
     if (store.has_rolled_back(is_in_run(path) ? path.filename().string() : path.string())) return "true";
     const auto index = checkpoint::Tier::index_of(target.empty() ? path.filename() : target.filename());
     if (!index)
-      throw Error(ExitCode::data, "resuming from " + path.string(), "it is in this run and is no checkpoint of it",
+      throw Error(ExitCode::data, "resuming from " + path.string(),
+                  "it is in this run's folder and is not a checkpoint of it",
                   "Name a checkpoint; `muster checkpoint ls` shows those that are there");
     return Json{*index, is_in_run(path) ? path.filename().string() : path.string()}.dump();
   }));
@@ -76,14 +78,15 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const RunFolder&
   return {.is_own = true, .index = found[0].get<int>(), .name = found[1]};
 }
 
-/// The run's own newest checkpoint, else --resume PATH, else resume_from_checkpoint.
+/// The checkpoint to go on from: the run's own newest, else --resume PATH, else resume_from_checkpoint. Goes back to an
+/// older one of the run first if --resume PATH names it. Collective.
 std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& run, const Communicator& control,
                                             checkpoint::Store& store) {
   const auto& flags = plan.launch.flags();
   const auto path = flags.resume == Resume::path ? whole_path(flags.resume_path) : std::filesystem::path();
   const auto is_meant = [&] { return std::string(run.is_of_an_earlier_trainer(path) ? "" : "yes"); };
   const bool named = !path.empty() && !comm::on_root(control, is_meant).empty();
-  // A checkpoint of this very run is a step back; any other only seeds a run that has none of its own.
+  // A checkpoint of this run means to go back to it. Any other is only for a run that has no checkpoint yet.
   const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
   if (own.index) store.roll_back(*own.index, own.name);
   if (auto newest = store.newest()) {
@@ -111,7 +114,7 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
   return given;
 }
 
-/// observe::Start::led_here of a run that goes on from that checkpoint of its own.
+/// Value for observe::Start::led_here when the run goes on from its own checkpoint `checkpoint`.
 std::function<bool(const std::string&)> led_to(const std::filesystem::path& checkpoint,
                                                std::vector<checkpoint::Rollback> rollbacks) {
   const auto index = checkpoint::Tier::index_of(checkpoint.filename());
@@ -123,7 +126,8 @@ std::function<bool(const std::string&)> led_to(const std::filesystem::path& chec
   };
 }
 
-/// Loads what a checkpoint that no run has made holds for these entries; whether there was anything.
+/// Loads entries from a checkpoint that no run has saved. Warns of entries that it does not hold. True if it loaded
+/// any.
 bool restore_what_is_there(const StateEntries& entries, const checkpoint::Restored& content,
                            const std::filesystem::path& path, const Workers& workers) {
   StateEntries there;
@@ -141,12 +145,12 @@ bool restore_what_is_there(const StateEntries& entries, const checkpoint::Restor
   }
   checkpoint::restore(there, saved, {workers.rank(), workers.size()});
   if (!missing.empty() && workers.is_first())
-    log::warn(path.string() + " holds nothing for " + missing + ": left as it is" +
-              (content.state.values.empty() ? "; files of your own are reached by get_checkpoint()" : ""));
+    log::warn(path.string() + " holds nothing for " + missing + ", which is not restored" +
+              (content.state.values.empty() ? "; read files of your own with get_checkpoint()" : ""));
   return !there.empty();
 }
 
-/// About what a save will write: a model's parameters, and as much again for each of an optimizer's two moments.
+/// An estimate of the bytes that a save writes: the parameters, and as much for each of an optimizer's two moments.
 double bytes_of(const StateEntries& entries) {
   double bytes = 0;
   for (const auto& [name, entry] : entries)
@@ -170,7 +174,7 @@ void SessionState::resume() {
     preprocessor = progress.preprocessor;
     auto row = start.content->metrics;
     outputs.score_reported = row.contains(outputs.config.checkpoint_score_attribute);
-    // What another run has reported is not this run's history, nor is its time.
+    // Another run's reports and training time do not count for this run.
     if (own) {
       counters.training_iteration = progress.training_iteration;
       counters.seconds_before = progress.time_total_s;
@@ -182,7 +186,7 @@ void SessionState::resume() {
       moment = {.training_iteration = progress.training_iteration, .last_row = std::move(row)};
       if (workers.is_first()) moment.led_here = led_to(path, outputs.store->rollbacks());
       start.callbacks = progress.callbacks;
-      // Which a job that was killed in between has not come to.
+      // A job that was killed after the save may not have made the link.
       if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
           workers.is_first() && name.is_string() && !wrong_with_name(name))
         give_name(path, name);
@@ -190,7 +194,7 @@ void SessionState::resume() {
   }
   outputs.sinks.start(workers.control, moment);
   if (validation != nullptr) {
-    outputs.score_reported = true;  // a validation may have it
+    outputs.score_reported = true;  // a validation may give it
     if (workers.is_first())
       outputs.store->keep_while([owing = validation](std::int64_t report) { return owing->owes(report); });
     comm::on_root(workers.control, [&] {
@@ -213,7 +217,7 @@ void SessionState::resume() {
 
 std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
   require_training("looking for the run's checkpoints");
-  static_cast<void>(outputs.newest_of_all());  // waits for what is being written
+  static_cast<void>(outputs.newest_of_all());  // waits for the checkpoint that is being written
   const auto all = Json::parse(comm::on_root(workers.control, [&] {
     Json found = Json::array();
     for (const auto& info : checkpoint::reported(run.path())) found.push_back({info.path.string(), info.metrics});
@@ -230,14 +234,15 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   require_training("restoring a state");
   const auto& newest = outputs.behind ? outputs.behind : outputs.newest;
   if (newest && (!start.from || newest->path() != start.from->path()))
-    throw Error(ExitCode::usage, "restoring a state",
-                "a report has saved " + newest->path().filename().string() + " since the run was started",
-                "Restore before the first report; session.get_checkpoint()->load(name, object) takes up entries later");
+    throw Error(
+        ExitCode::usage, "restoring a state",
+        "a report has saved " + newest->path().filename().string() + " since the run was started",
+        "Restore before the first report; later, load entries with session.get_checkpoint()->load(name, object)");
   start.loss_reported = true;
   stop.last_state = entries;
   stop.reserve.expect(bytes_of(*entries));
   if (!start.from) return false;
-  // Held no longer than this: its tensors are views of a file that may be pruned.
+  // Released at the end of this function: its tensors are views of a file that may be pruned later.
   const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store->read(*start.from);
   const auto& progress = saved.trainer;
   if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
@@ -268,9 +273,10 @@ void SessionState::warn_of_what_begins_again(bool reports_state) {
     log::warn("the run goes on from " + name +
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   else if (counters.training_iteration > 0)
-    log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
-              std::to_string(counters.training_iteration) + ", but " + (counters.steps->epoch_set ? "" : "epoch, ") +
-              "global_step, the position in the data and the random state begin again; state.restore() takes up all");
+    log::warn(
+        "the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
+        std::to_string(counters.training_iteration) + ", but " + (counters.steps->epoch_set ? "" : "epoch, ") +
+        "global_step, the position in the data and the random state begin again; state.restore() restores all of them");
 }
 
 }  // namespace muster::detail::train

@@ -37,7 +37,7 @@ std::string now_as_text() {
   return text;
 }
 
-/// An Error where the run that wrote `params` in `folder` is another program's.
+/// Throws an Error if another program has written `params` in `folder`.
 void require_same_program(const Json& params, const std::string& program, const std::filesystem::path& folder) {
   const auto maker = params.is_object() ? params.value("program", Json()) : Json();
   if (maker.is_string() && maker != program)
@@ -47,8 +47,8 @@ void require_same_program(const Json& params, const std::string& program, const 
         "Choose another --name");
 }
 
-/// Whether the folder was not there, and is this process's now: another one may look for a name at the same moment.
-/// What cannot be made is said by who makes it again.
+/// Makes the folder. True if it did not exist, so that it is this process's: another process may choose a name at the
+/// same moment. Also true if it cannot be made; the caller makes it again and reports the error.
 bool claim(const std::filesystem::path& folder) {
   const auto storage = folder.parent_path();
   make_directories(storage);
@@ -63,31 +63,31 @@ std::string numbered_name(const std::string& name, int number) {
   return number == 1 ? name : name + "_" + std::to_string(number);
 }
 
-/// Whether this process has the folder now: it is new, or an earlier start of the same `muster run` has had it, or one
-/// from before Slurm queued the job again.
+/// True if this process may use the folder: it is new, or an earlier start of the same `muster run` or of the same
+/// requeued Slurm job has used it.
 bool take(const std::filesystem::path& folder) {
   const auto supervisor = launch::supervisor();
   if (supervisor && read_failures(folder, supervisor->id)) return true;
   const bool is_new = claim(folder);
   const char* const restarts = std::getenv("SLURM_RESTART_COUNT");
   if (std::getenv("SLURM_JOB_ID") == nullptr || restarts == nullptr || std::atoi(restarts) == 0) return is_new;
-  // Of several starts in a job that was queued again each takes another folder: the one that makes this file has it.
+  // In a requeued job each start of the program takes a folder: the one that creates this file gets it.
   const auto mark = folder / (std::string(".slurm_restart.") + restarts);
   const int descriptor = ::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor >= 0) ::close(descriptor);
   return descriptor >= 0 || errno != EEXIST;
 }
 
-/// PROGRAM_JOB in a job of Slurm, PROGRAM_JOB.2, … for later starts of the program in it; else PROGRAM_TIME. Later runs
-/// of the same process have a number behind it.
+/// In a Slurm job PROGRAM_JOB, and PROGRAM_JOB.2, … for later starts of the program in it; otherwise PROGRAM_TIME.
+/// Later runs of the same process get a number appended.
 std::string default_name(const std::string& program, const std::filesystem::path& storage) {
-  static std::map<std::filesystem::path, std::string> of_this_start;  // [storage] in a job of Slurm
-  static std::set<std::filesystem::path> taken;                       // by this process
+  static std::map<std::filesystem::path, std::string> names_by_storage;  // in a Slurm job: this start's name
+  static std::set<std::filesystem::path> taken;                          // by this process
   const char* const job = std::getenv("SLURM_JOB_ID");
   const auto supervisor = launch::supervisor();
   auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
   if (job != nullptr) {
-    auto& own = of_this_start[storage];
+    auto& own = names_by_storage[storage];
     for (int start = 1; own.empty(); ++start) {
       const auto name = start == 1 ? first : first + "." + std::to_string(start);
       if (take(storage / name)) own = name;
@@ -101,7 +101,7 @@ std::string default_name(const std::string& program, const std::filesystem::path
   return name;
 }
 
-/// Of two trainers of this process over one run, which goes on where the first has ended.
+/// Warns if two trainers of this process use the same run, since the second one goes on where the first has ended.
 void warn_of_same_run(const std::filesystem::path& run, int trainer) {
   static std::map<std::filesystem::path, int> trainers;
   const auto [known, is_new] = trainers.try_emplace(run, trainer);
@@ -163,7 +163,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     if (numbered) name_ = numbered_name(name_, trainer);
     path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
     if (!is_utf8(path_.string()))
-      throw Error(ExitCode::usage, "opening the storage " + storage.string(), "its path is no UTF-8",
+      throw Error(ExitCode::usage, "opening the storage " + storage.string(), "its path is not UTF-8",
                   "Choose another --storage");
     make_directories(path_);
     require_own_directory(path_);
@@ -191,10 +191,10 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   params_ = decided[2];
   started_again_ = decided[3];
   if (numbered)
-    for (int i = 1; i < trainer; ++i) earlier_.push_back(path_.parent_path() / numbered_name(*flags.name, i));
+    for (int i = 1; i < trainer; ++i) earlier_runs_.push_back(path_.parent_path() / numbered_name(*flags.name, i));
   check_shared(world);
 
-  // Here the others hear of a rank that could not open its log.
+  // If a rank cannot open its log, all ranks throw here.
   const auto ranks = comm::on_all(world, [&] {
     char file[32];
     std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
@@ -229,8 +229,8 @@ void RunFolder::require_own() const {
 }
 
 bool RunFolder::is_of_an_earlier_trainer(const std::filesystem::path& path) const {
-  return std::ranges::any_of(earlier_, [&](const auto& run) {
-    std::error_code ignored;  // of a path that is not there
+  return std::ranges::any_of(earlier_runs_, [&](const auto& run) {
+    std::error_code ignored;  // the path may not exist
     return path == run || path.parent_path() == run || std::filesystem::equivalent(path, run, ignored) ||
            std::filesystem::equivalent(path.parent_path(), run, ignored);
   });
@@ -241,10 +241,10 @@ void RunFolder::remove_unless_it_holds_more(const Communicator& world) {
   lock_.reset();
   world.barrier();
   if (world.rank() != 0) return;
-  static const std::set<std::string> notes{"params.json", "result.json", "progress.csv", "logs", ".lock"};
-  std::error_code ignored;  // of a disk: what is left there does no harm
+  static const std::set<std::string> files_of_every_run{"params.json", "result.json", "progress.csv", "logs", ".lock"};
+  std::error_code ignored;  // files that are left over do no harm
   for (const auto& entry : std::filesystem::directory_iterator(path_, ignored))
-    if (!notes.contains(entry.path().filename())) return;
+    if (!files_of_every_run.contains(entry.path().filename())) return;
   std::filesystem::remove_all(path_, ignored);
   if (made_storage_) std::filesystem::remove(path_.parent_path(), ignored);
 }
@@ -284,12 +284,14 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
   clear_error();
   try {
     params_["finished"] = true;
-    // As the file has it: bytes that are no text and numbers that JSON does not know are replaced.
+    // As it is in the file, where bytes that are not UTF-8 and numbers that JSON does not have are replaced.
     params_["return_value"] = Json::parse(returned.dump(-1, ' ', false, Json::error_handler_t::replace));
     write_params(params_);
   } catch (const std::exception& error) {
-    log::warn(std::string("training is done, but started again it goes on from the newest checkpoint: ") +
-              error.what());
+    log::warn(
+        std::string(
+            "training is finished, but this could not be saved, so a new start goes on from the newest checkpoint: ") +
+        error.what());
   }
 }
 
@@ -298,12 +300,12 @@ void RunFolder::put_back(Json params) noexcept {
   try {
     write_params(std::move(params));
   } catch (const std::exception& error) {
-    log::warn(std::string("params.json is not as it was: ") + error.what());
+    log::warn(std::string("params.json could not be restored: ") + error.what());
   }
 }
 
 void RunFolder::clear_error() const noexcept {
-  std::error_code ignored;  // what cannot be removed is replaced by the next failure
+  std::error_code ignored;  // the next failure replaces a file that cannot be removed
   std::filesystem::remove(path_ / "error.txt", ignored);
 }
 
@@ -312,7 +314,7 @@ void RunFolder::write_error(const std::string& text) const noexcept {
     write_file(path_ / "error.txt", text + "\n");
     launch::tell_supervisor(launch::telling_cause, path_.string());
   } catch (const std::exception& error) {
-    log::warn(std::string("the cause of the failure is not kept: ") + error.what());
+    log::warn(std::string("error.txt, with the cause of the failure, could not be written: ") + error.what());
   }
 }
 

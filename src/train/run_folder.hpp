@@ -1,4 +1,4 @@
-// The folder of a run: its name, the job that has it, params.json and error.txt.
+// The folder of a run: its name, the lock of the job that uses it, params.json and error.txt.
 #pragma once
 
 #include "comm/agreement.hpp"
@@ -17,54 +17,57 @@ namespace muster::detail::train {
 /// Throws an Error (ExitCode::usage) unless `name` is one plain folder name.
 void check_run_name(const std::string& name);
 
-/// The path from the root on, without a slash at its end, which would hide its last name.
+/// The absolute path, without a slash at its end, so that filename() is its last name.
 std::filesystem::path whole_path(const std::filesystem::path& path);
 
-/// STORAGE/NAME, locked by this job while this lives. The same on every rank; rank 0 writes.
+/// STORAGE/NAME, locked by this job as long as the object lives. The same on every rank; rank 0 writes.
 class RunFolder {
  public:
-  /// Chooses the name (flag, then RunConfig, then program and Slurm job or time; a start in a Slurm job has a name of
-  /// its own, unless Slurm has queued the job again or `muster run` has started it again), makes the folder, locks it
-  /// (an Error if another job has it, or if the flag names a run that another program has made), makes sure that every
-  /// node sees the same storage, and removes what an interrupted job has left of files that it was writing. `trainer`:
-  /// its number in the launch (Launch::number_trainer), which is added to the flag's name from the second on.
+  /// Chooses the name: the flag's, else RunConfig's, else program and Slurm job or time. Each start in a Slurm job gets
+  /// a name of its own, unless Slurm has requeued the job or `muster run` has restarted it. Then makes the folder,
+  /// locks it, checks that every node sees the same storage, and removes unfinished files of an interrupted job.
+  /// `trainer`: the trainer's number in the launch (Launch::number_trainer); from the second on it is appended to the
+  /// flag's name. Throws an Error if another job uses the folder, or if the flag names another program's run.
   /// Collective over the world.
   RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer = 1);
 
-  /// An Error (ExitCode::usage) if the folder was moved away under the job and another one is there. By rank 0.
+  /// Throws an Error (ExitCode::usage) if the folder was moved away while the job runs and another one is at its path.
+  /// On rank 0.
   void require_own() const;
-  /// Gives up the lock: others may have the folder, and this is read alone. On every rank.
+  /// Gives up the lock: other jobs may use the folder, and this job only reads it. On every rank.
   void release() noexcept { lock_.reset(); }
-  /// Gives up the lock and removes the folder, unless it holds more than the notes that every run makes; and the
-  /// storage, where it was made for this run and is empty. Collective over the world.
+  /// Gives up the lock and removes the folder, unless it holds more than the files that every run writes. Removes the
+  /// storage, too, if this run has made it and it is empty. Collective over the world.
   void remove_unless_it_holds_more(const Communicator& world);
 
   const std::filesystem::path& path() const noexcept { return path_; }
   const std::string& name() const noexcept { return name_; }
 
-  /// Whether --resume, which is about the run that --name names, says nothing of this one: it is a later trainer's,
-  /// and `path` lies in an earlier one's.
+  /// True if `path` lies in the run of an earlier trainer of this launch under the same --name. Then --resume `path` is
+  /// not meant for this run.
   bool is_of_an_earlier_trainer(const std::filesystem::path& path) const;
-  /// Whether this run is the first of those with the name of --name.
-  bool is_first() const noexcept { return earlier_.empty(); }
+  /// True if this is the launch's first run under --name.
+  bool is_first() const noexcept { return earlier_runs_.empty(); }
 
-  /// Whether a start of the same `muster run` has had it before.
+  /// True if an earlier start of the same `muster run` has used this folder.
   bool started_again() const noexcept { return started_again_; }
-  /// What params.json says, on every rank as it was before this job; null for a new run.
+  /// The content of params.json. On ranks other than 0 it stays as it was before this job. Null for a new run.
   const Json& params() const noexcept { return params_; }
-  /// Replaces params.json. By one rank.
+  /// Replaces params.json. On one rank.
   void write_params(Json params);
-  /// Says in it that training is done, and what it has returned; it is done whether that can be written or not. By the
-  /// same rank.
+  /// Writes to params.json that training is finished, and the training function's return value. A failure is a warning.
+  /// On the same rank.
   void mark_finished(const Json& returned) noexcept;
-  /// What a finished run's folder said before a start that has changed nothing else. By the same rank.
+  /// Restores params.json of a finished run after a start that has changed nothing else. A failure is a warning. On the
+  /// same rank.
   void put_back(Json params) noexcept;
-  /// Removes error.txt where what it says is over: training begins, or has been stopped on request. By one rank.
+  /// Removes error.txt: training begins, or was stopped on request. On one rank.
   void clear_error() const noexcept;
-  /// error.txt holds the root cause of the last failure. By one rank. What cannot be written is a warning: no trouble
-  /// with a file takes the place of the cause.
+  /// Writes the root cause of a failure to error.txt. A failure to write is a warning, so that it does not hide the
+  /// cause. On one rank.
   void write_error(const std::string& text) const noexcept;
-  /// On every rank that sees that some do not answer, before it ends the job: the first to speak writes.
+  /// The same for lost ranks. Every rank that has noticed them calls it before it ends the job. Waits Lost::turn()
+  /// first: the first rank to write ends the job, so only one writes.
   void write_error(const Communicator& world, const comm::Lost& lost) const noexcept;
 
  private:
@@ -72,7 +75,8 @@ class RunFolder {
 
   std::filesystem::path path_;
   std::string name_;
-  std::vector<std::filesystem::path> earlier_;  ///< runs of the launch's earlier trainers under the same --name
+  std::vector<std::filesystem::path>
+      earlier_runs_;  ///< paths of the runs of the launch's earlier trainers under the same --name
   bool made_storage_ = false;
   Json params_;
   bool started_again_ = false;

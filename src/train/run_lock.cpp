@@ -32,8 +32,9 @@ constexpr off_t byte_of_root = 0, byte_of_ranks = 1;
 constexpr std::string_view lease_prefix = ".lease.";
 constexpr std::uint64_t longest_record = 64 << 20;
 
-/// Does `command` with one byte of the file; what is in the way, or F_UNLCK. None where locks are not kept.
-std::optional<short> lock(const File& file, int command, short type, off_t byte) {
+/// Runs the fcntl `command` on one byte of the file. Returns the type of the conflicting lock, or F_UNLCK if there is
+/// none. Returns none if the file system has no locks.
+std::optional<short> lock_byte(const File& file, int command, short type, off_t byte) {
   struct flock range {};
   range.l_type = type;
   range.l_whence = SEEK_SET;
@@ -47,7 +48,7 @@ std::optional<short> lock(const File& file, int command, short type, off_t byte)
   return {};
 }
 bool try_lock(const File& file, short type, off_t byte) {
-  return lock(file, F_OFD_SETLK, type, byte).value_or(F_UNLCK) == F_UNLCK;
+  return lock_byte(file, F_OFD_SETLK, type, byte).value_or(F_UNLCK) == F_UNLCK;
 }
 
 /// The open lock files of this process. A child of fork() shares them, and would keep the folder locked for as long as
@@ -82,19 +83,19 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-/// When the process was started, in the kernel's ticks; empty if there is none, or one that has ended.
+/// The start time of a process, in the kernel's clock ticks. Empty if the process does not exist or has ended.
 std::string start_of(const std::string& process) {
   std::ifstream file("/proc/" + process + "/stat");
   std::string text;
   std::getline(file, text);
   std::istringstream after_name(text.substr(std::min(text.size(), text.rfind(')') + 1)));
-  std::vector<std::string> fields(20);  // from the third on: the state, and as the last the start
+  std::vector<std::string> fields(20);  // the third field, the state, to the 22nd, the start time
   for (auto& field : fields) after_name >> field;
   return fields[0] == "Z" || fields[0] == "X" ? "" : fields[19];
 }
 
-/// The kernel and its space of process numbers, in which a number means one process.
-std::string this_space() {
+/// Kernel boot and process namespace: within these a process number means one process.
+std::string this_pid_namespace() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::error_code error;
@@ -112,15 +113,16 @@ std::string this_job() {
 Json record_of_this_job(const std::vector<std::string>& processes) {
   return {{"holder", this_job()},
           {"processes", processes},
-          {"supervisor", environment(launch::variable::id)},  // of a sweep's trials, too
+          {"supervisor", environment(launch::variable::id)},  // also set for the trials of a sweep
           {"slurm_job", environment("SLURM_JOB_ID")},
           {"slurm_restarts", std::atoi(environment("SLURM_RESTART_COUNT").c_str())}};
 }
 
+/// The record of a job in .lock or in a lease.
 struct Record {
-  std::string holder = "a job that has not said its name yet";
+  std::string holder = "a job that has not written its name yet";
   enum class State { ended, running, unknown } state = State::unknown;
-  /// It is this job, before `muster run` or Slurm has started it again: what is left of it is ending.
+  /// An earlier start of this job, which `muster run` or Slurm has restarted: its remaining processes are ending.
   bool earlier_start = false;
 };
 
@@ -140,18 +142,18 @@ Record read_record(const std::filesystem::path& path) {
     }
     record.earlier_start = !supervisor.empty() && supervisor == environment(launch::variable::id) &&
                            std::ranges::find(processes, RunLock::this_process()) == processes.end();
-    const auto space = this_space();
+    const auto own_namespace = this_pid_namespace();
     bool known = true, running = false;
     for (const auto& process : processes) {
       std::istringstream words(process);
-      std::string boot, space_of_numbers, number, start;
-      words >> boot >> space_of_numbers >> number >> start;
-      if (boot + " " + space_of_numbers != space)
+      std::string boot, pid_namespace, number, start;
+      words >> boot >> pid_namespace >> number >> start;
+      if (boot + " " + pid_namespace != own_namespace)
         known = false;
       else if (!start.empty() && start_of(number) == start)
         running = true;
     }
-    // A supervisor has ended its ranks, on all nodes, before it starts them again.
+    // A supervisor ends its ranks on all nodes before it restarts them.
     known = known || record.earlier_start;
     record.state = running ? Record::State::running : known ? Record::State::ended : Record::State::unknown;
   } catch (const Json::exception&) {
@@ -190,27 +192,27 @@ std::filesystem::path lease_of(const std::filesystem::path& folder, int number) 
 
 std::string RunLock::this_process() {
   const auto number = std::to_string(::getpid());
-  return this_space() + " " + number + " " + start_of(number);
+  return this_pid_namespace() + " " + number + " " + start_of(number);
 }
 
 RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience,
                  std::function<void(std::chrono::milliseconds)> on_wait)
     : folder_(folder), patience_(patience), on_wait_(std::move(on_wait)), is_root_(is_root) {
   const auto path = folder_ / ".lock";
-  const auto exists = [&] {  // a link counts, whether there is something behind it or not
+  const auto exists = [&] {  // a symbolic link counts, even if its target does not exist
     return std::filesystem::exists(std::filesystem::symlink_status(path));
   };
   if (!exists()) {
     try {
       File(path, File::Mode::create).close();
     } catch (const Error&) {
-      if (!exists()) throw;  // else another job was quicker, and the lock decides
+      if (!exists()) throw;  // otherwise another job has made it first, and the lock decides
     }
   }
   file_.emplace(path, File::Mode::write);
   LockFiles::add(file_->descriptor());
   try {
-    is_root_ ? own() : share();
+    is_root_ ? lock_exclusive() : lock_shared();
   } catch (...) {
     LockFiles::remove(file_->descriptor());
     throw;
@@ -232,14 +234,14 @@ void RunLock::wait(bool for_earlier_start, const std::string& holder, const std:
   const auto ranks = "ranks of the job that had it (" + holder + ")";
   const auto begin = std::chrono::steady_clock::now();
   const std::chrono::milliseconds most = for_earlier_start ? patience_ : patience_with_others;
-  for (bool said = false; !done(); said = true) {
+  for (bool logged = false; !done(); logged = true) {
     if (std::chrono::steady_clock::now() - begin > most)
       throw Error(for_earlier_start ? ExitCode::retry : ExitCode::usage, "opening the run " + folder_.string(),
                   ranks + " are still there",
                   for_earlier_start
-                      ? "They may wait for a device or a file system; look after them, then start it again"
+                      ? "They may wait for a device or a file system; end them, then start it again"
                       : "End them, or choose another --name");
-    if (!said) {
+    if (!logged) {
       log::info("waiting for the " + ranks + " to end");
       if (on_wait_) on_wait_(most);
     }
@@ -247,30 +249,30 @@ void RunLock::wait(bool for_earlier_start, const std::string& holder, const std:
   }
 }
 
-void RunLock::own() {
+void RunLock::lock_exclusive() {
   const auto path = folder_ / ".lock";
-  const auto taken = lock(*file_, F_OFD_SETLK, F_WRLCK, byte_of_root);
+  const auto taken = lock_byte(*file_, F_OFD_SETLK, F_WRLCK, byte_of_root);
   holds_ = taken.has_value();
   if (!holds_) return static_cast<void>(require_free());
   const auto before = read_record(path);
   if (*taken != F_UNLCK && !before.earlier_start) refuse(folder_, before);
   wait(before.earlier_start, before.holder,
        [&] { return try_lock(*file_, F_WRLCK, byte_of_root) && try_lock(*file_, F_WRLCK, byte_of_ranks); });
-  share();
+  lock_shared();
   const auto text = record_of_this_job({this_process()}).dump() + "\n";
-  File said(path, File::Mode::write);  // closed: so NFS shows it to others
-  said.truncate(0);
-  said.write_at(std::as_bytes(std::span(text)), 0);
-  said.close();
+  File record(path, File::Mode::write);  // closed, so that NFS shows it to other nodes
+  record.truncate(0);
+  record.write_at(std::as_bytes(std::span(text)), 0);
+  record.close();
 }
 
-void RunLock::share() {
+void RunLock::lock_shared() {
   if (!try_lock(*file_, F_RDLCK, byte_of_ranks))
     throw Error(ExitCode::usage, "opening the run " + folder_.string(), "another job has taken it from this one",
-                "Look after rank 0, which must have ended");
+                "Find out why rank 0 has ended");
   if (is_root_) return;
-  holds_ = lock(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
-  // Rank 0, on another node, has not seen whether processes of this one have ended.
+  holds_ = lock_byte(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
+  // Rank 0 is on another node and cannot see whether processes of this node have ended.
   if (const auto leases = leases_in(folder_); !holds_ && !leases.empty())
     wait_for_earlier_start(lease_of(folder_, leases.back()));
 }
@@ -287,12 +289,11 @@ std::vector<int> RunLock::require_free() const {
     const auto record = read_record(path);
     if (record.state == Record::State::running) refuse(folder_, record);
     if (record.state == Record::State::unknown)
-      refuse(
-          folder_, record,
-          ". This file system keeps no locks, so nobody sees from here whether that job has ended: if it has, remove " +
-              path.string());
+      refuse(folder_, record,
+             ". This file system has no locks, so this job cannot see whether that one has ended. If it has, remove " +
+                 path.string());
   };
-  // Where locks are kept within a node, this is what another node has written.
+  // If locks work only within a node, another node has written .lock.
   if (!holds_ && file_->size() > 0) check(folder_ / ".lock");
   const auto leases = leases_in(folder_);
   if (!leases.empty()) check(lease_of(folder_, leases.back()));
@@ -311,7 +312,7 @@ void RunLock::take_lease(const std::vector<std::string>& processes) {
       file.close();
     } catch (const Error&) {
       if (!lease_.empty() || !std::filesystem::exists(status_of(next))) throw;
-      continue;  // another job was quicker
+      continue;  // another job has created it first
     }
     for (const int number : before) ::unlink(lease_of(folder_, number).c_str());
     return;
@@ -320,14 +321,14 @@ void RunLock::take_lease(const std::vector<std::string>& processes) {
 
 RunLock::~RunLock() {
   try {
-    // The highest lease stays, so that its number is never given twice.
+    // The last lease stays, empty, so that its number is never used twice.
     if (!lease_.empty()) write_file(lease_, "{\"processes\": []}\n");
     if (is_root_ && file_ && holds_) file_->truncate(0);
   } catch (const std::exception& error) {
-    log::warn("giving up the run " + folder_.string() + ": " + error.what());
+    log::warn("releasing the run " + folder_.string() + ": " + error.what());
   }
   if (!file_) return;
-  for (const off_t byte : {byte_of_root, byte_of_ranks}) lock(*file_, F_OFD_SETLK, F_UNLCK, byte);
+  for (const off_t byte : {byte_of_root, byte_of_ranks}) lock_byte(*file_, F_OFD_SETLK, F_UNLCK, byte);
   LockFiles::remove(file_->descriptor());
 }
 

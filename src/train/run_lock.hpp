@@ -1,14 +1,16 @@
-// One job has a run's folder.
+// The lock of a run's folder: only one job uses the folder at a time.
 //
-// Rank 0 locks a byte of STORAGE/NAME/.lock for itself, and every rank shares another: a job whose rank 0 was killed
-// has the folder until the last rank that may still write has ended. The locks are those of open files. The kernel
-// gives them up when a process ends, however it ends; over NFS and Lustre (mounted with -o flock) they hold between
-// nodes. The file says who has the folder. A child of fork() holds no lock of its parent's.
+// Rank 0 holds an exclusive lock on one byte of STORAGE/NAME/.lock, and every rank holds a shared lock on another byte.
+// So if rank 0 was killed, its job keeps the folder until the last rank that may still write has ended. The locks
+// belong to open file descriptions: the kernel releases them when a process ends, however it ends. On NFS and Lustre
+// (mounted with -o flock) they work between nodes. The file says which job holds the folder. A child of fork()
+// holds none of its parent's locks.
 //
-// Where the file system keeps no locks, or only within a node, a lease stands in: .lease.N names every process of the
-// job. The next job makes .lease.N+1, once all of those are seen to have ended. They are seen on their own host; those
-// of others have ended where Slurm or the same `muster run` has started the job again, or where a person has removed
-// the file. Nobody replaces a lease, so of two jobs that want the next one gets it.
+// If the file system has no locks, or only within a node, a lease replaces them: the file .lease.N names every process
+// of the job. The next job creates .lease.N+1 when all those processes have ended. A job can see that only for
+// processes on its own host. Processes on other hosts count as ended if Slurm or the same `muster run` has restarted
+// the job, or if a person has removed the file. A lease is never replaced, so if two jobs want the next one, only one
+// gets it.
 #pragma once
 
 #include "base/file.hpp"
@@ -28,37 +30,37 @@ class RunLock {
  public:
   static constexpr std::chrono::milliseconds default_patience = std::chrono::minutes(5);
 
-  /// Rank 0 first, before anything is written: an Error (ExitCode::usage) that names the holder if another job has the
-  /// folder. What is left of a job without its rank 0 is waited for, some seconds. Then every other rank.
-  /// Ranks of an earlier start of this same job, by `muster run` or by Slurm, are waited for as long as `patience`: a
-  /// file server may keep the lock of a node that is lost, a process may wait for a device. After that it is an Error
-  /// (ExitCode::retry). `on_wait` is called before it waits, with the longest time that this may take.
+  /// Takes the lock: on rank 0 first, before anything is written, then on every other rank. Throws an Error
+  /// (ExitCode::usage) that names the holder if another job has the folder; if only that job's rank 0 has ended, waits
+  /// some seconds for the others. Waits up to `patience` for ranks of an earlier start of this same job, by `muster
+  /// run` or by Slurm, since a file server may keep the lock of a lost node and a process may wait for a device; then
+  /// throws an Error (ExitCode::retry). Calls `on_wait` before it waits, with the longest time that this may take.
   RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience = default_patience,
           std::function<void(std::chrono::milliseconds)> on_wait = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
 
-  /// Whether rank 0's lock is seen from here.
+  /// True if this rank sees rank 0's lock; false on a file system whose locks do not work between the two.
   bool holds() const noexcept { return holds_; }
-  /// Whether another folder than the locked one is at its path now. Not where none is, which whoever writes there says.
+  /// True if another folder is at the path of the locked one now. False if there is none; then the next write fails.
   bool is_replaced() const noexcept;
-  /// By rank 0, where the lock does not hold for all: takes the lease for those processes, or an Error as above.
+  /// Takes the lease for these processes, or throws an Error as above. On rank 0, if holds() is false on any rank.
   void take_lease(const std::vector<std::string>& processes);
-  /// What this process is called in a lease.
+  /// The name of this process in a lease: kernel boot, process namespace, process number and start time.
   static std::string this_process();
 
  private:
-  void own();
-  void share();
-  /// Returns when `done` is true, which it asks again and again, or throws the Errors of the constructor.
+  void lock_exclusive();
+  void lock_shared();
+  /// Polls `done` until it is true, or throws the Errors of the constructor.
   void wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const;
-  /// Until the processes of this node have ended that a record names, if it is of an earlier start of this job.
+  /// Waits until the processes in `record` that run on this node have ended, if an earlier start of this job wrote it.
   void wait_for_earlier_start(const std::filesystem::path& record) const;
-  /// The numbers of the leases that there are; an Error if the last one's job may be running.
+  /// The numbers of all leases in the folder. Throws an Error if the job of the last one may still be running.
   std::vector<int> require_free() const;
 
-  /// The folder's device and inode; zeros where there is none.
+  /// The device and inode number of the folder; zeros if there is none.
   std::pair<std::uint64_t, std::uint64_t> identity() const noexcept;
 
   std::filesystem::path folder_, lease_ = {};

@@ -1,4 +1,4 @@
-// What a checkpoint of a session holds: the inverse is in resume.cpp.
+// Saving a session: what its checkpoints hold. The inverse is resume.cpp.
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/state/collect.hpp"
@@ -11,13 +11,13 @@
 namespace muster::detail::train {
 namespace {
 
-/// A run goes on from what its State has saved, which averages in the place of weights would falsify.
+/// Throws if a parameter holds the average of an EMA, since a run that resumed from it would train other weights.
 void require_own_weights(const StateEntries& entries) {
   for (const auto& [name, entry] : entries)
     for (const auto& [path, parameter] : entry.object()->parameters())
       if (optim::is_average(parameter))
         throw Error(ExitCode::user_error, "saving " + name + (path.empty() ? "" : "/" + path),
-                    "it has the average of an EMA, in place of its own value",
+                    "it has the average of an EMA instead of its own value",
                     "Let the scope of EMA::apply() end before the report");
 }
 
@@ -38,7 +38,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
       .epoch_counted = steps.counted,
       .several_reports = counters.own_data.several[1],
       .global_step = steps.global_step,
-      .samples_since_report = row.empty() ? steps.samples_since_report : 0,  // a report has counted them
+      .samples_since_report = row.empty() ? steps.samples_since_report : 0,  // a report has already counted them
       .time_total_s = counters.total_seconds(),
       .seed = workers.seed,
       .positions = data.cursors->positions().get<std::map<std::string, Json>>(),
@@ -59,7 +59,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
   }
   if (files) contents.directory = files->path();
   if (any_files) {
-    // What a checkpoint made by from_dict holds becomes part of this one.
+    // The entries of a checkpoint that from_dict() made become part of this one.
     for (auto given = checkpoint::merge_entries(workers.control, files);
          const auto& [name, value] : given.values.items()) {
       if (contents.state.values.contains(name)) {

@@ -22,11 +22,11 @@
 
 namespace muster {
 
-/// What the backend has given the session. Known here alone, since c10d's header is heavy.
+/// The process groups that the backend has given the session. Defined in this file only, since c10d's header is heavy.
 struct detail::train::ProcessGroups {
-  /// A new one over the workers. Collective.
+  /// Makes a new group over the workers. Collective.
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make = {};
-  /// The training function's own.
+  /// The group for the training function.
   c10::intrusive_ptr<c10d::ProcessGroup> own = {};
 };
 
@@ -49,9 +49,8 @@ Epochs::iterator Epochs::begin() const {
   session_->counters.epochs = count_;
   if (again && epoch >= count_ && session_->workers.is_first())
     detail::log::warn("session.epochs(" + std::to_string(count_) +
-                      ") has no epoch left: a loop before it has come to its end after " +
-                      detail::counted(epoch, "epoch") +
-                      ". Epochs are counted over the whole run; for n more loop over session.epochs(" +
+                      ") has no epoch left: an earlier loop has ended after " + detail::counted(epoch, "epoch") +
+                      ". Epochs are counted over the whole run; for n more, loop over session.epochs(" +
                       std::to_string(epoch) + " + n)");
   if (epoch < count_) {
     session_->data.cursors->enter_loop();
@@ -66,25 +65,24 @@ Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
   if (const auto name = session_->data.cursors->not_taken_up(/*in_loop=*/true); !name.empty())
-    throw Error(ExitCode::user_error, "going on in \"" + name + "\"",
-                "epoch " + std::to_string(epoch_) +
-                    " has ended before the pass in whose middle the run was saved: the passes of the epoch that were "
-                    "finished then came back empty, and no other came",
-                "Make the same passes in an epoch at every start; what only a fresh start does belongs before the loop "
-                "over session.epochs(), or under torch::NoGradGuard");
+    throw Error(ExitCode::user_error, "resuming the pass over \"" + name + "\"",
+                "the run was saved in the middle of it, but epoch " + std::to_string(epoch_) +
+                    " has ended without it: the passes that were finished before it are empty now, and no other pass "
+                    "has begun",
+                "Make the same passes in an epoch at every start. Passes that only a fresh start makes belong before "
+                "the loop over session.epochs(), or under torch::NoGradGuard");
   if (const auto name = session_->data.cursors->not_taken(); !name.empty() && session_->workers.is_first())
-    detail::log::warn("data \"" + name + "\": epoch " + std::to_string(epoch_) +
-                      ", in whose middle the run was saved, has ended and nobody has taken these data since the start. "
-                      "If they have another name now, what the epoch had taken of them has come again: names stay the "
-                      "same between starts");
+    detail::log::warn("data \"" + name + "\": the run was saved in the middle of epoch " + std::to_string(epoch_) +
+                      ", and since the start the epoch has ended without a pass over these data. If they have another "
+                      "name now, the epoch has trained on a part of them twice: names stay the same between starts");
   auto& rest = session_->counters.rest_left;
   if (!rest.of.empty() && rest.step == session_->counters.steps->global_step && !std::exchange(rest.warned, true) &&
       session_->workers.is_first())
     detail::log::warn(
         "dataset \"" + rest.of + "\": the last State of epoch " + std::to_string(epoch_) +
         " was reported in the middle of a pass that the epoch then left, so a run that goes on from there "
-        "makes the rest of the pass. Let the range and its iterators end before the report, by a scope "
-        "of their own");
+        "makes the rest of the pass. Put the range and its iterators into a scope of their own, which ends before "
+        "the report");
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
   if (epoch_ + 1 >= session_->counters.epochs) {
@@ -145,18 +143,18 @@ at::Tensor Session::mean(const at::Tensor& value) const {
                 "Give it a value on every worker");
   const auto type = value.scalar_type();
   const bool whole = at::isIntegralType(type, /*includeBool=*/true);
-  // The sum may be beyond the range of the type though the mean is not: doubles, scaled by a power of two, which is
-  // exact.
+  // The sum may overflow the type although the mean does not. So the sum is over doubles, scaled by a power of two,
+  // which is exact.
   const auto wide = at::isComplexType(type) ? at::kComplexDouble : at::kDouble;
   const double scale = std::exp2(-std::ceil(std::log2(world_size())));
   std::vector<at::Tensor> tensors{value.detach().to(wide).mul(scale)};
-  process_group()->allreduce(tensors)->wait();  // not AVG, which gloo does not know
+  process_group()->allreduce(tensors)->wait();  // not AVG: gloo does not have it
   return tensors.front().div_(world_size() * scale).to(whole ? wide : type);
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
   const During prepare("prepare_model");
-  // Who asks for gloo gets gloo.
+  // A user who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->plan.launch.cpus_per_rank() > at::get_num_threads();
   state_->models.push_back(
@@ -211,7 +209,7 @@ GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
 }
 
 Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
-  // A part of a prepared model, or a container of several.
+  // `module` may be a part of a prepared model, or a container of several.
   std::set<const torch::nn::Module*> parts;
   for (const auto& part : module->modules()) parts.insert(part.get());
   for (const auto& prepared : state_->models)
@@ -241,7 +239,7 @@ State Session::state(StateEntries entries) const { return State(*state_, std::mo
 Epochs Session::epochs(std::int64_t count) const {
   state_->require_training("counting epochs");
   if (count < 0)
-    throw Error(ExitCode::usage, "counting epochs", std::to_string(count) + " is no number of epochs",
+    throw Error(ExitCode::usage, "counting epochs", std::to_string(count) + " is not a number of epochs",
                 "Loop over 1 or more");
   if (count == 0 && state_->workers.is_first()) detail::log::warn("session.epochs(0) trains for no epoch");
   return Epochs(*state_, count);

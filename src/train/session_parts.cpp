@@ -42,7 +42,7 @@ void SessionData::preprocess(const Json& saved, bool own, const Communicator& co
     if (saved.is_null()) return;
     const char* const fact = "the checkpoint was saved with one, and the trainer has none";
     if (own) throw Error(ExitCode::usage, "restoring the preprocessor", fact, "Give the trainer the same one again");
-    log::warn(std::string("preprocessing: ") + fact + "; the data are as they are");
+    log::warn(std::string("preprocessing: ") + fact + "; the data are not preprocessed");
     return;
   }
   const bool fitted = control.all_reduce(std::int64_t{!preprocessor->fitted()}) == 0;
@@ -54,7 +54,7 @@ void SessionData::preprocess(const Json& saved, bool own, const Communicator& co
                   "Build the same preprocessor as the run that was saved");
     }
   } else if (fitted) {
-    // As its owner has fitted it, or an attempt before this one.
+    // The user has fitted it, or an earlier attempt has.
   } else if (const auto train = datasets.find("train"); train != datasets.end()) {
     if (train->second.source()->is_stream())
       throw Error(ExitCode::usage, "fitting the preprocessor", "the dataset \"train\" is a stream",
@@ -68,15 +68,15 @@ void SessionData::preprocess(const Json& saved, bool own, const Communicator& co
 }
 
 std::optional<std::string> wrong_with_name(const std::string& name) {
-  static const std::set<std::string> of_the_run{"params.json",    "result.json", "progress.csv", "error.txt",
-                                                "logs",           "stop",        "artifacts",    "steps_back.json",
-                                                "fast_tier.json", "trial.json",  "sweep.json",   "sweep.csv",
-                                                "manifest.json",  "state.h5",    "metadata.json"};
-  if (of_the_run.contains(name)) return "a file of the run or of a checkpoint is called so";
+  static const std::set<std::string> reserved_names{"params.json",    "result.json", "progress.csv", "error.txt",
+                                                    "logs",           "stop",        "artifacts",    "steps_back.json",
+                                                    "fast_tier.json", "trial.json",  "sweep.json",   "sweep.csv",
+                                                    "manifest.json",  "state.h5",    "metadata.json"};
+  if (reserved_names.contains(name)) return "a file of the run or of a checkpoint has this name";
   const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' && !name.starts_with("checkpoint_") &&
                      std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
   if (plain) return {};
-  return "it is no name of 1 to 200 bytes without '/', control characters, and '.' or \"checkpoint_\" at its beginning";
+  return "a name has 1 to 200 bytes, no '/', no control characters, and no '.' or \"checkpoint_\" at its beginning";
 }
 
 void give_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept {
@@ -84,7 +84,7 @@ void give_name(const std::filesystem::path& checkpoint, const std::string& name)
   try {
     checkpoint::Tier(checkpoint.parent_path()).give_name(checkpoint.filename(), name);
   } catch (const std::exception& error) {
-    log::warn(std::string("the checkpoint has no name: ") + error.what());
+    log::warn(std::string("the checkpoint could not be named: ") + error.what());
   }
 }
 

@@ -1,5 +1,5 @@
-// The parts of a session: how far it has come, its place among the workers, its data, what it goes on from and what it
-// puts out. How it stops is in stop.hpp.
+// The parts of a session: its progress, its worker, its data, its starting checkpoint and its outputs. Stopping is in
+// stop.hpp.
 #pragma once
 
 #include "checkpoint/store.hpp"
@@ -22,55 +22,55 @@
 
 namespace muster::detail::train {
 
-/// Reports in epochs over data that muster does not know; [0] without a State, [1] with one.
+/// Reports in epochs over data that muster does not read itself. Index 0: reports without a State; 1: with one.
 struct OwnDataReports {
   struct Last {
     std::int64_t epoch = -1;
-    std::int64_t averaged = 0;  ///< gradients of prepared models, at the report
+    std::int64_t averaged = 0;  ///< averages of gradients until the report, see SessionState::averaged_gradients()
   };
   std::array<Last, 2> reports = {};
-  std::int64_t averaged_before = 0;  ///< gradients of prepared models, when the epoch began
-  std::array<bool, 2> several = {};  ///< the program trains between two reports of one epoch
-  bool amid_epoch = false;           ///< so the last report need not be at the end of its epoch
+  std::int64_t averaged_before = 0;  ///< averages of gradients until the epoch began
+  std::array<bool, 2> several = {};  ///< the program has trained between two reports of one epoch
+  bool amid_epoch = false;           ///< the last report may be in the middle of its epoch
   bool warned = false;
 };
 
-/// How far training has come, and how fast it goes.
+/// Progress and speed of training.
 struct Counters {
   using Clock = std::chrono::steady_clock;
 
   std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();  ///< epoch, global step, samples
-  std::int64_t epochs = 0;  ///< of session.epochs(); 0 where the training function counts by itself
+  std::int64_t epochs = 0;  ///< the argument of session.epochs(); 0 if the training function counts epochs itself
   OwnDataReports own_data = {};
-  /// The last State was saved at that step, with a pass under way over `of` that had samples left.
+  /// The last State was saved at `step`, in the middle of a pass over the dataset `of`.
   struct {
     std::string of = {};
     std::int64_t step = 0;
     bool warned = false;
   } rest_left = {};
-  bool epoch_over = false;              ///< between two epochs of that loop
-  std::int64_t training_iteration = 0;  ///< reports
-  double seconds_before = 0;            ///< of training, in earlier jobs
+  bool epoch_over = false;              ///< between two epochs of the loop over session.epochs()
+  std::int64_t training_iteration = 0;  ///< number of reports
+  double seconds_before = 0;            ///< training time of earlier jobs
   Clock::time_point begin = Clock::now();
   Clock::time_point last_report = begin;
 
-  /// Training begins now.
+  /// Call when training begins.
   void start_clock() { begin = last_report = Clock::now(); }
   double total_seconds() const { return seconds_before + std::chrono::duration<double>(Clock::now() - begin).count(); }
-  /// The samples and the time of the next report are counted from here.
+  /// Starts counting samples and time for the next report.
   void end_report() {
     steps->samples_since_report = 0;
     last_report = Clock::now();
   }
 };
 
-/// A worker among the others: how they talk, what it computes on, what it takes of a step, its random generators.
+/// This worker among the others: its communicators, its device, its share of a step, its random generators.
 struct Workers {
-  Communicator own;      ///< for the training function
+  Communicator own;      ///< for the training function's use
   Communicator control;  ///< the same workers over another channel, for reports, checkpoints and stops
   at::Device device = at::kCPU;
   step::Share share = {};
-  int full = 0;  ///< where fewer may go on: the workers when none is missing
+  int full = 0;  ///< see Plan::full_workers; 0 with virtual workers
   std::uint64_t seed = 0;
   std::optional<MicroBatchGenerators> generators = {};  ///< with virtual workers
 
@@ -82,9 +82,9 @@ struct Workers {
     train::seed_generators(seed, rank());
     if (share.fixed) generators.emplace(seed, share.first, share.count, device);
   }
-  /// The random state of this worker, or of all of its micro-batches, for a checkpoint; and back, as far as the
-  /// checkpoint has it, else seeded anew by the reports that there have been.
+  /// The random state of this worker, or of all of its micro-batches, for a checkpoint.
   std::string random_state() { return generators ? generators->state() : generator_state(device); }
+  /// Restores it. If the checkpoint does not hold it, seeds the generators from the seed and the number of reports.
   void restore_random_state(const checkpoint::Restored& saved, std::int64_t training_iteration) {
     if (!generators && saved.random_state)
       set_generator_state(*saved.random_state, device);
@@ -104,53 +104,55 @@ struct SessionData {
   PreprocessorPtr preprocessor;  ///< may be null
   std::shared_ptr<data::Cursors> cursors;
   std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
-  bool whole_counted = false;  ///< that samples count once per worker has been said
+  bool whole_counted = false;  ///< the warning that samples count once per worker was given
 
-  /// The shard of that name, made at its first use.
+  /// Returns the shard of that name; makes it at its first use.
   std::shared_ptr<data::ShardState> shard(const std::string& name, const Workers& workers);
-  /// Fits the preprocessor unless it is, or loads what a checkpoint has of it (null: nothing), and lays it over all
-  /// datasets. `own`: the checkpoint is of this run, and not one that it has begun from. Collective.
+  /// Loads the preprocessor's state from a checkpoint (`saved`; null: none), or fits the preprocessor unless it is
+  /// fitted, and applies it to all datasets. `own`: the checkpoint is this run's, not another run's that this one
+  /// starts from. Collective.
   void preprocess(const Json& saved, bool own, const Communicator& control);
 };
 
-/// What the attempt goes on from.
+/// The checkpoint that the attempt goes on from.
 struct StartingPoint {
   std::optional<Checkpoint> from = {};
   std::optional<checkpoint::Restored> content = {};
-  Json callbacks = {};         ///< their states in it, if it is this run's
-  bool handed_out = false;     ///< the training function loads the checkpoint by itself
-  bool loss_reported = false;  ///< that something begins again has been said, or there was no need to
+  Json callbacks = {};         ///< the callbacks' states in it, if it is this run's
+  bool handed_out = false;     ///< the training function has called get_checkpoint(), so it may load it itself
+  bool loss_reported = false;  ///< the warning that something begins again was given, or is not needed
 };
 
-/// Whether a link of that name may stand in a run's folder; else why not.
+/// The reason why a link in a run's folder must not have this name; none if it may.
 std::optional<std::string> wrong_with_name(const std::string& name);
-/// A link of that name to the checkpoint; none where it is empty. By one rank; what cannot be made is a warning.
+/// Makes a link of that name to the checkpoint, unless the name is empty. Call on one rank. A failure is a warning.
 void give_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept;
 
-/// Checkpoints, and for sinks and callbacks what they want to know.
+/// What a session writes: checkpoints, and events for sinks and callbacks.
 struct Outputs {
-  std::optional<checkpoint::Store> store;  ///< none where nothing is saved, as in a validation
+  std::optional<checkpoint::Store> store;  ///< none in a session that saves nothing, such as a validation
   observe::Sinks sinks;
   observe::Callbacks callbacks;
   CheckpointConfig config;
   bool first_worker = false;
-  std::optional<Checkpoint> newest = {};  ///< committed in this attempt, else what it goes on from
-  std::optional<Checkpoint> behind = {};  ///< what is being written while training goes on
-  std::string name_of_behind = {};        ///< that it gets when it is there; may be empty
-  bool score_reported = false;            ///< the metric by which the best checkpoints are kept
-  bool score_missed = false;              ///< and that it is not there with a checkpoint has been said
+  std::optional<Checkpoint> newest = {};  ///< this attempt's newest, or the one that it goes on from
+  std::optional<Checkpoint> behind = {};  ///< the one that is being written while training goes on
+  std::string name_of_behind = {};        ///< the user's name for it when it is written; may be empty
+  bool score_reported = false;            ///< a report had the metric by which the best checkpoints are kept
+  bool score_missed = false;              ///< the warning that a checkpoint lacks that metric was given
 
-  /// Gives the checkpoint, or the one that it will be. Collective, as the next ones.
+  /// Commits a checkpoint and returns it; it may still be being written. Collective.
   Checkpoint commit(checkpoint::Contents contents, checkpoint::Store::When when);
-  /// Waits for what is being written; throws the error that it ended with.
+  /// Waits for the checkpoint that is being written; throws if it could not be written. Collective.
   void settle();
-  /// The newest of all that have been committed; waits for what is being written, and leaves its error to settle(). Not
+  /// The newest committed checkpoint. Waits for the one that is being written, but leaves its error to settle(). Not
   /// collective.
   std::optional<Checkpoint> newest_of_all() const;
-  /// settle() where something else matters more: the error is a warning.
+  /// settle(), with the error as a warning.
   void settle_quietly() noexcept;
-  /// An Error where a checkpoint would be saved with this row, and the score by which the best are kept is no number
-  /// in it or in no report at all. In the middle of an epoch it may be yet to come, as what is measured at its end.
+  /// Checks that a checkpoint with this row has the score by which the best ones are kept. Throws an Error if the score
+  /// is not a number, or if no report has had it. In the middle of an epoch the latter is only a warning, since a
+  /// program may measure the score at the end of the epoch.
   void check_score(const Json& row, bool saves, bool epoch_complete);
 };
 

@@ -8,10 +8,10 @@
 namespace muster::detail::train {
 namespace {
 
-/// What a session does at the moments of a step.
-class SessionMoments final : public step::Moments {
+/// The session's callbacks on the events of a step.
+class SessionStepListener final : public step::Moments {
  public:
-  explicit SessionMoments(SessionState& session) : session_(session) {}
+  explicit SessionStepListener(SessionState& session) : session_(session) {}
 
   void micro_batch_changed(int micro_batch) override {
     auto& generators = session_.workers.generators;
@@ -26,8 +26,8 @@ class SessionMoments final : public step::Moments {
     const bool is_counted = pass.batch->completes_step();
     comm::note_step(session_.workers.own, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
     if (!is_counted) return;
-    const auto left = pass.plan.samples - pass.position;
-    last_of_pass_ = pass.plan.samples > 0 && left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
+    const auto samples_left = pass.plan.samples - pass.position;
+    last_of_pass_ = pass.plan.samples > 0 && samples_left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
     session_.outputs.sinks.batch({.epoch = session_.counters.steps->epoch,
                                   .epochs = session_.counters.epochs,
                                   .consumed = pass.position,
@@ -42,7 +42,7 @@ class SessionMoments final : public step::Moments {
 
  private:
   SessionState& session_;
-  bool last_of_pass_ = false;  ///< the batch in hand
+  bool last_of_pass_ = false;  ///< the current batch is the last one of its pass
 };
 
 }  // namespace
@@ -67,7 +67,7 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
               .callbacks = observe::Callbacks(plan.options.run_config.callbacks),
               .config = plan.options.run_config.checkpoint_config,
               .first_worker = workers.is_first()},
-      moments(std::make_shared<SessionMoments>(*this)) {
+      moments(std::make_shared<SessionStepListener>(*this)) {
   counters.steps->moments = moments;
   const auto& failure_config = plan.options.run_config.failure_config;
   if (failure_config.bad_numbers != BadNumbers::ignore)
@@ -100,7 +100,7 @@ SessionState::SessionState(const Plan& plan_, const RunFolder& run_, const Commu
 
 void SessionState::require_training(const char* doing) const {
   if (!outputs.store)
-    throw Error(ExitCode::usage, doing, "this session validates a checkpoint, and trains nothing",
+    throw Error(ExitCode::usage, doing, "this session validates a checkpoint and does not train",
                 "Load the model by Checkpoint::load, and return the metrics");
 }
 

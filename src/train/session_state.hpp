@@ -1,4 +1,4 @@
-// What stands behind a Session for one attempt of training on one worker: its parts, and what it does with them.
+// The implementation of a Session, for one attempt of training on one worker: its parts and its functions.
 #pragma once
 
 #include "gradients/data_parallel.hpp"
@@ -22,7 +22,7 @@ class Validation;
 struct SessionState {
   SessionState(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
                at::Device device, BadSteps& bad_steps);
-  /// Of the ranks that validate that checkpoint; a world of their own. Collective.
+  /// A session that validates `checkpoint`. `validators` is a world of its own. Collective.
   SessionState(const Plan& plan, const RunFolder& run, const Communicator& validators, at::Device device,
                const Checkpoint& checkpoint);
 
@@ -34,63 +34,65 @@ struct SessionState {
   Outputs outputs;
   StartingPoint start;
   Stopping stop;
-  std::shared_ptr<BadNumbersWatch> numbers;  ///< null where they are ignored
+  std::shared_ptr<BadNumbersWatch> numbers;  ///< null with BadNumbers::ignore
 
   std::vector<std::shared_ptr<gradients::DataParallel>> models;
-  std::shared_ptr<optim::Freezables> freezables;  ///< null where nothing is saved behind training
+  std::shared_ptr<optim::Freezables> freezables;  ///< null without asynchronous saving
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   std::shared_ptr<ProcessGroups> groups;  ///< set by the backend
-  std::shared_ptr<Backend> backend;       ///< from its start to its shutdown
+  std::shared_ptr<Backend> backend;       ///< set between its start and its shutdown
   bool failed = false;
   std::shared_ptr<step::Moments> moments;
-  Validation* validation = nullptr;  ///< what reports ask for validations; null where nobody can
+  Validation* validation = nullptr;  ///< null without a validation function
 
-  /// An Error (ExitCode::usage) in a session that validates.
+  /// Throws an Error (ExitCode::usage) in a session that validates.
   void require_training(const char* doing) const;
 
   // resume.cpp
 
-  /// Chooses what to go on from, and takes counters, history and preprocessor from there. Collective.
+  /// Chooses the checkpoint to go on from, and restores counters, history and preprocessor from it. Collective.
   void resume();
-  /// State::restore(): loads the entries, and epoch, position in the data and random state. Collective.
+  /// State::restore(): loads the entries, the epoch, the position in the data and the random state. True if there was
+  /// something to load. Collective.
   bool restore(const std::shared_ptr<const StateEntries>& entries);
-  /// Warns, once, of what begins again although the run goes on, when the first batch comes or a state is reported.
+  /// Warns once, at the first batch or the first report with a state, if the run goes on from a checkpoint but the
+  /// training function has not restored everything from it.
   void warn_of_what_begins_again(bool reports_state);
 
   // report.cpp
 
-  /// Session::report(); without a state `entries` is null. Collective.
+  /// Session::report(). `entries` is null without a state. Collective.
   void report(const Metrics& metrics, const std::shared_ptr<const StateEntries>& entries,
               const std::optional<Checkpoint>& files, const ReportOptions& options);
 
-  /// Called by the loop over session.epochs() where an epoch begins.
+  /// The loop over session.epochs() calls it when an epoch begins.
   void begin_epoch(std::int64_t epoch);
-  /// How often gradients of the prepared models have been averaged.
+  /// How often the gradients of the prepared models have been averaged, summed over the models.
   std::int64_t averaged_gradients() const;
-  /// Whether this epoch trains over data that muster does not know.
+  /// True if this epoch trains on data that muster does not read itself.
   bool over_own_data() const;
-  /// Notes a report in an epoch over data that muster does not know.
+  /// Notes a report in an epoch over such data.
   void note_report_of_epoch(bool has_state);
-  /// Whether a checkpoint of now says that its epoch is over.
+  /// True if a checkpoint that is saved now marks its epoch as complete.
   bool epoch_complete() const;
 
-  /// Warns, once, where a confusion matrix counts each sample of a dataset that is not split once per worker. The same
-  /// metrics of all workers on each.
+  /// Warns once if a confusion matrix counts each sample once per worker, since a dataset is not split. `metrics` are
+  /// those of all workers, the same on each of them.
   void warn_of_whole_data(const std::vector<Json>& metrics);
 
   // save.cpp
 
-  /// Commits a checkpoint, and gives it; `row` is an empty object between two reports. Collective.
+  /// Commits a checkpoint and returns it. `row` is an empty object between two reports. Collective.
   Checkpoint save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files, const Json& row);
 
   // stop.cpp
 
-  /// At a boundary outside of a report, with no batch half used. Saves and throws if any worker has been asked to stop
-  /// and no gradients are accumulated. Collective, now and then.
+  /// Call at a boundary outside of a report, between two batches. Saves and throws if any worker has been asked to stop
+  /// and no gradients are accumulated. Collective at some of the boundaries, the same ones on all workers.
   void stop_if_asked();
-  /// Whether this worker has been asked to stop, or knows that its time is over once all is saved.
+  /// True if this worker has been asked to stop, or has only the time left that it needs to save.
   bool asked_to_stop();
-  /// At the end of a report, which has saved or not. Collective.
+  /// Call at the end of a report; `saved`: it has saved a checkpoint. Stops if any worker was asked to. Collective.
   void stop_after_report(bool saved);
   /// Session::should_stop(). Collective.
   bool should_stop();
@@ -98,21 +100,22 @@ struct SessionState {
   Preemption preemption();
   /// Session::get_all_reported_checkpoints(). Collective.
   std::vector<ReportedCheckpoint> reported_checkpoints();
-  /// Notes where a worker's callback wants training to end, and throws TrainingEnded unless it goes by calls.
-  /// Collective.
+  /// Checks whether a callback on any worker wants training to end. If so, throws TrainingEnded, except in an
+  /// operator's run. Collective.
   void end_if_callbacks_ask();
   /// Session::add_callback(). Collective.
   void add_callback(std::shared_ptr<Callback> callback);
-  /// The same where training goes on from a checkpoint, from which a callback may know it. Collective.
+  /// Calls end_if_callbacks_ask() if training goes on from a checkpoint, whose callback states may say so. Collective.
   void end_if_known_done();
-  /// The training function has returned.
+  /// Call when the training function has returned.
   void end_training();
 
  private:
   void save_and_stop(bool in_report);
   bool has_position() const;
   bool may_wait_for_a_step() const;
-  bool no_gradients_wait(const StateEntries* entries);
+  /// Also counts the boundaries with accumulated gradients.
+  bool has_no_accumulated_gradients(const StateEntries* entries);
   [[noreturn]] void throw_stopped(bool saved);
 };
 

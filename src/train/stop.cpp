@@ -26,7 +26,8 @@
 namespace muster::detail::train {
 namespace {
 
-/// Boundaries after which gradients that wait are given up: a learning rate of 0 looks like that too.
+/// After this many boundaries with accumulated gradients the run stops without saving them. A learning rate of 0 looks
+/// like accumulation, too.
 constexpr int longest_accumulation = 1000;
 
 bool is_joined(const std::shared_ptr<gradients::DataParallel>& model) {
@@ -60,7 +61,7 @@ bool StopRequest::exchange(const Communicator& communicator, bool asked_here) {
     const auto each = std::chrono::duration<double>(begin - exchanged_).count() / static_cast<double>(boundaries_);
     boundaries = std::ceil(std::chrono::duration<double>(cost_).count() / (share * each));
   }
-  // One slow answer must not keep the next from being heard for long.
+  // One slow exchange must not delay the next one for long.
   const auto most = static_cast<double>(2 * interval_);
   std::array<std::int64_t, 2> words{asked_here, static_cast<std::int64_t>(std::clamp(boundaries, 1.0, most))};
   communicator.all_reduce(std::span(words), ReduceOp::max);
@@ -77,7 +78,7 @@ bool StopFile::is_there() {
   const auto now = Clock::now();
   if (now - looked_ < std::chrono::seconds(1)) return false;
   looked_ = now;
-  std::error_code ignored;  // of a folder that does not answer now; it is asked again
+  std::error_code ignored;  // the folder may not answer now; the next call asks again
   seen_ = std::filesystem::exists(path_, ignored);
   if (seen_) log::info("stopping, as " + path_.string() + " is there");
   return seen_;
@@ -87,26 +88,28 @@ void StopFile::remove() noexcept {
   if (path_.empty()) return;
   std::error_code error;
   std::filesystem::remove(path_, error);
-  if (error) log::warn("removing " + path_.string() + ": " + error.message() + ". It stops the next start too");
+  if (error)
+    log::warn("removing " + path_.string() + ": " + error.message() +
+              ". Remove it, since it stops the next start, too");
 }
 
 void Reserve::come() noexcept {
-  if (left_ != Clock::time_point{}) way_ = std::max(way_, Clock::now() - left_);
+  if (left_ != Clock::time_point{}) longest_interval_ = std::max(longest_interval_, Clock::now() - left_);
 }
 
 std::chrono::nanoseconds Reserve::length(std::optional<Clock::duration> under_way) const noexcept {
-  return way_ + saves(2, under_way) + std::chrono::seconds(1);
+  return longest_interval_ + saves_take(2, under_way) + std::chrono::seconds(1);
 }
 
 std::chrono::nanoseconds Reserve::least(std::optional<Clock::duration> under_way) const noexcept {
-  return way_ + saves(1, under_way);
+  return longest_interval_ + saves_take(1, under_way);
 }
 
-/// How long so many saves take, and the one that is under way.
-std::chrono::nanoseconds Reserve::saves(int number, std::optional<Clock::duration> under_way) const noexcept {
+/// How long `count` saves take, after the one that is in progress.
+std::chrono::nanoseconds Reserve::saves_take(int count, std::optional<Clock::duration> under_way) const noexcept {
   const auto save = std::max(slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)),
                              under_way.value_or(Clock::duration{}));
-  return (under_way ? number + 1 : number) * save;
+  return (under_way ? count + 1 : count) * save;
 }
 
 bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& models) {
@@ -126,8 +129,8 @@ bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& model
     const auto [before, is_new] = models_.try_emplace(model.front().unsafeGetTensorImpl());
     const auto& was = before->second;
     const bool stepped = !is_new && now.parameters != was.parameters;
-    now.spent = none || stepped || (was.spent && now.gradients == was.gradients);
-    any = any || !now.spent;
+    now.used = none || stepped || (was.used && now.gradients == was.gradients);
+    any = any || !now.used;
     before->second = now;
   }
   return any;
@@ -141,7 +144,7 @@ bool SessionState::asked_to_stop() {
 
 void SessionState::stop_if_asked() {
   if (numbers) numbers->require_watched(models);
-  // Inside join() the others may be at another boundary.
+  // Inside join() the other workers may be at another boundary.
   if (std::any_of(models.begin(), models.end(), is_joined)) return;
   for (const auto& prepared : models)
     if (const auto reducer = prepared->reducer()) reducer->recover();
@@ -152,12 +155,12 @@ void SessionState::stop_if_asked() {
       averaged += reducer->passes();
       asked = asked || reducer->any_stop_requested();
     }
-  bool told = true;
+  bool exchanged = true;
   if (std::exchange(stop.averaging_passes, averaged) != averaged)
     stop.request.learn(asked);
   else
-    told = stop.request.exchange(workers.control, asked_to_stop());
-  if (told) {
+    exchanged = stop.request.exchange(workers.control, asked_to_stop());
+  if (exchanged) {
     stop.reserve.come();
     stop.reserve.leave();
   }
@@ -181,7 +184,7 @@ bool SessionState::should_stop() {
 }
 
 Preemption SessionState::preemption() {
-  require_training("asking whether the run's place is wanted");
+  require_training("asking for a preemption");
   stop.reserve.come();
   constexpr auto never = std::numeric_limits<std::int64_t>::max();
   const auto left = plan.launch.time_left();
@@ -226,31 +229,31 @@ void SessionState::end_training() {
   if (stop.ended || counters.steps->counted || counters.epochs > 0) return;
   if (const auto name = data.cursors->not_taken_up(/*in_loop=*/false); !name.empty())
     throw Error(
-        ExitCode::user_error, "going on in \"" + name + "\"",
-        "the training function has ended before the pass in whose middle the run was saved: nobody counts epochs "
-        "for the session, and the passes that were finished came back empty",
+        ExitCode::user_error, "resuming the pass over \"" + name + "\"",
+        "the run was saved in the middle of it, but the training function has ended without it: the session does not "
+        "know the epochs, and the passes that were finished before it are empty now",
         "Loop over session.epochs(n), or call set_epoch(epoch) for each epoch");
 }
 
 void SessionState::save_and_stop(bool in_report) {
   outputs.settle_quietly();
   const auto entries = stop.last_state.lock();
-  const bool settled = no_gradients_wait(entries.get());
-  std::array<std::int64_t, 5> everywhere{entries != nullptr, !stop.files_reported, has_position(), settled,
+  const bool none_accumulated = has_no_accumulated_gradients(entries.get());
+  std::array<std::int64_t, 5> everywhere{entries != nullptr, !stop.files_reported, has_position(), none_accumulated,
                                          may_wait_for_a_step()};
   workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
-  const auto [has_state, no_files, all_have_position, all_settled, all_may_wait] = everywhere;
+  const auto [has_state, no_files, all_have_position, none_anywhere, all_may_wait] = everywhere;
   if (!has_state && (in_report || no_files)) throw_stopped(false);
-  if (!has_state || !all_have_position || (!all_settled && all_may_wait)) return;
-  if (!all_settled && workers.is_first())
-    log::warn("gradients that wait for an optimizer's step are not saved: none has come in the time that there is");
+  if (!has_state || !all_have_position || (!none_anywhere && all_may_wait)) return;
+  if (!none_anywhere && workers.is_first())
+    log::warn("accumulated gradients are not saved: no optimizer has stepped with them in the time that was left");
   for (const auto& prepared : models) prepared->synchronise_buffers();
   save(entries.get(), std::nullopt, false, Json::object());
   outputs.settle();
   throw_stopped(true);
 }
 
-/// Whether a checkpoint can say where the data are.
+/// True if a checkpoint can hold the position in the data.
 bool SessionState::has_position() const {
   if (counters.steps->without_position() != nullptr) return false;
   return counters.epoch_over || counters.steps->left_out() == nullptr;
@@ -262,13 +265,14 @@ bool SessionState::may_wait_for_a_step() const {
   return !left || !outputs.store || *left > stop.reserve.least(outputs.store->under_way());
 }
 
-bool SessionState::no_gradients_wait(const StateEntries* entries) {
-  bool settled = *no_sync_depth == 0;
+bool SessionState::has_no_accumulated_gradients(const StateEntries* entries) {
+  bool none_accumulated = *no_sync_depth == 0;
   std::set<const void*> known;
   for (const auto& prepared : models) {
     const auto reducer = prepared->reducer();
     if (!reducer) continue;
-    settled = reducer->stepped() && settled;  // each is to know of this boundary
+    // Not short-circuited: each reducer must see this boundary.
+    none_accumulated = reducer->stepped() && none_accumulated;
     for (const auto& tensor : prepared->module()->parameters()) known.insert(tensor.unsafeGetTensorImpl());
   }
   std::vector<std::vector<at::Tensor>> others;
@@ -278,9 +282,9 @@ bool SessionState::no_gradients_wait(const StateEntries* entries) {
       for (const auto& [path, tensor] : entry.object()->parameters())
         if (!known.contains(tensor.unsafeGetTensorImpl())) others.back().push_back(tensor);
     }
-  settled = !stop.accumulated.any(others) && settled;
-  stop.boundaries_with_gradients = settled ? 0 : stop.boundaries_with_gradients + 1;
-  return settled;
+  none_accumulated = !stop.accumulated.any(others) && none_accumulated;
+  stop.boundaries_with_gradients = none_accumulated ? 0 : stop.boundaries_with_gradients + 1;
+  return none_accumulated;
 }
 
 void SessionState::throw_stopped(bool saved) {
@@ -292,7 +296,7 @@ void SessionState::throw_stopped(bool saved) {
                                     "stopped on request, state saved in " + newest->path().filename().string(), remedy)
                             : Error(ExitCode::retry, "training", "stopped on request, and there is no State to save",
                                     remedy + (newest ? " from " + newest->path().filename().string() : ""));
-  throw Error(error.code(), std::string(error.what()));  // all workers have it
+  throw Error(error.code(), std::string(error.what()));  // agreed: the same on all workers
 }
 
 }  // namespace muster::detail::train

@@ -1,7 +1,7 @@
-// How a run that is asked to stop stops: all workers at the same boundary, with nothing half done.
+// Stopping a run on request: all workers stop at the same boundary, with nothing half done.
 //
-// A boundary is a point that all workers come to alike: the next batch of a training pass, the next epoch, a report.
-// What decides there is the same on all of them: what they have told each other, never what one has heard.
+// A boundary is a point that all workers reach in the same order: the next batch of a training pass, the next epoch, a
+// report. The decision there uses only what the workers have exchanged, so it is the same on all of them.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -25,12 +25,12 @@ namespace muster::detail::train {
 
 class StopRequest {
  public:
-  /// Whether any worker has been asked to stop, as far as all of them know: the same on each at the same boundary.
+  /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
   bool known() const noexcept { return known_; }
-  /// What the workers have told each other by other means: the next exchange() may wait.
+  /// Merges an answer that the workers have exchanged in another collective, which delays the next exchange().
   void learn(bool any_asked) noexcept;
-  /// At every boundary. Asks the others, but only so often that it takes no more than 1% of the time from boundary to
-  /// boundary; whether it did so now. Collective.
+  /// Call at every boundary. Asks the other workers, but only often enough to take at most 1% of the time between
+  /// boundaries. True if it has asked them now. Collective.
   bool exchange(const Communicator& communicator, bool asked_here);
 
  private:
@@ -38,20 +38,21 @@ class StopRequest {
 
   bool known_ = false;
   std::int64_t interval_ = 1;    ///< boundaries from one exchange to the next; the same on all workers
-  std::int64_t boundaries_ = 0;  ///< since the last one
-  Clock::duration cost_{};       ///< of the last one
+  std::int64_t boundaries_ = 0;  ///< since the last exchange
+  Clock::duration cost_{};       ///< of the last exchange
   Clock::time_point exchanged_{};
 };
 
-/// A file in the run's folder which asks for a stop by being there. One rank looks; it needs no other way to the job.
+/// A file in the run's folder. If it exists, the run stops; so a person can stop a job without access to its processes.
+/// One rank looks for it.
 class StopFile {
  public:
-  /// It is never there.
+  /// A file that never exists.
   StopFile() = default;
   explicit StopFile(std::filesystem::path path) : path_(std::move(path)) {}
-  /// Looks once a second, at most.
+  /// True if the file exists. Looks at most once a second.
   bool is_there();
-  /// It has been obeyed, or there is nothing left to stop.
+  /// Call when the run has stopped or ended.
   void remove() noexcept;
 
  private:
@@ -62,68 +63,68 @@ class StopFile {
   Clock::time_point looked_{};
 };
 
-/// How much of its time a run keeps for its end: for as long as it has taken at most from one boundary at which the
-/// workers told each other to the next, then twice the slowest save of this job, once more for a save that is under
-/// way, and a second for the rest.
+/// The time that a run needs for an orderly end. It is the sum of: the longest time between two boundaries at which the
+/// workers exchanged stop requests, twice the slowest save of this job, once more that save if one is in progress, and
+/// one second.
 class Reserve {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Training is at such a boundary; what is done from there to `leave()` is no way to the next.
+  /// Training has reached such a boundary. The time until leave() does not count as time between boundaries.
   void come() noexcept;
   void leave() noexcept { left_ = Clock::now(); }
-  /// Until something has been saved: so many bytes at 100 MB/s.
+  /// Sets the estimate that is used until the first save: `bytes` at 100 MB/s.
   void expect(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
   void saved(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
-  /// `under_way`: for how long one has been, behind training.
+  /// The whole time. `under_way`: how long an asynchronous save has been in progress.
   std::chrono::nanoseconds length(std::optional<Clock::duration> under_way) const noexcept;
-  /// Shorter than length(): the time in which a run still comes to the next boundary and saves there.
+  /// The minimum, shorter than length(): enough to reach the next boundary and save there.
   std::chrono::nanoseconds least(std::optional<Clock::duration> under_way) const noexcept;
 
  private:
-  std::chrono::nanoseconds saves(int number, std::optional<Clock::duration> under_way) const noexcept;
+  std::chrono::nanoseconds saves_take(int count, std::optional<Clock::duration> under_way) const noexcept;
 
   Clock::time_point left_{};
-  Clock::duration way_{};
+  Clock::duration longest_interval_{};
   std::chrono::duration<double> expected_{};
   std::optional<Clock::duration> slowest_ = {};
 };
 
-/// Gradients of models that are not prepared, which wait for an optimizer's step. A checkpoint does not hold them, so
-/// no run stops at a boundary where there are any. (Of a prepared model its reducer knows.) Looked at from boundary to
-/// boundary: where gradients have changed and parameters have not, a backward() has added to what is still to be
-/// stepped with.
+/// Detects accumulated gradients of models that are not prepared, that is, gradients that an optimizer has yet to step
+/// with. A checkpoint does not hold them, so a run does not stop at a boundary where there are any. (A prepared model's
+/// reducer knows its own.) Compares each boundary with the one before: if gradients have changed and parameters have
+/// not, a backward() has added to gradients that are still unused.
 class AccumulatedGradients {
  public:
-  /// Whether any of these models has some; each is given by its parameters.
+  /// True if any of these models has accumulated gradients. Each model is a list of its parameters.
   bool any(const std::vector<std::vector<at::Tensor>>& models);
 
  private:
   struct Model {
     std::size_t parameters = 0, gradients = 0;  ///< hashes of their bytes
-    bool spent = false;                         ///< the optimizer has stepped with the gradients
+    bool used = false;                          ///< the optimizer has stepped with the gradients
   };
-  std::map<const void*, Model> models_;  ///< by the first parameter
+  std::map<const void*, Model> models_;  ///< key: the model's first parameter
 };
 
-/// What a session knows of its stop.
+/// A session's state of stopping: who has asked for it, and how training has ended.
 struct Stopping {
   StopRequest request = {};
   StopFile file = {};
   Reserve reserve = {};
-  std::int64_t averaging_passes = 0;  ///< of all models, at the last boundary
+  std::int64_t averaging_passes = 0;  ///< summed over all models, at the last boundary
   AccumulatedGradients accumulated = {};
-  int boundaries_with_gradients = 0;                  ///< one after the other, since the request is known
-  std::weak_ptr<const StateEntries> last_state = {};  ///< restored or reported
-  bool files_reported = false;                        ///< of the user's own
-  bool told = false;                                  ///< should_stop() or preemption() has said so
-  bool stopped = false;                               ///< training has ended so
-  bool ended = false;                                 ///< by the word of a callback
-  bool in_calls = false;       ///< an operator's, each of which comes to its end: it looks at `ended` by itself
-  bool at_end_of_pass = true;  ///< is a boundary; not where a call ends there, with a report of all its batches
+  int boundaries_with_gradients = 0;                  ///< in a row, since the request is known
+  std::weak_ptr<const StateEntries> last_state = {};  ///< the one last restored or reported
+  bool files_reported = false;                        ///< a report has saved files of the user's own
+  bool told = false;                                  ///< should_stop() or preemption() has told the user to stop
+  bool stopped = false;                               ///< training has ended on request
+  bool ended = false;                                 ///< a callback has ended training
+  bool in_calls = false;       ///< an operator trainer's: each call runs to its end and then checks `ended` itself
+  bool at_end_of_pass = true;  ///< the end of a pass is a boundary; false if a call ends there, with a report
 };
 
-/// Leads out of the training function where training is done by the word of a callback.
+/// Thrown to leave the training function when a callback has ended training.
 class TrainingEnded final : public Error {
  public:
   TrainingEnded() : Error(ExitCode::done, "training ends here, as a callback has asked") {}

@@ -1,4 +1,4 @@
-// What as_trainable() of a trainer gives a sweep.
+// The return type of a trainer's as_trainable(), for sweeps.
 #pragma once
 
 #include "muster/trainer.hpp"
@@ -7,7 +7,7 @@
 
 namespace muster::detail::train {
 
-/// A Trainable that can be asked for the settings with which every trial begins, before those of the trial.
+/// A Trainable that also has the default settings, over which each trial lays its own.
 struct TrainerTrial {
   std::function<Result(Launch& launch, const Config& config)> fit;
   std::function<Config()> defaults;

@@ -31,14 +31,14 @@ void require_no_torch_config(const TrainerOptions& options, const char* fact) {
                 "BackendConfig::timeout() say how long ranks wait");
 }
 
-/// The index of the newest checkpoint; -1 where there is none, or it cannot be seen.
+/// The index of the newest checkpoint; -1 if there is none, or if it cannot be read.
 int newest_checkpoint(const detail::train::RunFolder& run) noexcept try {
   return detail::train::newest_index(run.path());
 } catch (const std::exception&) {
   return -1;
 }
 
-/// The state of the preprocessor in the newest checkpoint of a finished run; null, with a warning, where there is none.
+/// The state of the preprocessor in the newest checkpoint of a finished run; null, with a warning, if there is none.
 Json saved_preprocessor(const std::filesystem::path& run) {
   namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";
@@ -53,8 +53,8 @@ Json saved_preprocessor(const std::filesystem::path& run) {
   return nullptr;
 }
 
-/// The state of rank 0's preprocessor, on every rank; `otherwise` gives it on rank 0 where that one is not fitted. Null
-/// where there is none. Collective.
+/// Returns the state of rank 0's preprocessor on every rank; null if there is no preprocessor. If rank 0's is not
+/// fitted, `otherwise` returns the state, on rank 0. Collective.
 template <class Otherwise>
 Json preprocessor_of_first_rank(const detail::train::Plan& plan, Otherwise&& otherwise) {
   const auto bytes = detail::comm::on_root(plan.world(), [&] {
@@ -67,9 +67,9 @@ Json preprocessor_of_first_rank(const detail::train::Plan& plan, Otherwise&& oth
   return Json::from_cbor(bytes);
 }
 
-/// Fits the preprocessor, where it is not fitted, from the checkpoint of a run that is finished already, so that a
-/// trainer after this one finds it as it does where the run trains. One that the state does not fit stays as it is,
-/// with a warning: this run needs it no more. Collective.
+/// Loads the preprocessor, unless it is fitted, from the checkpoint of a run that is finished already. So a later
+/// trainer finds it fitted, as after training. If the state does not fit it, it stays unfitted, with a warning: this
+/// run does not need it any more. Collective.
 void restore_preprocessor(const detail::train::Plan& plan, const detail::train::RunFolder& run) {
   const auto state = preprocessor_of_first_rank(plan, [&] { return saved_preprocessor(run.path()); });
   const auto& preprocessor = plan.options.preprocessor;
@@ -83,8 +83,7 @@ void restore_preprocessor(const detail::train::Plan& plan, const detail::train::
   }
 }
 
-/// After training: fits the preprocessor of ranks that have only waited as it is on those that have trained.
-/// Collective.
+/// After training: gives the ranks that did not train the state of the preprocessor of those that did. Collective.
 void share_preprocessor(const detail::train::Plan& plan) {
   if (plan.workers == plan.world().size()) return;
   const auto state = preprocessor_of_first_rank(plan, [&] { return plan.options.preprocessor->state(); });
@@ -112,14 +111,14 @@ void TorchBackend::on_start(Session& session) {
   ProcessGroupOptions options{.backend = session.flags().backend.value_or(config_.backend)};
   if (on_gpu) options.backend = detail::group::on_gpus(options.backend, has_backend("nccl"));
   if (on_gpu && session.world_rank() == 0 && options.backend == "auto")
-    detail::log::warn("this muster has no NCCL backend, so that tensors go from GPU to GPU by way of the CPU and MPI");
+    detail::log::warn("this muster has no NCCL backend, so tensors go from GPU to GPU through the CPU and MPI");
   session.set_process_group(
       [workers = session.communicator(), options] { return make_process_group(workers, options); });
 }
 
 void TorchBackend::on_shutdown(Session& session) {
   if (!session.get_device().is_cuda() || session.failed()) return;
-  // A call of NCCL returns before the GPU has done it, and a group that goes cuts off what the other ranks still do.
+  // NCCL calls return before the GPU has finished them, and destroying a group aborts calls of the other ranks.
   at::detail::getCUDAHooks().deviceSynchronize(session.get_device().index());
   session.barrier();
 }
@@ -155,7 +154,7 @@ Trainable DataParallelTrainer::as_trainable() {
 
 std::shared_ptr<const BackendConfig> DataParallelTrainer::backend_config() const {
   require_no_torch_config(options_, options_.backend_config ? "a backend_config is given beside it"
-                                                            : "a DataParallelTrainer has no backend of torch's");
+                                                            : "a DataParallelTrainer does not use torch's backend");
   return options_.backend_config;
 }
 
@@ -171,7 +170,7 @@ Result DataParallelTrainer::fit() {
   if (number_ == 0) number_ = launch().number_trainer();
   auto options = options_;
   options.dataset_config = get_dataset_config();
-  // Shared with a validation that does not end.
+  // Shared, since a validation that does not end keeps it.
   const auto plan = std::make_shared<const Plan>(resolve(launch(), options, std::move(backend)));
   const auto run = std::make_shared<RunFolder>(world, launch(), plan->options.run_config, number_);
   const auto release = c10::make_scope_exit([&] { run->release(); });
@@ -227,11 +226,11 @@ TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& 
                                    TrainerOptions options) {
   const bool own_backend = options.backend_config && Json(options.torch_config) == Json(TorchConfig{});
   auto restored = restored_options(path, std::move(options));
-  if (own_backend) restored.torch_config = {};  // as saved, it was another backend's
+  if (own_backend) restored.torch_config = {};  // the saved one was for another backend
   const auto& run = restored.run_config;
   const auto named = detail::train::whole_path(launch.flags().storage.value_or(run.storage_path) /
                                                launch.flags().name.value_or(run.name));
-  std::error_code ignored;  // of a folder that is not there
+  std::error_code ignored;  // the folder may not exist
   if (named != run.storage_path / run.name && !std::filesystem::equivalent(named, run.storage_path / run.name, ignored))
     throw Error(ExitCode::usage, "restoring the run " + (run.storage_path / run.name).string(),
                 "--storage and --name, or MUSTER_STORAGE and MUSTER_NAME, name another: " + named.string(),

@@ -1,9 +1,9 @@
-// Validations of checkpoints: who is asked for them, and what becomes of what they find.
+// Validations of checkpoints: which ranks run them, and how the results get into the rows of the reports.
 //
-// A checkpoint is to be validated as long as its manifest says that this was asked for and no validation.json lies
-// beside it; so nothing is forgotten, whoever is lost. While the workers train, the first of them tells the first of
-// the ranks that do not (the leader), which tells the others of those when to begin; what is found goes the same way
-// back. Nobody waits for such a word. When training has ended, all ranks together do what is left.
+// A checkpoint waits for its validation as long as its manifest asks for one and it has no validation.json; so no
+// validation is lost with a rank. While the workers train, the first worker sends requests to the first of the other
+// ranks (the leader). The leader tells the other ranks that do not train when to begin, and sends the result back to
+// the first worker. Nobody waits for these messages. When training has ended, all ranks together run what is left.
 #pragma once
 
 #include "checkpoint/rollbacks.hpp"
@@ -29,36 +29,36 @@ class Validation {
   /// Collective over the world.
   Validation(std::shared_ptr<const Plan> plan, std::shared_ptr<const RunFolder> run, at::Device device);
 
-  /// Whether the trainer has a function that validates.
+  /// True if the trainer has a validation function.
   bool possible() const noexcept { return static_cast<bool>(plan_->options.validation.function); }
 
-  /// Another attempt begins. On every rank.
+  /// Call on every rank when another attempt begins.
   void begin_attempt() noexcept { ++attempt_; }
 
-  // On the first worker, while it trains; all of them return at once.
+  // On the first worker, while it trains. All of these return at once.
 
-  /// What was found, to be put into that report's row.
-  using Tell = std::function<void(std::int64_t training_iteration, const Json& fields)>;
-  /// Asks again for what is pending, and tells what is not.
-  void resume(const Tell& tell, const std::vector<checkpoint::Rollback>& rollbacks);
-  /// The checkpoint may still be being written.
+  /// Puts a result into the row of that report.
+  using UpdateRow = std::function<void(std::int64_t training_iteration, const Json& fields)>;
+  /// Requests the pending validations again, and updates the rows of those that are done.
+  void resume(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks);
+  /// Requests a validation. The checkpoint may still be being written.
   void request(const Checkpoint& checkpoint, std::int64_t training_iteration);
-  /// Tells what has been found since.
-  void take(const Tell& tell);
+  /// Updates the rows of the validations that have ended since the last call.
+  void take(const UpdateRow& update_row);
   void training_has_ended();
-  /// Whether the row of that report has yet to be told what is found: its checkpoint stays until then. From any thread.
+  /// True if the row of that report waits for a result; until then its checkpoint is not pruned. From any thread.
   bool owes(std::int64_t training_iteration) const;
 
   // On the ranks that do not train.
 
-  /// Until training has ended, and what has begun too. Another rank's error ends it at once (RemoteError); it goes on
-  /// with the next attempt.
+  /// Validates until training has ended, and finishes the validation that has begun. Another rank's error ends the call
+  /// at once (RemoteError), but not the validation, which the call in the next attempt takes over.
   void serve();
 
   // On every rank, after training.
 
-  /// Validates what is pending, by all ranks that can, unless training has failed, and brings the rows up to date.
-  /// Collective over the world.
+  /// Validates what is pending on all ranks that can, unless training has failed, and updates the rows. Collective over
+  /// the world.
   void finish(const std::optional<Error>& error);
 
  private:
@@ -67,59 +67,62 @@ class Validation {
     int index = 0;
     std::int64_t training_iteration = 0;
   };
-  /// What a validation has come to.
-  struct Found {
+  /// The result of one validation.
+  struct ValidationResult {
     Pending of;
-    Json fields = {};          ///< of validation.json; null where it is to be tried again
-    std::string warning = {};  ///< if it has not gone well
+    Json fields = {};          ///< for validation.json; null if the validation is to be tried again
+    std::string warning = {};  ///< if it has not succeeded
 
-    std::string text() const;
-    static Found from(const std::string& text);
+    std::string to_text() const;
+    static ValidationResult from_text(const std::string& text);
   };
-  enum class Verdict { goes_on, over, too_long, no_time };
+  enum class Decision { keep_running, finished, timed_out, out_of_time };
 
-  bool leads() const noexcept { return plan_->launch.rank() == leader_; }
-  std::shared_ptr<const ValidationGround> ground(const Communicator& ranks) const;
+  bool is_leader() const noexcept { return plan_->launch.rank() == leader_; }
+  std::shared_ptr<const ValidationGround> make_context(const Communicator& ranks) const;
   std::filesystem::path path_of(int index) const;
-  /// Those on disk that are pending; of the others `tell` is told what was found.
-  std::vector<Pending> pending(const Tell& tell, const std::vector<checkpoint::Rollback>& rollbacks) const;
+  /// The pending validations on disk. Updates the rows of those that are done.
+  std::vector<Pending> pending(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks) const;
 
-  void hear(const Json& letter);
+  void handle(const Json& message);
+  /// The leader's part: ends a job that is over, and begins the next one.
   void lead();
   void begin_next();
-  /// Whether another may begin, and what the one that has begun has come to: by the leader of its ranks.
+  /// True if there is time for another validation. Called by the leader.
   bool may_begin(bool asked_to_stop) const;
-  Verdict judge(bool at_the_end) const;
-  /// Writes what the job of that checkpoint has come to.
-  Found conclude(const Pending& of, Verdict verdict);
-  void end_job(Verdict verdict);
-  /// On the first rank: says it once.
-  void take(const Found& found, const Tell& tell);
-  void tell_row(std::int64_t training_iteration, const Json& fields, const Tell& tell);
-  /// Brings the rows up to date; what is left to do, [index, training_iteration] of each. Collective.
+  /// Whether the current job goes on, or why it ends. Called by the leader. `at_the_end`: training has ended.
+  Decision decide(bool at_the_end) const;
+  /// Writes validation.json for the job of that checkpoint and returns the result.
+  ValidationResult write_result(const Pending& of, Decision decision);
+  void end_job(Decision decision);
+  /// Updates the row of a result that is new. On the first rank.
+  void accept(const ValidationResult& result, const UpdateRow& update_row);
+  /// Updates the row, which then waits no more.
+  void settle_row(std::int64_t training_iteration, const Json& fields, const UpdateRow& update_row);
+  /// Updates the rows and returns what is left to do: [index, training_iteration] of each. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error);
-  void tell_others(const Json& letter);
+  void send_to_followers(const Json& message);
 
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<const RunFolder> run_;
   at::Device device_;
   int attempt_ = 0;
-  bool stuck_ = false;  ///< a function has not ended here, or on a rank that this one validates with
+  bool stuck_ = false;  ///< a validation function has not ended on this rank, or on one that it validates with
   Clock::duration slowest_{};
 
-  // Beside training; nothing where all ranks train, or MPI may be called by one thread alone.
+  // Validation during training. Unused if all ranks train, or if only one thread may call MPI.
   int leader_ = -1;
   std::optional<comm::Mailbox> mailbox_ = {};
-  std::shared_ptr<const ValidationGround> beside_ = {};  ///< on the ranks that do not train
-  std::map<int, Pending> waiting_ = {};                  ///< of the leader, by index
+  std::shared_ptr<const ValidationGround> context_ = {};  ///< set on the ranks that do not train
+  std::map<int, Pending> queue_ = {};                     ///< on the leader; by index of the checkpoint
   std::optional<Pending> current_ = {};
   std::optional<ValidationJob> job_ = {};
-  Clock::time_point looked_{};
-  bool ending_ = false;
-  std::map<int, Found> found_ = {};  ///< by the leader
-  std::set<int> taken_ = {};         ///< by the first worker: their indices
-  mutable std::mutex owing_;
-  std::set<std::int64_t> owed_ = {};  ///< to the rows of these reports
+  Clock::time_point last_look_{};
+  bool ending_ = false;                           ///< training has ended
+  std::map<int, ValidationResult> results_ = {};  ///< on the leader; by index of the checkpoint
+  std::set<int> accepted_ = {};                   ///< on the first worker: indices of the checkpoints
+  mutable std::mutex rows_mutex_;
+  std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result
 };
 
 }  // namespace muster::detail::train

@@ -23,7 +23,7 @@ namespace muster {
 
 Metrics ValidationFunction::to_metrics(const Config& values) {
   if (!values.is_object())
-    throw Error(ExitCode::user_error, "validating a checkpoint", "what the function gives is no JSON object",
+    throw Error(ExitCode::user_error, "validating a checkpoint", "the function's return value is not a JSON object",
                 "Give names and values, as {{\"val_loss\", 0.1}}");
   Metrics metrics;
   for (const auto& [name, value] : values.items()) metrics.emplace(name, value);
@@ -37,7 +37,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// How long a thread may take to hear that its validation was given up.
+/// How long a thread may take to notice that its validation was given up.
 constexpr auto moment = 1s;
 
 /// Calls the user's function. Collective over the ranks.
@@ -59,7 +59,7 @@ Json measure(const ValidationGround& ground, const std::filesystem::path& path) 
     for (const auto& bytes : state.workers.control.all_gather({mine.begin(), mine.end()}))
       of_ranks.push_back(Json::from_cbor(bytes));
   } catch (...) {
-    // Before the backend goes, and with it connections on which the others may be waiting.
+    // Before the backend shuts down and closes connections on which other ranks may be waiting.
     comm::raise_alarm(ground.ranks, comm::caught(ground.ranks));
     state.failed = true;
     try {
@@ -77,7 +77,7 @@ ValidationJob::Finding validate(const ValidationGround& ground, const std::files
   ValidationJob::Finding finding;
   try {
     const auto limit = comm::time_limit(ground.ranks);
-    // Where one has failed the others measure on, without a word, until they come to what they do together.
+    // If one rank has failed, the others go on until their next collective.
     finding.error = comm::attempt_on_all(ground.ranks, {.done = limit, .failed = limit},
                                          [&] { finding.metrics = measure(ground, checkpoint); });
   } catch (...) {
@@ -88,8 +88,8 @@ ValidationJob::Finding validate(const ValidationGround& ground, const std::files
   return finding;
 }
 
-/// A thread that nobody waits for may be anywhere when main has returned: the process then ends with main's exit code
-/// before what that thread uses is destroyed.
+/// A detached thread may still run when main has returned. So the process exits with main's exit code before objects
+/// that the thread uses are destroyed.
 void leave_without_destructors() noexcept {
   static const int once = ::on_exit(
       [](int status, void*) {
@@ -114,7 +114,7 @@ ValidationJob::ValidationJob(std::shared_ptr<const ValidationGround> ground, con
 }
 
 ValidationJob::~ValidationJob() {
-  // Of one that is over on another rank it is only the last word that has yet to come.
+  // If the job is over on another rank, only its last message is still missing here.
   if (finding_.wait_for(moment) != std::future_status::ready) give_up();
   if (thread_.joinable()) thread_.join();
 }

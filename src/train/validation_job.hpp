@@ -17,37 +17,37 @@
 
 namespace muster::detail::train {
 
-/// What validations stand on: a function that does not end keeps it, when all else of fit() is gone.
+/// What a validation uses. Shared, since a validation function that does not end keeps it after fit() has returned.
 struct ValidationGround {
   std::shared_ptr<const Plan> plan;
   std::shared_ptr<const RunFolder> run;
   at::Device device;
-  Communicator ranks;  ///< those that validate: a world apart, with the time-out as its limit if there is one
+  Communicator ranks;  ///< those that validate, in a world of their own whose time limit is the validation's time-out
 };
 
-/// On a thread of its own, so that the rank goes on to hear the others; where MPI may be called by one thread alone, it
-/// is over when it has been made.
+/// Runs the validation function on a thread of its own, so that the rank still receives messages. If only one thread
+/// may call MPI, the constructor runs the function and returns when it is over.
 class ValidationJob {
  public:
   using Clock = std::chrono::steady_clock;
 
   struct Finding {
     Json metrics = Json::object();    ///< reduced over the ranks
-    std::optional<Error> error = {};  ///< why there are none; the same on all ranks
-    bool together = true;             ///< all ranks have come to its end, and can validate the next
+    std::optional<Error> error = {};  ///< why there are no metrics; the same on all ranks
+    bool together = true;             ///< all ranks have reached the end, so they can run the next validation
   };
 
-  /// Begins. Collective over the ranks of the ground, which go on to over() alike, unless they give it up.
+  /// Begins. Collective over `ground->ranks`; each of them keeps the job until it is over, or gives it up.
   ValidationJob(std::shared_ptr<const ValidationGround> ground, const std::filesystem::path& checkpoint);
   ValidationJob(const ValidationJob&) = delete;
   ValidationJob& operator=(const ValidationJob&) = delete;
-  /// Gives it up, unless it is over.
+  /// Gives the validation up, unless it is over.
   ~ValidationJob();
 
   bool over() const { return finding_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
-  /// How long it has taken until now.
+  /// The time since it has begun.
   Clock::duration taken() const noexcept { return Clock::now() - begun_; }
-  /// Of one that is over.
+  /// The result. Only after over().
   const Finding& finding() const { return finding_.get(); }
 
  private:

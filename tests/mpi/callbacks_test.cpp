@@ -224,7 +224,7 @@ TEST(Callbacks, EarlyStoppingByAnotherMetricOrModeBeginsAnew) {
     EXPECT_EQ(code, 0);
     EXPECT_EQ(result->metrics_history.size(), 6u) << name << ": the third is the best, and three more are no better";
     const auto log = log_of(storage / name);
-    EXPECT_NE(log.find("begins anew"), std::string::npos) << log;
+    EXPECT_NE(log.find("starts without a saved state"), std::string::npos) << log;
     EXPECT_NE(log.find("loss min"), std::string::npos) << log;
   }
 }
@@ -239,7 +239,7 @@ TEST(Callbacks, TwoOfAClassFindTheirOwnStateInAnyOrder) {
       run({storage, {"--log-level", "warn"}, with("order", {accuracy(), loss()})}, reporting_rows(rows, -1));
   EXPECT_EQ(code, 0);
   EXPECT_EQ(result->metrics_history.size(), 5u) << "the first is the best, and four more are no better";
-  EXPECT_EQ(log_of(storage / "order").find("begins anew"), std::string::npos);
+  EXPECT_EQ(log_of(storage / "order").find("starts without a saved state"), std::string::npos);
 }
 
 TEST(Callbacks, APlateauOfAnotherMetricBeginsAnewAndItsRateStays) {
@@ -270,7 +270,7 @@ TEST(Callbacks, APlateauOfAnotherMetricBeginsAnewAndItsRateStays) {
     EXPECT_EQ(result->metrics_table().column("lr"), (std::vector<double>{1, 1, 0.5, 0.5, 0.5}))
         << "the error gets better, but never below the best loss";
     const auto log = log_of(storage / name);
-    EXPECT_NE(log.find("begins anew"), std::string::npos) << log;
+    EXPECT_NE(log.find("starts without a saved state"), std::string::npos) << log;
   }
 }
 

@@ -124,9 +124,9 @@ TEST(Predictor, AppliesTheSavedPreprocessorAndTheSavedWeights) {
   EXPECT_TRUE(at::equal(without_label, logits)) << "what was fitted on a label does not ask for it";
 
   const auto all = TorchPredictor::from_checkpoint(checkpoint, Net());
-  expect_error(ExitCode::usage, "the batch has the columns x, y, and forward() is given one",
+  expect_error(ExitCode::usage, "the batch has the columns x, y, but forward() takes one",
                [&] { all.predict(columns(rows)); });
-  expect_error(ExitCode::data, "fitted on the column \"y\", and the data has x",
+  expect_error(ExitCode::data, "fitted on the column \"y\", but the data has x",
                [&] { all.predict(columns({rows[0]})); });
   expect_error(ExitCode::data, "no column \"x\"", [&] { predictor.predict(columns({rows[1]})); });
   EXPECT_NE(error_of(ExitCode::data, [&] { TorchPredictor::from_checkpoint(checkpoint, torch::nn::Linear(1, 1)); }),
@@ -158,7 +158,7 @@ TEST(Predictor, AFunctionTakesAndGivesWhatItWants) {
   const TorchPredictor one_row([](Batch& batch) { return batch["x"].sum(); });
   expect_error(ExitCode::data, "\"predictions\" has 0 rows for 5", [&] { one_row.predict(columns(rows)); });
   const TorchPredictor misspelt([](Batch& batch) { return batch["x"]; }, {.dtypes = {{"X", at::kHalf}}});
-  expect_error(ExitCode::usage, "dtypes names \"X\", and the model is given x, y",
+  expect_error(ExitCode::usage, "dtypes names \"X\", but the model is given x, y",
                [&] { misspelt.predict(columns(rows)); });
   const TorchPredictor on_gpu([](Batch& batch) { return batch["x"]; }, {.use_gpu = true});
   if (!torch::cuda::is_available()) expect_error(ExitCode::data, "no GPU", [&] { on_gpu.predict(columns(rows)); });

@@ -206,7 +206,7 @@ TEST(Preprocessors, RefuseTheStateOfAnother) {
   const auto pair = chain({scaler, scaler});
   EXPECT_TRUE(contains(error_of([&] { chain({scaler})->load_state(pair->state()); }), "1 steps, 2"));
   const auto narrow = Dataset::from_tensors({{"x", at::zeros({2, 3})}});
-  EXPECT_TRUE(contains(error_of([&] { all_of(narrow.transform(scaler)); }), "2 features and gets 3"));
+  EXPECT_TRUE(contains(error_of([&] { all_of(narrow.transform(scaler)); }), "2 features, but is applied to 3"));
 }
 
 }  // namespace

@@ -238,7 +238,7 @@ TEST(Streams, RowsMustBeAlike) {
   };
   const auto pass = [](Session& session) { iterate(session, {.batch_size = 8}); };
   expect_error(end_of(rows({{{"i", 1}}, {{"i", 2}}, {{"i", 0.5}}}), pass), ExitCode::data,
-               "row 2 is i Double[], those before it are i Long[]");
+               "row 2 is i Double[], but the rows before it are i Long[]");
   expect_error(end_of(rows({{{"i", 1}}, {{"i", "x"}}}), pass), ExitCode::data, "\"i\" of row 1 is string");
   expect_error(end_of(rows({Json(3)}), pass), ExitCode::data, "row 0 is number and no JSON object");
   const auto scalars = [](const StreamShard&) {
@@ -295,16 +295,16 @@ TEST(Streams, WholeNumbersMayFollowFloats) {
 TEST(Streams, WhatNeedsAPositionIsRefused) {
   const auto make = numbered([](int) { return 8; });
   const auto pass = [](BatchOptions options) { return [options](Session& session) { iterate(session, options); }; };
-  expect_error(end_of(make, pass({.shuffle = true})), ExitCode::usage, "shuffle is set, and it is a stream");
+  expect_error(end_of(make, pass({.shuffle = true})), ExitCode::usage, "shuffle is set, but a stream");
   expect_error(end_of(make, pass({.local_shuffle_buffer_size = 4})), ExitCode::usage,
-               "local_shuffle_buffer_size is set, and it is a stream");
+               "local_shuffle_buffer_size is set, but a stream");
   if (world().size() > 1)
-    expect_error(end_of(make, pass({.global_batch_size = 1})), ExitCode::usage, "less than there are workers");
+    expect_error(end_of(make, pass({.global_batch_size = 1})), ExitCode::usage, "less than the number of workers");
   expect_error(end_of(make, pass({}), {.scaling_config = {.virtual_workers = 12}}), ExitCode::usage, "virtual_workers");
   expect_error(end_of(make, pass({}), {.preprocessor = standard_scaler({"i"})}), ExitCode::usage,
                "the dataset \"train\" is a stream");
   expect_error(end_of(make, [](Session& s) { s.get_dataset_shard().iter_batches().num_batches(); }), ExitCode::usage,
-               "it is a stream, and nobody knows how many rows");
+               "it is a stream, and its number of rows is not known");
   expect_error(
       end_of(make,
              [](Session& session) {
@@ -315,7 +315,7 @@ TEST(Streams, WhatNeedsAPositionIsRefused) {
                  session.report({{"a", 1}}, state);
                }
              }),
-      ExitCode::usage, "a pass over the stream \"train\" is under way, and where it stands cannot be saved");
+      ExitCode::usage, "a pass over the stream \"train\" is under way, and its position cannot be saved");
 }
 
 TEST(Streams, ARunGoesOnWithANewPass) {

@@ -201,7 +201,7 @@ TEST(Operators, ACallThatIsRefusedChangesNothing) {
       auto other = state;
       other.tensors["model/weight"] = at::zeros({3, 3});
       EXPECT_TRUE(has(error_of([&] { trainer.load_state_dict(other); }), "it does not fit"));
-      EXPECT_TRUE(has(error_of([&] { trainer.save(storage()); }), "something else stands there"));
+      EXPECT_TRUE(has(error_of([&] { trainer.save(storage()); }), "it exists and is not a checkpoint"));
     };
     try_them();
     trainer.train();
@@ -805,7 +805,7 @@ struct Twice : TrainingOperator {
 
 TEST(Operators, APreparedLoaderServesOnce) {
   on_all([](Launch& launch) {
-    EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Twice>(launch, all_ranks(launch)).validate(); }), "one of its own"));
+    EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Twice>(launch, all_ranks(launch)).validate(); }), "a loader each"));
   });
 }
 

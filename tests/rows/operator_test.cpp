@@ -332,7 +332,7 @@ TEST(OperatorRow, ASaveThatFailsLeavesWhatIsThere) {
     on_all([&](Launch& launch) {
       OperatorTrainer<Line> trainer(launch, all_ranks(launch));
       const auto text = error_of([&] { trainer.save(folder / name); });
-      EXPECT_TRUE(has(text, "something else stands there than a checkpoint")) << text;
+      EXPECT_TRUE(has(text, "it exists and is not a checkpoint")) << text;
       EXPECT_TRUE(fs::exists(folder / "thesis" / "chapter"));
       EXPECT_TRUE(fs::exists(folder / "file"));
     });

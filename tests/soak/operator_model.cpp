@@ -111,7 +111,7 @@ class ModelTrainer {
 
   void update_scheduler(double metric) {
     require_open();
-    if (settings_.schedule != Schedule::plateau) throw Failed{"no registered scheduler waits for one", false};
+    if (settings_.schedule != Schedule::plateau) throw Failed{"no registered scheduler takes a metric", false};
     const double value = static_cast<float>(metric);
     if (value < state_.best * (1 - 1e-4)) {
       state_.best = value;
@@ -263,7 +263,7 @@ std::vector<OperatorOutcome> play(const OperatorProgram& program) {
             saved.insert_or_assign(static_cast<int>(number), trainer.save());
           } else {
             trainer.require_open();
-            throw Failed{"something else stands there than a checkpoint", false};
+            throw Failed{"it exists and is not a checkpoint", false};
           }
           break;
         case Kind::state_dict:

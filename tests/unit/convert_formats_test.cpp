@@ -239,7 +239,7 @@ TEST_F(Csv, RefusesAFileWithOtherColumns) {
                     [&] {
                       convert({"x1,x2,y\n1,2,3\n", "x2,x1,y\n4,5,6\n"});
                     })
-                .find("line 1: its header names column 1 \"x2\", that of a file before it \"x1\""),
+                .find("line 1: its header names column 1 \"x2\", but an earlier file names it \"x1\""),
             std::string::npos);
 }
 

@@ -355,7 +355,7 @@ TEST(BadFiles, NothingLeadsOutside) {
   }
   expect_refused(external_link.file("link.h5"), {"link.h5:/y", "link to another file"});
   expect_refused(Dataset::from_hdf5({external_link.file("link.h5")}, {.columns = {"y"}}), {"link.h5:/y"});
-  expect_refused(folder.file("dangling.h5"), {"dangling.h5:/y", "leads nowhere"});
+  expect_refused(folder.file("dangling.h5"), {"dangling.h5:/y", "whose target does not exist"});
   expect_refused(folder.file("external.h5"), {"external.h5:/y", "external storage"});
   expect_refused(folder.file("virtual.h5"), {"virtual.h5:/y", "virtual"});
 }

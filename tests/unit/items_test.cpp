@@ -75,11 +75,11 @@ TEST(Items, AnErrorNamesTheRowAndTheKey) {
   holds(error_of({1, nullptr}), "\"item\" of row 1 is null");
   holds(error_of({{{"x", {1, 2}}}, {{"x", {1, 2, 3}}}}),
         "\"x\" of row 1 has the shape [3], in the first row it has [2]");
-  holds(error_of({{{"x", {{1, 2}, {3, 4}}}}, {{"x", {{1, 2}, {3}}}}}), "\"x\" of row 1 is an array of parts");
-  holds(error_of({{{"x", {{1, 2}, 3}}}}), "\"x\" of row 0 is an array of parts");
-  holds(error_of({{{"x", {1, {2, 3}}}}}), "\"x\" of row 0 is an array of parts");
+  holds(error_of({{{"x", {{1, 2}, {3, 4}}}}, {{"x", {{1, 2}, {3}}}}}), "\"x\" of row 1 is an array whose parts");
+  holds(error_of({{{"x", {{1, 2}, 3}}}}), "\"x\" of row 0 is an array whose parts");
+  holds(error_of({{{"x", {1, {2, 3}}}}}), "\"x\" of row 0 is an array whose parts");
   holds(error_of({{{"x", Json::array()}}}), "\"x\" of row 0 holds an empty array");
-  holds(error_of({true, 1}), "\"item\" of row 1 holds numbers, and before it there are booleans");
+  holds(error_of({true, 1}), "\"item\" of row 1 holds numbers, but the values before it are booleans");
   holds(error_of({1, ~0ull}), "\"item\" of row 1 is larger than an int64 holds");
   holds(error_of(Json::array({Json::object()})), "row 0 has no keys");
   holds(error_of(Json::array()), "there are none");

@@ -273,7 +273,7 @@ TEST(RunLease, OfAnotherHostIsLeftToAPerson) {
   ::unsetenv("SLURM_RESTART_COUNT");
   EXPECT_TRUE(std::filesystem::exists(folder / ".lease.8") && !std::filesystem::exists(folder / ".lease.7"));
   write_file(folder / ".lease.8", "");
-  EXPECT_SAYS(error_of(take), "has not said its name yet");
+  EXPECT_SAYS(error_of(take), "has not written its name yet");
   std::filesystem::remove(folder / ".lease.8");
   EXPECT_EQ(error_of(take), "no error");
   // One that had the lock while locks were still kept.

@@ -16,8 +16,8 @@
 namespace muster::detail::data {
 namespace {
 
-constexpr std::int64_t write_bytes = 8 << 20;            ///< about so many in one write
-constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< a chunk is read whole for one of its samples
+constexpr std::int64_t write_bytes = 8 << 20;            ///< bytes of one write, roughly
+constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< small, since reading one sample reads its whole chunk
 constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
 
 [[noreturn]] void refuse(const std::string& doing, const std::string& fact, const std::string& remedy = {}) {
@@ -32,7 +32,7 @@ void check_names(const std::vector<std::string>& names, const std::string& doing
   std::set<std::string> seen;
   for (const auto& name : names) {
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
-      refuse(doing, "\"" + name + "\" cannot be a name", "Names are not empty and have no slash");
+      refuse(doing, "\"" + name + "\" cannot be a name", "Give a name that is not empty and has no slash");
     if (!seen.insert(name).second) refuse(doing, "the name \"" + name + "\" comes twice");
   }
 }
@@ -51,14 +51,15 @@ void check_inputs(const std::vector<std::filesystem::path>& inputs, const std::s
       throw Error(ExitCode::data, "reading " + input.string(), error.message(), "Check the path");
 }
 
-/// A stretch of the samples in their order, and the file it goes to.
+/// The samples [begin, end) of the chosen order, and the file that they are written to.
 struct Split {
   std::filesystem::path output;
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
 
-/// Split k ends at round(samples × the sum of shares 0 … k): disjoint, and with shares that sum to 1 nothing is left.
+/// Split k ends at round(samples × the sum of shares 0 … k). So splits are disjoint, and shares that sum to 1 leave no
+/// samples out.
 std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& output, const ConvertOptions& options) {
   if (options.split.empty()) return {{output, 0, samples}};
   std::vector<Split> splits;
@@ -74,12 +75,12 @@ std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& out
   return splits;
 }
 
-/// The samples that are kept, in the order in which they are written. Loads `last` if its values matter.
+/// The samples to write, in order. `last`: the last column, which holds the classes; it is loaded if per_class is set.
 std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& options) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));
   std::iota(order.begin(), order.end(), 0);
   if (options.shuffle) {
-    // Fisher–Yates by hand: std::shuffle gives another order with another standard library.
+    // Fisher–Yates by hand, since the order of std::shuffle depends on the standard library.
     std::mt19937_64 random(*options.shuffle);
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
   }
@@ -97,7 +98,7 @@ std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& option
   return order;
 }
 
-/// Samples per chunk, for a column of which a file gets so many samples; none if it is to be contiguous.
+/// Samples per chunk for a column of `samples` samples; none if it is to be contiguous.
 std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t samples, const ConvertOptions& options) {
   if (!options.chunk && !options.compress) return {};
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
@@ -108,7 +109,7 @@ std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t sam
   return chunk;
 }
 
-/// `order` is that of the samples in this file; `wrote` hears of the bytes.
+/// Writes the samples `order` of the column to one file. Calls `wrote` with the number of bytes of each write.
 void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column,
                   std::span<const std::int64_t> order, const ConvertOptions& options,
                   const std::function<void(std::uint64_t)>& wrote) {
@@ -179,7 +180,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
   const auto order = choose(columns.back(), options);
   const auto splits = divide(static_cast<std::int64_t>(order.size()), output, options);
   std::uint64_t total = 0;
-  std::deque<DatasetWriter> writers;  // which stay where they are
+  std::deque<DatasetWriter> writers;  // a deque does not move its elements
   for (const auto& split : splits) {
     if (split.begin == split.end)
       refuse("splitting", split.output.string() + " would get none of the " + std::to_string(order.size()) + " samples",
@@ -199,7 +200,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
     if (options.progress) options.progress(done, total);
   };
   for (std::size_t c = 0; c < columns.size(); ++c) {
-    auto column = std::move(columns[c]);  // so that its memory goes before the next one's comes
+    auto column = std::move(columns[c]);  // frees its memory before the next column is loaded
     if (options.shuffle) column.load();
     for (std::size_t s = 0; s < splits.size(); ++s) {
       const auto samples = std::span(order).subspan(static_cast<std::size_t>(splits[s].begin),

@@ -1,4 +1,4 @@
-// What all conversions share: files as they are read, columns of numbers in them, the way from columns to datasets.
+// Shared by all conversions: reads input files and their columns, and writes the columns to datasets.
 #pragma once
 
 #include "hdf5/handle.hpp"
@@ -22,15 +22,16 @@ class InputFile {
  public:
   explicit InputFile(const std::filesystem::path& path);
 
-  /// As many bytes as there are, `into.size()` at the most; fewer only at the end, which has then been verified.
+  /// Reads up to `into.size()` bytes and returns their number. It is smaller only at the end of the file; a gzipped
+  /// file has then been verified.
   std::size_t read_some(std::span<std::byte> into);
-  /// Exactly that many; an Error if the file ends before.
+  /// Reads exactly `into.size()` bytes. Throws an Error if the file ends before.
   void read(std::span<std::byte> into);
   void skip(std::uint64_t bytes);
-  /// An Error if anything follows.
+  /// Throws an Error if more bytes follow.
   void expect_end();
-  /// An Error if so many bytes (and no more) cannot follow, as far as the file's size tells: exactly for a plain file,
-  /// by the limit of deflate for a gzipped one. Allocate after asking this.
+  /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. For a gzipped file it can only
+  /// show that there are too few, from the limit of deflate. Call it before allocating the memory.
   void expect_remaining(std::uint64_t bytes) const;
 
   std::string shown() const { return path_.string(); }
@@ -38,27 +39,29 @@ class InputFile {
 
  private:
   std::filesystem::path path_;
-  std::optional<std::uint64_t> size_;  ///< on the disk; none for what is not a regular file
+  std::optional<std::uint64_t> size_;  ///< bytes on the disk; none if it is not a regular file
   std::unique_ptr<gzFile_s, int (*)(gzFile_s*)> file_;
 };
 
-/// How a file spells a number. Kinds are NumPy's: b boolean, i and u integers, f floating point, c complex.
+/// A number type in an input file. Kinds are NumPy's: b boolean, i and u integers, f floating point, c complex.
 struct NumberType {
   char kind = 'u';
   std::size_t size = 1;
   bool big_endian = false;
 
-  /// That type in HDF5, with that byte order.
+  /// The HDF5 type, in the byte order of the input file.
   hdf5::Handle spelled() const;
-  /// The same in this machine's byte order.
+  /// The HDF5 type, in this machine's byte order.
   hdf5::Handle native() const;
 };
 
 /// A column of samples: still in its file, or held in memory.
 class InputColumn {
  public:
-  /// `shape` as the file gives it, samples first; the values follow in `file`. Refuses what cannot be a column.
+  /// A column whose values follow in `file`. `shape` begins with the number of samples. Throws an Error for a shape
+  /// that no column can have.
   InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, InputFile file);
+  /// A column whose values are in memory.
   InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, std::string shown,
               std::vector<std::byte> values);
 
@@ -68,13 +71,14 @@ class InputColumn {
   std::size_t sample_bytes() const noexcept { return sample_bytes_; }
   const std::string& shown() const noexcept { return shown_; }
 
-  /// Reads everything into memory; then `take` may be called with samples in any order.
+  /// Reads all values into memory. After that take() may be called with samples in any order.
   void load();
-  /// Copies those samples one after the other. From a file their numbers must ascend, over all calls.
+  /// Copies the samples with the indices `samples` to `into`, one after the other. Before load() the indices must
+  /// ascend, over all calls.
   void take(std::span<const std::int64_t> samples, std::span<std::byte> into);
-  /// The bytes of one sample. After load().
+  /// The bytes of one sample. Call it only after load().
   std::string sample(std::int64_t index) const;
-  /// Reads what is left and checks that the file ends there.
+  /// Skips the samples that are left and checks that the file ends there.
   void finish();
 
  private:
@@ -83,14 +87,15 @@ class InputColumn {
   std::size_t sample_bytes_ = 0;
   std::string shown_;
   std::optional<InputFile> file_;
-  std::int64_t next_ = 0;  ///< the sample that the file gives next
+  std::int64_t next_ = 0;  ///< index of the next sample in the file
   std::vector<std::byte> values_;
 };
 
-/// Refuses what is wrong with the files or the options before anything is read. `columns`: how many there will be.
+/// Throws an Error if the files or the options are wrong, before anything is read. `columns`: number of columns that
+/// the inputs will give.
 void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
                       const std::filesystem::path& output, const ConvertOptions& options);
-/// Writes the columns under the names in the options.
+/// Writes the columns under the names in the options. Returns the files written.
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::filesystem::path& output, const ConvertOptions& options);
 

@@ -1,5 +1,5 @@
-// Comma-separated numbers: a line is a sample, its last field the target. Quotes, spaces around a number, CRLF and a
-// byte-order mark are understood; blank lines are skipped.
+// Reads comma-separated numbers. A line is a sample, and its last field is the target. Quotes, spaces around a number,
+// CRLF and a byte-order mark are understood; blank lines are skipped.
 #include "base/log.hpp"
 #include "data/convert/convert.hpp"
 
@@ -19,12 +19,12 @@ using detail::data::InputColumn, detail::data::InputFile, detail::data::NumberTy
 
 constexpr std::size_t longest_line = 64 << 20;
 
-/// Lines of a file, without their ends.
+/// The lines of a file, without their line ends.
 class Lines {
  public:
   explicit Lines(InputFile& file) : file_(file) {}
 
-  /// False at the end.
+  /// Reads the next line. Returns false at the end of the file.
   bool next(std::string& line) {
     line.clear();
     for (bool any = false;; any = true) {
@@ -43,7 +43,7 @@ class Lines {
     if (number_++ == 0 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
     return true;
   }
-  /// An Error that names the line that came last.
+  /// Throws an Error that names the line read last.
   [[noreturn]] void fail(const std::string& fact, const std::string& remedy = {}) const {
     throw Error(ExitCode::data, "reading " + file_.shown() + ", line " + std::to_string(number_), fact, remedy);
   }
@@ -89,7 +89,7 @@ std::optional<float> number(std::string_view field) {
   float value = 0;
   const auto error = parse(field, value);
   if (error == std::errc{}) return value;
-  // Too small is zero, which from_chars does not tell from too large.
+  // A number too small for float becomes zero. from_chars reports it like one that is too large.
   double wide = 0;
   if (error == std::errc::result_out_of_range && parse(field, wide) == std::errc{} && std::abs(wide) < 1)
     return static_cast<float>(wide);
@@ -123,7 +123,7 @@ class Table {
       if (fields.size() < 2) lines.fail("it has one field", "Separate features and target by commas");
       if (width_ == 0) width_ = fields.size();
       if (fields.size() != width_)
-        lines.fail("it has " + std::to_string(fields.size()) + " fields, those before it have " +
+        lines.fail("it has " + std::to_string(fields.size()) + " fields, the lines before it have " +
                    std::to_string(width_));
       if (!std::exchange(first, false) || !is_header(fields, file))
         add(fields, lines);
@@ -143,14 +143,14 @@ class Table {
   }
 
  private:
-  /// Whether the first line of a file is one. Says what it is taken for where it could be either.
+  /// True if the first line of a file is a header. Logs a warning if it could also be a sample.
   bool is_header(const std::vector<std::string_view>& fields, const InputFile& file) const {
     if (header_) return *header_;
     const bool header = !is_missing(fields.back()) && !number(fields.back());
     const auto is_number = [](std::string_view field) { return number(field).has_value(); };
     const auto say = [&](const std::string& why, const char* taken) {
       detail::log::warn("reading " + file.shown() + ": the first line " + why + " and is taken as a " + taken +
-                        "; --header yes or no (ConvertOptions::header) says what it is");
+                        "; set --header yes or no (ConvertOptions::header) to decide it");
     };
     if (header && std::all_of(fields.begin(), fields.end() - 1, is_number))
       say("has numbers and ends in \"" + std::string(fields.back().substr(0, 40)) + "\",", "header");
@@ -159,17 +159,17 @@ class Table {
     return header;
   }
 
-  /// Files are put one under the other, so that their columns must be the same.
+  /// Throws an Error if the header differs from the one of the first file: the rows of all files become one dataset.
   void compare_header(const std::vector<std::string_view>& fields, const Lines& lines) {
     if (names_.empty()) names_.assign(fields.begin(), fields.end());
     for (std::size_t i = 0; i < fields.size(); ++i)
       if (fields[i] != names_[i])
         lines.fail("its header names column " + std::to_string(i + 1) + " \"" + std::string(fields[i].substr(0, 40)) +
-                       "\", that of a file before it \"" + names_[i].substr(0, 40) + '"',
+                       "\", but an earlier file names it \"" + names_[i].substr(0, 40) + '"',
                    "Give files of the same columns in the same order");
   }
 
-  /// 0, 1, 2, …, as pandas names columns that have no names.
+  /// True if the fields are 0, 1, 2, …, the names that pandas gives to columns without names.
   static bool counts_columns(const std::vector<std::string_view>& fields) {
     for (std::size_t i = 0; i < fields.size(); ++i) {
       std::size_t value = 0;
@@ -198,12 +198,12 @@ class Table {
                "Turn names into numbers first");
   }
 
-  std::vector<std::string> names_;  ///< of the first header
+  std::vector<std::string> names_;  ///< fields of the first header
   std::optional<bool> header_;
   std::string shown_;
   std::uint64_t samples_ = 0;
-  std::uint64_t width_ = 0;  ///< fields of a line; 0 before the first
-  bool integers_ = true;     ///< all targets so far
+  std::uint64_t width_ = 0;  ///< fields per line; 0 before the first line
+  bool integers_ = true;     ///< all targets so far are integers
   std::vector<std::byte> features_, targets_, integer_targets_;
 };
 

@@ -42,8 +42,8 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
   const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, doing(), ExitCode::retry);
   const hid_t id = creation.get();
   check(H5Pset_fill_time(id, H5D_FILL_TIME_NEVER));
-  check(H5Pset_obj_track_times(id, false));  // the same input makes the same file
-  // Chunks of known size too: without, HDF5 1.10 forgets where a lone chunk went that did not fit into its cache.
+  check(H5Pset_obj_track_times(id, false));  // equal input gives equal bytes
+  // Also for chunked columns: with late allocation HDF5 1.10 loses the place of a single chunk that exceeds its cache.
   if (!compress) check(H5Pset_alloc_time(id, H5D_ALLOC_TIME_EARLY));
   if (chunk) {
     std::vector<hsize_t> sizes(shape.begin(), shape.end());
@@ -54,7 +54,7 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
     if (H5Tget_size(stored) > 1) check(H5Pset_shuffle(id));
     check(H5Pset_deflate(id, static_cast<unsigned>(*compress)));
   }
-  // Without a chunk cache every chunk goes to the disk in the write that brings it, and that write's status tells.
+  // Without a chunk cache H5Dwrite writes each chunk at once, and so its status shows if that has failed.
   const auto access = hdf5::make_properties(H5P_DATASET_ACCESS, doing(), ExitCode::retry);
   check(H5Pset_chunk_cache(access.get(), 0, 0, 1));
   const auto space = hdf5::make_space(shape, doing(), ExitCode::retry);
@@ -63,14 +63,14 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
   next_ = 0;
 }
 
-void DatasetWriter::write(std::span<const std::byte> values, std::int64_t count, hid_t spelled) {
+void DatasetWriter::write(std::span<const std::byte> values, std::int64_t count, hid_t value_type) {
   const hdf5::Lock lock;
   auto shape = hdf5::shape(column_.get());
   shape.front() = count;
   const auto memory = hdf5::make_space(shape, doing(), ExitCode::retry);
   const auto rows = hdf5::part_of(column_.get(), H5Dget_space, doing(), ExitCode::retry);
   hdf5::select_rows(rows.get(), H5S_SELECT_SET, next_, count, doing(), ExitCode::retry);
-  check(H5Dwrite(column_.get(), spelled, memory.get(), rows.get(), H5P_DEFAULT, values.data()));
+  check(H5Dwrite(column_.get(), value_type, memory.get(), rows.get(), H5P_DEFAULT, values.data()));
   next_ += count;
 }
 

@@ -1,4 +1,4 @@
-// Writes one dataset file so that it is there whole or not at all.
+// Writes one dataset file, which appears complete or not at all.
 #pragma once
 
 #include "hdf5/handle.hpp"
@@ -13,27 +13,31 @@
 
 namespace muster::detail::data {
 
-/// Columns one after the other, each sample by sample; then finish() and publish(). Destroyed before that, it removes
-/// what it wrote. Several files that belong together are all finished before the first is published. Errors are
-/// ExitCode::retry: HDF5 may close a file without complaint after a write has failed, so each write counts.
+/// Write the columns one after the other, each in the order of its samples; then call finish() and publish(). The
+/// destructor removes the file if it has not been published. If several files belong together, finish all of them
+/// before publishing the first. Errors have ExitCode::retry. Each write is checked, since HDF5 may close a file without
+/// an error after a write has failed.
 class DatasetWriter {
  public:
-  /// Begins under a temporary name beside `output`. `aligned`: columns start at pages, for reading without HDF5.
+  /// Makes a file with a temporary name beside `output`. `aligned`: columns start at page boundaries, for reading
+  /// without HDF5.
   DatasetWriter(std::filesystem::path output, bool aligned);
   DatasetWriter(const DatasetWriter&) = delete;
   DatasetWriter& operator=(const DatasetWriter&) = delete;
   ~DatasetWriter();
 
-  /// A new column of that shape, samples first, and HDF5 type: contiguous, or in chunks of so many samples, deflated.
+  /// Begins a column of the HDF5 type `stored`. `shape` begins with the number of samples. The column is contiguous, or
+  /// in chunks of `chunk` samples; with `compress` it is deflated at that level.
   void begin_column(const std::string& name, hid_t stored, const std::vector<std::int64_t>& shape,
                     std::optional<std::int64_t> chunk, std::optional<int> compress);
-  /// The next `count` samples, their values of type `spelled`; in a chunked column whole chunks, but for the last call.
-  void write(std::span<const std::byte> values, std::int64_t count, hid_t spelled);
+  /// Writes the next `count` samples, with values of type `value_type`. In a chunked column all calls but the last must
+  /// write whole chunks.
+  void write(std::span<const std::byte> values, std::int64_t count, hid_t value_type);
   void end_column();
 
-  /// Everything is on the disk, under the temporary name.
+  /// Makes the file durable, under its temporary name.
   void finish();
-  /// It takes its name, replacing what has it.
+  /// Gives the file the name output(), replacing a file of that name.
   void publish();
 
   const std::filesystem::path& output() const noexcept { return output_; }
@@ -43,10 +47,10 @@ class DatasetWriter {
   std::int64_t check(std::int64_t status) const { return hdf5::check(status, doing(), ExitCode::retry); }
 
   std::filesystem::path output_;
-  std::filesystem::path temporary_;  ///< empty once it has its name
+  std::filesystem::path temporary_;  ///< the temporary name; empty once the file is published
   hdf5::Handle file_;
   hdf5::Handle column_;
-  std::int64_t next_ = 0;  ///< the sample of the column that comes next
+  std::int64_t next_ = 0;  ///< index of the column's next sample
 };
 
 }  // namespace muster::detail::data

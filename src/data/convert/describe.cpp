@@ -1,4 +1,4 @@
-// What a dataset file holds and how it is laid out, for `muster inspect`.
+// Describes the content and layout of a dataset file, for `muster inspect`.
 #include "base/number.hpp"
 #include "data/sources/source.hpp"
 #include "hdf5/file.hpp"
@@ -45,7 +45,7 @@ bool is_foreign(hid_t type) {
   return H5Tget_size(type) > 1 && H5Tget_order(type) == foreign;
 }
 
-/// What will make a column of that layout slow.
+/// Adds advice if the chunks of a column will make reading slow.
 void advise_on_chunks(const std::string& name, const std::vector<std::int64_t>& shape,
                       const std::vector<std::int64_t>& chunk, std::int64_t value_bytes,
                       std::vector<std::string>& advice) {
@@ -56,7 +56,8 @@ void advise_on_chunks(const std::string& name, const std::vector<std::int64_t>& 
                      " MiB and is read whole for one of its samples; convert with a smaller --chunk");
   for (std::size_t i = 1; i < shape.size(); ++i)
     if (chunk[i] < shape[i]) {
-      advice.push_back(name + ": a sample is spread over several chunks; convert anew, chunks then hold whole samples");
+      advice.push_back(name +
+                       ": a sample is spread over several chunks; convert it again, so that chunks hold whole samples");
       return;
     }
 }
@@ -85,22 +86,22 @@ Json describe_column(hid_t dataset, const std::string& name, const std::string& 
     column["chunk"] = chunk;
     advise_on_chunks(name, shape, chunk, value_bytes, advice);
   }
-  if (stored == 0) advice.push_back(name + ": nothing was ever written to it; it reads as one fill value");
+  if (stored == 0) advice.push_back(name + ": nothing was ever written to it; all its values read as the fill value");
   if (is_foreign(type.get()))
-    advice.push_back(name + ": its byte order is not this machine's, so every read converts; convert it anew");
+    advice.push_back(name + ": its byte order is not this machine's, so every read converts; convert it again");
   if (column["dtype"] == "float64")
     advice.push_back(name + ": float64 is twice the bytes of float32, which is what most models compute with");
   return column;
 }
 
-/// A link that leads nowhere leads to no group.
+/// True if `name` is a group; false for a link without a target.
 bool is_group(hid_t parent, const std::string& name) {
   const hdf5::Handle object(H5Oopen(parent, name.c_str(), H5P_DEFAULT), H5Oclose);
   if (!object) hdf5::last_error();
   return object && H5Iget_type(object.get()) == H5I_GROUP;
 }
 
-/// The samples, null where columns disagree; and what to say of the columns together.
+/// The number of samples, null if the columns differ in it. Adds advice about the columns as a whole.
 Json count_samples(const Json& columns, std::vector<std::string>& advice) {
   if (columns.empty()) return nullptr;
   const auto samples_of = [](const Json& column) { return column.at("shape").at(0); };
@@ -112,13 +113,14 @@ Json count_samples(const Json& columns, std::vector<std::string>& advice) {
     if (column.at("layout") != "contiguous") indirect.push_back(name);
   }
   if (std::ranges::any_of(columns, [&](const Json& column) { return samples_of(column) != samples; })) {
-    advice.push_back("columns differ in their samples (" + joined(lengths) + "); choose those of one length");
+    advice.push_back("columns differ in their number of samples (" + joined(lengths) +
+                     "); choose columns of the same length");
     return nullptr;
   }
   if (samples == 0) advice.push_back("there is no sample in it");
   if (!indirect.empty())
-    advice.push_back(joined(indirect) + ": not contiguous, so HDF5 unpacks it: fast where it fits into " +
-                     "memory, slow where not; convert without --chunk and --compress");
+    advice.push_back(joined(indirect) + ": not contiguous, so HDF5 unpacks it: fast if it fits into memory, slow if " +
+                     "not; convert without --chunk and --compress");
   return samples;
 }
 

@@ -1,4 +1,5 @@
-// IDX (http://yann.lecun.com/exdb/mnist/): 0, 0, type, number of dimensions; each size as a uint32, values; big-endian.
+// Reads IDX files (http://yann.lecun.com/exdb/mnist/). Layout, big-endian: the bytes 0, 0, type, number of dimensions;
+// then each size as a uint32; then the values.
 #include "data/convert/convert.hpp"
 
 #include <array>

@@ -21,7 +21,7 @@ std::size_t bytes_per_sample(const NumberType& type, const std::vector<std::uint
   const auto refuse = [&](const std::string& fact) { throw Error(ExitCode::data, "reading " + shown, fact); };
   if (shape.empty()) refuse("it holds one number, not samples");
   if (shape.size() > H5S_MAX_RANK)
-    refuse("it has " + std::to_string(shape.size()) + " dimensions; " + std::to_string(H5S_MAX_RANK) + " are the most");
+    refuse("it has " + std::to_string(shape.size()) + " dimensions; the most are " + std::to_string(H5S_MAX_RANK));
   if (shape.front() == 0) refuse("it holds no sample");
   std::uint64_t all = type.size;
   for (const auto size : shape) {
@@ -53,8 +53,8 @@ std::size_t InputFile::read_some(std::span<std::byte> into) {
     const char* message = gzerror(file_.get(), &status);
     if (got < 0 || status != Z_OK) {
       if (status == Z_ERRNO) fail(std::strerror(errno));
-      if (status == Z_BUF_ERROR) fail("the file is truncated: its gzip stream has no end", "Download it anew");
-      fail("its gzip stream is damaged (" + std::string(message) + ")", "Download it anew");
+      if (status == Z_BUF_ERROR) fail("the file is truncated: its gzip stream has no end", "Download it again");
+      fail("its gzip stream is damaged (" + std::string(message) + ")", "Download it again");
     }
     if (got == 0) break;
     done += static_cast<std::size_t>(got);
@@ -63,7 +63,7 @@ std::size_t InputFile::read_some(std::span<std::byte> into) {
 }
 
 void InputFile::read(std::span<std::byte> into) {
-  if (read_some(into) < into.size()) fail("the file is truncated", "Make or copy it anew");
+  if (read_some(into) < into.size()) fail("the file is truncated", "Make or copy it again");
 }
 
 void InputFile::skip(std::uint64_t bytes) {
@@ -74,21 +74,21 @@ void InputFile::skip(std::uint64_t bytes) {
 
 void InputFile::expect_end() {
   std::byte next;
-  if (read_some({&next, 1}) > 0) fail("bytes follow after the values that it announces", "Make or copy it anew");
+  if (read_some({&next, 1}) > 0) fail("bytes follow after the values that it announces", "Make or copy it again");
 }
 
 void InputFile::expect_remaining(std::uint64_t bytes) const {
   if (!size_) return;
   if (gzdirect(file_.get()) == 0) {
-    // Deflate makes 1032 bytes of one at the most.
+    // Deflate expands one byte to at most 1032 bytes.
     if (bytes / 1032 > *size_) fail("it announces " + std::to_string(bytes) + " bytes, more than can be packed in it");
     return;
   }
   const auto left = *size_ - std::min<std::uint64_t>(*size_, static_cast<std::uint64_t>(gztell(file_.get())));
   if (bytes != left)
-    fail("it announces " + std::to_string(bytes) + " bytes of values, and " + std::to_string(left) + " follow: it is " +
+    fail("it announces " + std::to_string(bytes) + " bytes of values, but " + std::to_string(left) + " follow: it is " +
              (left < bytes ? "truncated" : "longer than it should be"),
-         "Make or copy it anew");
+         "Make or copy it again");
 }
 
 void InputFile::fail(const std::string& fact, const std::string& remedy) const {
@@ -137,7 +137,7 @@ void InputColumn::load() {
 
 void InputColumn::take(std::span<const std::int64_t> samples, std::span<std::byte> into) {
   for (std::size_t i = 0; i < samples.size();) {
-    // Samples that stand one after the other are one copy.
+    // Consecutive samples are copied together.
     std::size_t run = 1;
     while (i + run < samples.size() && samples[i + run] == samples[i] + static_cast<std::int64_t>(run)) ++run;
     const auto target = into.subspan(i * sample_bytes_, run * sample_bytes_);

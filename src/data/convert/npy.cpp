@@ -1,5 +1,5 @@
-// NumPy's .npy: magic, version, the length of the header, the header as a Python dictionary, the values.
-// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+// Reads NumPy's .npy files. Layout: magic, version, length of the header, the header as a Python dictionary, the
+// values. https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 #include "data/convert/convert.hpp"
 
 #include <array>
@@ -24,7 +24,7 @@ struct Header {
   std::vector<std::uint64_t> shape;
 };
 
-/// The few Python literals of which a header is made. Every mistake is one Error.
+/// Parses the header, a dictionary of a few kinds of Python literals. Every mistake throws the same Error.
 class HeaderParser {
  public:
   HeaderParser(std::string_view text, const InputFile& file) : text_(text), file_(file) {}
@@ -56,7 +56,7 @@ class HeaderParser {
   }
 
  private:
-  [[noreturn]] void fail() const { file_.fail("its .npy header is malformed", "Save it anew with numpy.save"); }
+  [[noreturn]] void fail() const { file_.fail("its .npy header is malformed", "Save it again with numpy.save"); }
 
   void skip_space() {
     while (!text_.empty() && (text_.front() == ' ' || text_.front() == '\n')) text_.remove_prefix(1);
@@ -112,7 +112,7 @@ class HeaderParser {
   const InputFile& file_;
 };
 
-/// The type of "<f4" and the like; none for what is not a number that HDF5 and torch know.
+/// The type of a descr such as "<f4"; none if HDF5 or torch does not have it.
 std::optional<NumberType> number_type(std::string_view descr) {
   if (descr.size() < 3 || std::string_view("<>|=").find(descr.front()) == std::string_view::npos) return {};
   const std::string_view spelled = descr.substr(1);
@@ -120,7 +120,7 @@ std::optional<NumberType> number_type(std::string_view descr) {
        {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}) {
     if (spelled != known) continue;
     const auto size = static_cast<std::size_t>(std::atoi(known.data() + 1));
-    // Only bytes have no order.
+    // "|", no byte order, is for single bytes only.
     if (descr.front() == '|' && size > 1) return {};
     return NumberType{known.front(), size, descr.front() == '>'};
   }
@@ -134,7 +134,7 @@ std::size_t header_length(InputFile& file) {
     file.fail("it is not a .npy file", "numpy.save makes one; an .npz archive must be unpacked first");
   const int major = std::to_integer<int>(start[6]), minor = std::to_integer<int>(start[7]);
   if (major < 1 || major > 3 || minor != 0)
-    file.fail("its version, " + std::to_string(major) + "." + std::to_string(minor) + ", is none of 1.0, 2.0, 3.0");
+    file.fail("its version, " + std::to_string(major) + "." + std::to_string(minor) + ", is not 1.0, 2.0 or 3.0");
   std::array<std::byte, 4> bytes{};
   file.read(std::span(bytes).first(major == 1 ? 2 : 4));
   std::size_t length = 0;
@@ -150,7 +150,7 @@ InputColumn read_npy(const std::filesystem::path& path) {
   const auto header = HeaderParser(text, file).parse();
   const auto type = number_type(header.descr);
   if (!type)
-    file.fail("it holds values of type '" + header.descr + "', and tensors hold numbers of up to 8 bytes",
+    file.fail("it holds values of type '" + header.descr + "', but tensors only hold numbers of up to 8 bytes",
               "Convert them first, as in numpy.save(file, values.astype('float32'))");
   if (header.fortran_order && header.shape.size() > 1)
     file.fail("its values lie in Fortran order", "Save it with numpy.save(file, numpy.ascontiguousarray(values))");

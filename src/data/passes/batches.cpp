@@ -17,12 +17,12 @@ struct StepReader {
   Pass pass;
   bool split;
   BatchOptions options;
-  std::int64_t left = pass.num_steps();
+  std::int64_t steps_left = pass.num_steps();
   int micro_batch = 0;
-  std::int64_t given = 0;  ///< batches
+  std::int64_t batch_count = 0;  ///< batches returned so far
 
   std::optional<ReadBatch> operator()() {
-    if (left == 0) return {};
+    if (steps_left == 0) return {};
     const auto& share = pass.share;
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
@@ -34,12 +34,12 @@ struct StepReader {
                                                                      .global = step.samples,
                                                                      .micro_batch = micro_batch,
                                                                      .micro_batches = share.count,
-                                                                     .number = (pass.number << 32) + ++given,
+                                                                     .number = (pass.number << 32) + ++batch_count,
                                                                      .total = share.total});
     if (++micro_batch == share.count) {
       micro_batch = 0;
       pass.position += step.samples;
-      --left;
+      --steps_left;
     }
     return finished(std::move(read), [options = options, step, weight = std::move(weight)](Batch& batch) {
       batch = Batch(converted(batch, options), step.mine.count, step.samples, weight);
@@ -47,7 +47,7 @@ struct StepReader {
   }
 };
 
-/// Refuses what no pass can do.
+/// Throws an Error for options that no pass can follow.
 void check(const std::string& doing, const BatchOptions& options) {
   const auto require = [&](bool holds, const std::string& option, const std::string& least) {
     if (!holds) throw Error(ExitCode::usage, doing, option + " is less than " + least, "Give at least " + least);
@@ -61,7 +61,7 @@ void check(const std::string& doing, const BatchOptions& options) {
                 "Give local_shuffle_buffer_size too");
 }
 
-/// Of a dataset whose samples have indices.
+/// The batches of a dataset whose samples have indices.
 class IndexedBatches final : public BatchStream {
  public:
   IndexedBatches(std::shared_ptr<ShardState> of, const BatchOptions& options)
@@ -130,8 +130,8 @@ void BatchStream::require_more() const {
   if (at_end_)
     throw Error(
         ExitCode::user_error, doing(), "the pass has no more batches",
-        "Compare the iterator with end() before each use. After a resume the passes that the epoch had finished "
-        "come back empty");
+        "Compare the iterator with end() before each use. After a resume, passes of the epoch that were finished "
+        "before come back empty");
 }
 
 Batch& BatchStream::current() {
@@ -142,7 +142,7 @@ Batch& BatchStream::current() {
 void BatchStream::advance() {
   require_more();
   if (std::exchange(in_hand_, false)) shard_->end_batch(*pass_);
-  current_ = {};  // its memory may serve the next
+  current_ = {};  // frees its memory for the next batch
   if (error_) std::rethrow_exception(error_);
   std::optional<Batch> next;
   try {

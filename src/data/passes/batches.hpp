@@ -19,27 +19,28 @@
 
 namespace muster::detail::data {
 
-/// What Prefetch needs to know where `produce` may be in a call of the user's for long: the reader of a stream.
+/// Given to Prefetch if `produce` reads a stream: a call of the user's reader may take long.
 struct SlowReader {
-  std::string dataset;                ///< its name, for errors
-  std::stop_source stop;              ///< asked when nobody wants more batches
-  std::optional<Communicator> ranks;  ///< which see that this one waits, and whose failures it hears meanwhile
+  std::string dataset;                ///< the dataset's name, for errors
+  std::stop_source stop;              ///< stop is requested when no more batches are wanted
+  std::optional<Communicator> ranks;  ///< see that this rank waits; it polls for their failures while it waits
 };
 
-/// Calls `produce` until it gives none, on a thread of its own up to `ahead` batches ahead; with 0 on the caller's.
+/// Calls `produce` until it returns none, on a thread of its own that is up to `ahead` batches ahead. If `ahead` is 0,
+/// next() calls it on the caller's thread.
 class Prefetch {
  public:
   using Produce = BatchReader;
 
   Prefetch(Produce produce, int ahead, std::optional<SlowReader> slow = {});
-  /// Waits for the call under way, drops what nobody asked for. A slow reader is asked to stop first; where it does not
-  /// return within the limit of the launch, the job ends.
+  /// Waits for the call of `produce` under way and drops the batches not taken. A slow reader is asked to stop first;
+  /// if it does not return within the launch's timeout, the job ends.
   ~Prefetch();
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// The next batch, none at the end, with what was left to do on this thread. Throws what `produce` has thrown, after
-  /// the batches made before; then none come.
+  /// Returns the next batch, or none at the end. Calls ReadBatch::finish first, on the caller's thread. If `produce`
+  /// has thrown, rethrows that after the batches made before it; later calls return none.
   std::optional<Batch> next();
 
  private:
@@ -57,12 +58,13 @@ class Prefetch {
   std::deque<ReadBatch> ready_;
   std::exception_ptr error_;
   bool finished_ = false;  ///< nothing more will be produced
-  bool leaving_ = false;
-  bool ended_ = false;  ///< the thread has no more to do
+  bool leaving_ = false;   ///< the destructor has asked the thread to end
+  bool ended_ = false;     ///< the thread has left run()
   std::thread thread_;
 };
 
-/// What a BatchRange iterates over. Only reading is on the prefetching thread; the shard belongs to who iterates.
+/// The batches that a BatchRange iterates over. The prefetching thread only reads; the shard belongs to the thread that
+/// iterates.
 class BatchStream {
  public:
   /// Ends the pass.
@@ -70,29 +72,30 @@ class BatchStream {
   BatchStream(const BatchStream&) = delete;
   BatchStream& operator=(const BatchStream&) = delete;
 
-  /// Begins the pass: starts reading and takes the first batch in hand. Once.
+  /// Begins the pass: starts reading and takes the first batch in hand. Call it once.
   void start();
-  /// Takes the next batch in hand. An Error where the pass is over, as for current().
+  /// Takes the next batch in hand. Throws an Error if the pass is over.
   void advance();
   bool at_end() const noexcept { return at_end_; }
+  /// The batch in hand. Throws an Error if the pass is over.
   Batch& current();
-  /// Of the pass, or of that which would begin now.
+  /// Batches of this pass, or of the pass that would begin now.
   virtual std::int64_t num_batches() const = 0;
 
  protected:
-  /// `count`: samples of the dataset, 0 if nobody knows.
+  /// `count`: samples of the dataset, 0 if not known.
   BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count);
 
   std::string doing() const { return "iterating over dataset \"" + shard_->options().name + "\""; }
   const ShardState& shard() const noexcept { return *shard_; }
   const BatchOptions& options() const noexcept { return options_; }
-  /// The one that has begun, or that would begin now.
+  /// The pass that has begun, or else the pass that would begin now.
   Pass pass() const { return pass_ ? *pass_ : shard_->plan(options_, count_); }
 
  private:
-  /// What reads the batches of the pass that begins.
+  /// Opens a reader for the batches of `pass`, which begins now.
   virtual std::unique_ptr<Prefetch> open(const Pass& pass) = 0;
-  /// The next batch in hand, of those that were read.
+  /// Makes the next batch in hand from the batches that were read; none at the end.
   virtual std::optional<Batch> take(Prefetch& batches) { return batches.next(); }
   void require_more() const;
   void end();
@@ -100,22 +103,23 @@ class BatchStream {
   std::shared_ptr<ShardState> shard_;
   BatchOptions options_;
   std::int64_t count_;
-  std::optional<Pass> pass_;  ///< once it has begun
+  std::optional<Pass> pass_;  ///< none until it has begun
   std::unique_ptr<Prefetch> batches_;
-  std::exception_ptr error_;  ///< thrown in the place of a batch, and so again
-  Batch current_;             ///< the program may move from it, or put another in its place
-  bool in_hand_ = false;      ///< it is one that counts
+  std::exception_ptr error_;  ///< was thrown instead of a batch; each later advance() throws it again
+  Batch current_;             ///< the program may move from it or assign to it
+  bool in_hand_ = false;      ///< shard_ has been told of current_, and must be told when it is done with
   bool at_end_ = false;
 };
 
-/// `options.device`: none leaves the batches where they are.
+/// Opens the batches of a dataset of any kind. Without `options.device` they stay on the device where they were read.
 std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);
-/// Of a dataset that is a stream, in stream_batches.cpp.
+/// Opens the batches of a dataset that is a stream; defined in stream_batches.cpp.
 std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);
 
-/// With types and device as the options say.
+/// The columns of the batch, converted to the types and the device of `options`.
 std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options);
-/// The batch after `then`, which comes after what is left to do with it, on the same thread.
+/// Applies `then` to the batch after `read.finish`: at once if there is no `finish`, otherwise on the thread that calls
+/// `finish`.
 ReadBatch finished(ReadBatch read, std::function<void(Batch&)> then);
 
 }  // namespace muster::detail::data

@@ -16,7 +16,7 @@ std::int64_t times(std::int64_t a, std::int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
 }
 
-/// Positions of a local shuffle's windows; 0 without one.
+/// Samples in a window of the local shuffle; 0 without a local shuffle.
 std::int64_t window_of(const BatchOptions& options, const step::Share& share) {
   return options.local_shuffle_buffer_size ? times(*options.local_shuffle_buffer_size, share.total) : 0;
 }
@@ -35,19 +35,19 @@ std::uint64_t hash_of(const std::string& name) noexcept {
 
 }  // namespace
 
-void Cursor::Passes::begin_epoch(std::int64_t number) {
+void Cursor::PassGroup::begin_epoch(std::int64_t number) {
   if (number == epoch.number) return;
   epoch = {.number = number};
-  awaited = false;
+  resume_pending = false;
   section = {};
   last.consumed = 0;
   last.under_way = false;
 }
 
 void Cursor::begin_epoch(std::int64_t epoch) {
-  for (auto* const of : {&in_loop_, &outside_}) {
-    if (epoch != of->epoch.number && of->last.under_way && steps_) steps_->outlive_epoch(of->last.number);
-    of->begin_epoch(epoch);
+  for (auto* const group : {&in_loop_, &outside_}) {
+    if (epoch != group->epoch.number && group->last.under_way && steps_) steps_->outlive_epoch(group->last.number);
+    group->begin_epoch(epoch);
   }
 }
 
@@ -58,11 +58,11 @@ std::int64_t Cursor::Section::number_of(std::int64_t evaluation) const noexcept 
       mix(mix(number(finished), 2 * number(step) + (after_loop ? 1 : 0)), number(evaluation)) & most);
 }
 
-std::int64_t Cursor::Passes::number_of_evaluation(const Section& now) const noexcept {
+std::int64_t Cursor::PassGroup::number_of_evaluation(const Section& now) const noexcept {
   return now.number_of(now == section ? evaluations : 0);
 }
 
-void Cursor::Passes::count_evaluation(const Section& now) noexcept {
+void Cursor::PassGroup::count_evaluation(const Section& now) noexcept {
   if (std::exchange(section, now) != now) evaluations = 0;
   ++evaluations;
 }
@@ -77,7 +77,7 @@ void Cursor::set_epoch(std::int64_t epoch) {
   if (steps_->in_loop && epoch != steps_->epoch)
     throw Error(ExitCode::usage, named() + "setting epoch " + std::to_string(epoch),
                 "the loop over session.epochs() is in epoch " + std::to_string(steps_->epoch),
-                "Leave the call out: the loop sets the epoch, and the passes of one epoch differ in their order");
+                "Remove the call: the loop sets the epoch, and each pass of an epoch has its own order already");
   begin_epoch(epoch);
   epoch_set_ = true;
   if (const auto all = owner_.lock()) all->set_epoch(epoch);
@@ -88,22 +88,23 @@ void Cursor::set_epoch_aside(std::int64_t epoch) {
 }
 
 void Cursor::enter_loop() {
-  if (!std::exchange(any_kind_, false)) return;
+  if (!std::exchange(loop_unknown_, false)) return;
   in_loop_ = std::exchange(outside_, {.epoch = {.number = outside_.epoch.number}});
 }
 
 bool Cursor::unfinished() const noexcept { return options_.split && (in_loop_.unfinished() || outside_.unfinished()); }
 
-/// Where one dataset is begun again and again inside passes over another, the pass under way is the next of those that
-/// its first begin() began: a program that goes on begins once and gets the one under way.
-std::int64_t Cursor::Passes::to_run_again() const noexcept {
-  return last.under_way && last.late && epoch.straddled ? epoch.finished - 1 : epoch.finished;
+/// The number of passes that a resumed program begins again. A program may begin passes over one dataset again and
+/// again inside a pass over another. There the last finished pass is not counted: a resumed program calls begin() once
+/// and gets the pass that was under way.
+std::int64_t Cursor::PassGroup::repeated_passes() const noexcept {
+  return last.under_way && last.late && epoch.ended_in_other ? epoch.repeated - 1 : epoch.repeated;
 }
 
-Json Cursor::Passes::position(std::int64_t global_step) const {
+Json Cursor::PassGroup::position(std::int64_t global_step) const {
   return {{"epoch", epoch.number},
           {"passes", epoch.passes},
-          {"finished", to_run_again()},
+          {"finished", repeated_passes()},
           {"steps", last.under_way ? global_step - last.first_step : last.steps_before},
           {"consumed", last.consumed},
           {"window", last.window},
@@ -123,19 +124,19 @@ Json Cursor::position() const {
   return position;
 }
 
-void Cursor::Passes::restore(const Json& position) {
+void Cursor::PassGroup::restore(const Json& position) {
   const std::int64_t number = position.at("epoch"), passes = position.at("passes"),
                      finished = position.value("finished", passes);
-  // Before restore() the program may have made again what it made then.
-  const auto made = number == epoch.number ? epoch.made + (last.under_way ? 1 : 0) : 0;
+  // The program may have run finished passes again before it called restore().
+  const auto run_here = number == epoch.number ? epoch.run_here + (last.under_way ? 1 : 0) : 0;
   epoch = {.number = number,
            .passes = passes,
-           .finished = finished,
-           .made = made,
-           .to_skip = finished - std::min(made, finished)};
+           .repeated = finished,
+           .run_here = run_here,
+           .to_skip = finished - std::min(run_here, finished)};
   last.consumed = position.at("consumed");
   last.steps_before = position.value("steps", std::int64_t{0});
-  awaited = last.consumed > 0;
+  resume_pending = last.consumed > 0;
   skipped = false;
   last.outside = last.consumed > 0 && !position.value("inside", false);
   last.window = position.at("window");
@@ -148,26 +149,26 @@ void Cursor::Passes::restore(const Json& position) {
 
 void Cursor::restore(const Json& position, bool complete) {
   if (position.is_null()) return;
-  const auto take = [&](Passes& of, const Json& saved) {
+  const auto take = [&](PassGroup& group, const Json& saved) {
     if (!complete) {
-      of.restore(saved);
-      const auto& epoch = of.epoch;
-      const auto& last = of.last;
-      if (epoch.finished < 0 || epoch.finished > epoch.passes || last.consumed < 0 || last.consumed > last.samples)
+      group.restore(saved);
+      const auto& epoch = group.epoch;
+      const auto& last = group.last;
+      if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 || last.consumed > last.samples)
         refuse_position(options_.name, "its numbers do not go together");
     }
-    of.last.global_batch = saved.at("global_batch_size");
-    of.last.workers = saved.value("workers", 0);
-    of.restored = true;
+    group.last.global_batch = saved.at("global_batch_size");
+    group.last.workers = saved.value("workers", 0);
+    group.restored = true;
   };
   try {
-    any_kind_ = !position.contains("in_loop") && !steps_->looped;
-    auto& of = passes(position.value("in_loop", steps_->looped));
-    take(of, position);
+    loop_unknown_ = !position.contains("in_loop") && !steps_->looped;
+    auto& group = passes(position.value("in_loop", steps_->looped));
+    take(group, position);
     if (const auto outside = position.find("outside"); outside != position.end() && !complete) take(outside_, *outside);
     if (!complete) options_.seed = position.at("seed");
     auto& full = options_.full;
-    if (full > 0 && of.last.workers > 0) full = of.last.workers;
+    if (full > 0 && group.last.workers > 0) full = group.last.workers;
   } catch (const Json::exception& error) {
     refuse_position(options_.name, error.what());
   }
@@ -181,10 +182,10 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                               : (*options.global_batch_size - 1) / options_.share.total + 1;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size
                                                         : times(per_worker, split ? options_.batches_in_step() : 1);
-  const auto& of = passes(steps_->in_loop);
-  const auto& epoch = of.epoch;
-  const auto& last = of.last;
-  // A pass after the loop has the next epoch's order, as it has in a run that goes on after its last epoch.
+  const auto& group = passes(steps_->in_loop);
+  const auto& epoch = group.epoch;
+  const auto& last = group.last;
+  // A pass after the loop has the next epoch's order, as it has in a run that is resumed after its last epoch.
   const bool in_next_epoch = !steps_->in_loop && steps_->epoch == steps_->last_over && epoch.number == steps_->epoch;
   Pass pass{.order = Order(count, {}),
             .plan = {count, options_.weighs() ? batch : 0, options.drop_last},
@@ -205,14 +206,14 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
                      .epoch = epoch.number + (in_next_epoch ? 1 : 0)};
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);
-    if (!last.under_way && last.consumed > 0) {  // goes on
+    if (!last.under_way && last.consumed > 0) {  // continues a pass begun before the restart
       order.window = last.window;
       order.shuffle = last.shuffle.value_or(options.shuffle);
       order.window_seed = last.window_seed.value_or(order.window_seed);
       pass.position = last.consumed;
     }
   } else {
-    const auto evaluation = of.number_of_evaluation(section());
+    const auto evaluation = group.number_of_evaluation(section());
     order.pass = split ? -1 - evaluation : evaluation;
   }
   pass.order = Order(count, order);
@@ -223,24 +224,24 @@ std::string Cursor::named() const {
   return (options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": ";
 }
 
-void Cursor::say_if_steps_changed(Passes& of, const Pass& pass, const BatchOptions& options) {
-  const auto& last = of.last;
-  if (!std::exchange(of.restored, false) || last.global_batch == 0 || options.global_batch_size) return;
+void Cursor::warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options) {
+  const auto& last = group.last;
+  if (!std::exchange(group.restored, false) || last.global_batch == 0 || options.global_batch_size) return;
   const auto what = named();
   if (pass.plan.global_batch == last.global_batch) {
     if (options_.batches_in_step() != options_.share.total)
       log::info(what + "a step still takes " + std::to_string(last.global_batch) + " samples, now over " +
-                std::to_string(options_.share.total) + " workers, and not batch_size on each");
+                std::to_string(options_.share.total) + " workers, so not batch_size on each");
     return;
   }
-  // An epoch's steps may be as large as the program wants.
+  // Between two passes the program may change the step size on purpose.
   if (last.consumed == 0 && last.workers == options_.batches_in_step()) return;
   log::warn(what + "a step now takes " + std::to_string(pass.plan.global_batch) + " samples over " +
             std::to_string(options_.share.total) + " workers, it took " + std::to_string(last.global_batch) +
             " before the restart; global_batch_size keeps it the same at any number of workers");
 }
 
-void Cursor::say_if_order_changed(const LastPass& last, const BatchOptions& options) const {
+void Cursor::warn_if_order_changed(const LastPass& last, const BatchOptions& options) const {
   const bool shuffle = last.shuffle.value_or(options.shuffle) != options.shuffle;
   const bool window = (last.window > 0) != options.local_shuffle_buffer_size.has_value();
   const auto seed = options.local_shuffle_seed.value_or(options_.seed);
@@ -248,17 +249,17 @@ void Cursor::say_if_order_changed(const LastPass& last, const BatchOptions& opti
   if (!shuffle && !window && !window_seed) return;
   const auto changed = shuffle ? "shuffle" : window ? "local_shuffle_buffer_size" : "local_shuffle_seed";
   log::warn(named() + changed +
-            " is another than when the run was saved in the middle of a pass. The rest of that pass comes in the order "
-            "that it began with, so that each sample comes once; the next pass has the order of now");
+            " differs from its value when the run was saved in the middle of a pass. The rest of that pass keeps the "
+            "order that it began with, so that each sample comes once; the next pass has the new order");
 }
 
 Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader) {
   Pass pass = plan(options, count);
-  auto& of = passes(pass.in_loop);
-  auto& last = of.last;
+  auto& group = passes(pass.in_loop);
+  auto& last = group.last;
   if (!pass.training) {
     pass.number = steps_->next_number();
-    of.count_evaluation(section());
+    group.count_evaluation(section());
     evaluated_ = true;
     pass.whole = !options_.split && options.training && pass.in_loop && at::GradMode::is_enabled();
     if (pass.whole)
@@ -272,47 +273,47 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   }
   if (const auto other = trained_by_.lock(); under_way() && other && other != loader)
     throw Error(ExitCode::usage, "iterating over a data loader",
-                "a pass over another one is under way that is called \"" + options_.name + "\" too",
+                "a pass over another data loader with the name \"" + options_.name + "\" is under way",
                 "Give each a name, DataLoaderOptions{.name = …}; one that does not train has .training = false");
   trained_by_ = loader;
   pass.number = steps_->next_number();
-  if (of.epoch.to_skip > 0) {
-    if (!std::exchange(of.skipped, true) && !steps_->counted)
+  if (group.epoch.to_skip > 0) {
+    if (!std::exchange(group.skipped, true) && !steps_->counted)
       log::warn(named() +
-                "a pass that was finished before the restart comes back empty. A loop that counts epochs of "
-                "its own, and goes on with the next one, calls set_epoch(epoch), or is one over session.epochs(n)");
-    --of.epoch.to_skip;
+                "a pass that was finished before the restart comes back empty. A loop that counts its own epochs and "
+                "starts again at the next one must call set_epoch(epoch), or be a loop over session.epochs(n)");
+    --group.epoch.to_skip;
     return pass;
   }
   for (auto* const one : {&in_loop_, &outside_})
     if (one->last.under_way) finish(*one);
-  of.awaited = false;
+  group.resume_pending = false;
   if (pass.position == 0 && count > 0 && pass.plan.global_batch > count && options.drop_last)
     log::warn(named() + "a step takes " + std::to_string(pass.plan.global_batch) +
-              " samples over all workers, there are " + std::to_string(count) +
-              ", and drop_last leaves them out: nothing is trained");
+              " samples over all workers, the data have only " + std::to_string(count) +
+              ", and drop_last leaves out a step that is not full: nothing is trained");
   const bool counts = steps_->in_loop == steps_->looped;
   if (counts && steps_->counted && std::exchange(steps_->complete_epoch, -1) == pass.epoch)
     log::warn(named() +
-              "this epoch was saved between two of its passes, and is over for a run that goes on from there. "
-              "Report a State at the end of the epoch, or inside a pass");
+              "this epoch was saved between two of its passes, so a run that resumes from there takes the epoch as "
+              "over. Report a State at the end of the epoch, or inside a pass");
   if (last.consumed > 0 && last.samples != count)
     throw Error(ExitCode::data, "continuing in dataset \"" + options_.name + "\"",
                 "it has " + std::to_string(count) + " samples and had " + std::to_string(last.samples) +
                     " when the checkpoint was saved",
                 "Resume with the same files, or start a new run");
-  if (options_.weighs()) say_if_steps_changed(of, pass, options);
-  of.restored = false;
-  const bool goes_on = last.consumed > 0;
-  if (goes_on) say_if_order_changed(last, options);
+  if (options_.weighs()) warn_if_steps_changed(group, pass, options);
+  group.restored = false;
+  const bool continues = last.consumed > 0;
+  if (continues) warn_if_order_changed(last, options);
   last = {.number = pass.number,
           .under_way = true,
           .consumed = last.consumed,
-          .first_step = steps_->global_step - (goes_on ? last.steps_before : 0),
-          .window = goes_on ? last.window : window_of(options, options_.share),
-          .shuffle = goes_on && last.shuffle ? last.shuffle : options.shuffle,
+          .first_step = steps_->global_step - (continues ? last.steps_before : 0),
+          .window = continues ? last.window : window_of(options, options_.share),
+          .shuffle = continues && last.shuffle ? last.shuffle : options.shuffle,
           .window_seed =
-              goes_on && last.window_seed ? last.window_seed : options.local_shuffle_seed.value_or(options_.seed),
+              continues && last.window_seed ? last.window_seed : options.local_shuffle_seed.value_or(options_.seed),
           .global_batch = pass.plan.global_batch,
           .workers = options_.batches_in_step(),
           .samples = count,
@@ -323,7 +324,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
                                         .resumable = options_.resumable,
                                         .in_loop = pass.in_loop,
                                         .position = pass.position}),
-          .outside = goes_on && last.outside};
+          .outside = continues && last.outside};
   last.late = std::ranges::any_of(last.others, [](const auto& other) { return other.batch > 1; });
   return pass;
 }
@@ -344,23 +345,23 @@ void Cursor::end_batch(const Pass& pass) {
 void Cursor::end_pass(const Pass& pass) {
   if (pass.whole) steps_->end_pass(pass.number);
   if (!pass.training) return;
-  if (auto& of = passes(pass.in_loop); of.last.under_way && pass.number == of.last.number) finish(of);
+  if (auto& group = passes(pass.in_loop); group.last.under_way && pass.number == group.last.number) finish(group);
   steps_->end_pass(pass.number);
 }
 
-/// The pass under way is over. A program that goes on begins it again unless it was all inside one batch of another's.
-void Cursor::finish(Passes& of) {
-  auto& epoch = of.epoch;
-  auto& last = of.last;
+/// Ends the pass under way. A resumed program begins it again unless it lay wholly inside one batch of another pass.
+void Cursor::finish(PassGroup& group) {
+  auto& epoch = group.epoch;
+  auto& last = group.last;
   last.under_way = false;
   last.consumed = 0;
   ++epoch.passes;
-  const bool contained =
+  const bool in_one_batch =
       !last.outside && std::ranges::any_of(last.others, [&](const auto& o) { return steps_->is_in_hand(o); });
-  if (contained || last.late) return;
-  ++epoch.finished;
-  ++epoch.made;
-  epoch.straddled = steps_->others_open(last.number, &of == &in_loop_);
+  if (in_one_batch || last.late) return;
+  ++epoch.repeated;
+  ++epoch.run_here;
+  epoch.ended_in_other = steps_->others_open(last.number, &group == &in_loop_);
 }
 
 }  // namespace muster::detail::data

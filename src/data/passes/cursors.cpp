@@ -18,16 +18,16 @@ void Cursors::add(const std::shared_ptr<Cursor>& cursor) {
                   remedy);
     if (options.loader && other.resumable != options.resumable)
       throw Error(ExitCode::usage, "taking the data \"" + name + "\"",
-                  "two data loaders have that name, and one of them a sampler of its own", remedy);
+                  "two data loaders have that name, and only one of them has a sampler of its own", remedy);
   }
   cursor->owner_ = weak_from_this();
   cursor->steps_ = steps;
   cursor->begin_epoch(steps->epoch);
   const auto before = std::exchange(cursors_[name], cursor);
-  // The run goes on in these data, which are registered anew, and not in those that came first.
-  if (const auto saved = taken_.find(name); before && before->waits() && saved != taken_.end())
+  // The name was registered before, and the restored position was not used there: this cursor takes it.
+  if (const auto saved = restored_.find(name); before && before->is_restored() && saved != restored_.end())
     cursor->restore(saved->second.position, saved->second.complete);
-  if (const auto saved = early_.extract(name)) restore(name, saved.mapped().position, saved.mapped().complete);
+  if (const auto saved = waiting_.extract(name)) restore(name, saved.mapped().position, saved.mapped().complete);
 }
 
 std::shared_ptr<Cursor> Cursors::find_loader(const std::string& name) const {
@@ -37,7 +37,7 @@ std::shared_ptr<Cursor> Cursors::find_loader(const std::string& name) const {
 
 void Cursors::enter_epoch(std::int64_t epoch) {
   if (epoch != steps->epoch) {
-    for (auto& [name, saved] : early_) saved.complete = true;
+    for (auto& [name, saved] : waiting_) saved.complete = true;
     steps->complete_epoch = -1;
   }
   steps->epoch = epoch;
@@ -67,7 +67,7 @@ void Cursors::set_epoch(std::int64_t epoch) {
 
 Json Cursors::positions() const {
   Json all = Json::object();
-  for (const auto& [name, saved] : early_)
+  for (const auto& [name, saved] : waiting_)
     if (!saved.complete) all[name] = saved.position;
   for (const auto& [name, cursor] : cursors_)
     if (cursor->options().split) all[name] = cursor->position();
@@ -77,9 +77,9 @@ Json Cursors::positions() const {
 void Cursors::restore(const std::string& name, const Json& position, bool complete) {
   const auto cursor = cursors_.find(name);
   if (cursor == cursors_.end())
-    early_[name] = {position, complete};
+    waiting_[name] = {position, complete};
   else
-    cursor->second->restore(position, complete), taken_[name] = {position, complete};
+    cursor->second->restore(position, complete), restored_[name] = {position, complete};
 }
 
 Cursors::Passes Cursors::of_epoch() const {
@@ -91,7 +91,7 @@ Cursors::Passes Cursors::of_epoch() const {
     passed = passed || cursor->passes(steps->looped).epoch.passes > 0;
     unfinished = unfinished || cursor->unfinished();
   }
-  for (const auto& [name, saved] : early_) {
+  for (const auto& [name, saved] : waiting_) {
     if (saved.complete || !saved.position.is_object()) continue;
     data = true;
     passed = passed || saved.position.value("passes", 0) > 0;
@@ -109,12 +109,12 @@ std::string Cursors::with_rest() const {
 
 std::string Cursors::not_taken_up(bool in_loop) const {
   for (const auto& [name, cursor] : cursors_)
-    if (const auto& of = cursor->passes(in_loop); of.awaited && of.skipped) return name;
+    if (const auto& group = cursor->passes(in_loop); group.resume_pending && group.skipped) return name;
   return {};
 }
 
 std::string Cursors::not_taken() const {
-  for (const auto& [name, saved] : early_)
+  for (const auto& [name, saved] : waiting_)
     if (!saved.complete && saved.position.is_object() &&
         (saved.position.value("finished", 0) > 0 || saved.position.value("consumed", 0) > 0))
       return name;
@@ -125,10 +125,10 @@ Cursor::Section Cursors::section(std::int64_t epoch, bool in_loop) const {
   Cursor::Section section{.epoch = epoch};
   if (!in_loop) section.step = steps->call + 1, section.after_loop = steps->after_loop;
   for (const auto& [name, cursor] : cursors_) {
-    const auto& of = cursor->passes(in_loop);
-    if (of.epoch.number != epoch) continue;
-    section.finished += of.to_run_again() - of.epoch.to_skip;
-    if (of.last.under_way) section.step = std::max(section.step, 1 + steps->global_step - of.last.first_step);
+    const auto& group = cursor->passes(in_loop);
+    if (group.epoch.number != epoch) continue;
+    section.finished += group.repeated_passes() - group.epoch.to_skip;
+    if (group.last.under_way) section.step = std::max(section.step, 1 + steps->global_step - group.last.first_step);
   }
   return section;
 }

@@ -18,143 +18,148 @@ namespace muster::detail::data {
 
 class Cursors;
 
-/// What one pass takes, fixed when it begins.
+/// The parameters of one pass, fixed when it begins.
 struct Pass {
   Order order;
-  std::int64_t position = 0;  ///< where it begins, not 0 after a resume
+  std::int64_t position = 0;  ///< samples before the pass's first one; not 0 if it continues a pass after a resume
   step::Plan plan = {};
   step::Share share = {};
-  bool training = false;  ///< counted: it has a position, and its batches weigh gradients
-  bool was = false;       ///< it was finished before the run was stopped, and comes back empty
-  bool in_loop = false;   ///< it began inside the loop over the epochs
-  bool whole = false;     ///< it is open for the steps although every rank sees all of the data
+  bool training = false;  ///< the pass counts: it has a position, and its batches weigh gradients
+  bool was = false;       ///< the pass was finished before the restart, and is empty now
+  bool in_loop = false;   ///< the pass began inside the loop over the epochs
+  bool whole = false;     ///< every rank sees all of the data, and step::Steps knows that the pass is open
   std::int64_t epoch = 0;
-  std::int64_t number = 0;  ///< which pass of the session it is; 0 until it has begun
+  std::int64_t number = 0;  ///< counts the passes of the session from 1; 0 until this one has begun
 
   std::int64_t num_steps() const noexcept {
     return data::num_steps(position, order.size(), plan.global_batch, plan.drop_last);
   }
 };
 
-/// What a cursor stands in.
+/// The dataset or data loader that a cursor belongs to.
 struct CursorOptions {
   std::string name;
   step::Share share = {};
-  int full = 0;  ///< as many times batch_size are in a step, though workers may be missing; 0: one for each there is
-  bool split = true;  ///< else every rank sees all of it, and it has no position
+  int full = 0;       ///< a step takes `full` times batch_size, even if fewer workers run; 0: one batch_size per worker
+  bool split = true;  ///< false: every rank sees all samples, and there is no position
   std::uint64_t seed = 0;
   bool loader = false;    ///< a data loader, not a dataset
-  bool resumable = true;  ///< false for a stream, and where a sampler of the user's own chooses the samples
-  bool stream = false;    ///< of which nobody knows how many samples it has
+  bool resumable = true;  ///< false for a stream, and for a loader whose samples the user's own sampler chooses
+  bool stream = false;    ///< the number of samples is not known
 
   int batches_in_step() const noexcept { return full > 0 ? full : share.total; }
-  /// Whether gradients are weighted by the samples of its batches.
+  /// True if gradients are weighted by the number of samples in their batches.
   bool weighs() const noexcept { return resumable || stream; }
 };
 
-/// One per dataset or loader and session, shared by all that iterate over it; belongs to the thread that runs the
-/// training function. Used once Cursors::add has it.
+/// The position of the run in one dataset or data loader. There is one cursor per dataset or loader and session, shared
+/// by all ranges over it. It belongs to the thread that runs the training function, and works once Cursors::add() has
+/// registered it.
 ///
-/// An epoch is a sequence of passes; what follows is of the training ones. The last one begun is under way until it is
-/// at its end, its range dies, or the next one begins. The position: the passes that the epoch had, and the samples
-/// that the one under way has taken. Restored, the program runs its epoch again from the start: passes that were
-/// finished come back empty, and the next one goes on after those samples. A pass inside another's batch (validation,
-/// every so many steps) does not come back: a program that goes on after that batch does not run it again.
+/// An epoch is a sequence of passes. The following is about training passes. The last pass begun is under way until it
+/// reaches its end, its range is destroyed, or the next pass begins. The position is the number of passes that the
+/// epoch had, and the number of samples that the pass under way has taken. After a restore the program runs its epoch
+/// again from the start: finished passes come back empty, and the next pass continues after the samples taken. A pass
+/// inside a batch of another pass (for example validation every few steps) does not come back, since the program
+/// continues after that batch and does not run the inner pass again.
 ///
-/// Passes inside the loop over session.epochs() (of an operator: inside train()) and passes outside of it are counted
-/// apart, since a run that goes on makes those outside again, or leaves out what only a fresh start does.
+/// Passes inside the loop over session.epochs() (for an operator: inside train()) are counted separately from passes
+/// outside of it. A resumed run runs the passes outside again, or leaves out those that only a fresh start runs.
 class Cursor {
  public:
   explicit Cursor(CursorOptions options) : options_(std::move(options)) {}
 
   const CursorOptions& options() const noexcept { return options_; }
 
-  /// Makes `epoch` the epoch; a position in another one is forgotten.
+  /// Makes `epoch` the current epoch. A position in another epoch is dropped.
   void begin_epoch(std::int64_t epoch);
-  /// The training function does that: the session is in it then, and every cursor of which it has set none.
+  /// Called when the training function sets the epoch: the session enters it, and so does every cursor whose epoch the
+  /// training function has not set itself.
   void set_epoch(std::int64_t epoch);
-  /// A loader that does not train has set its own: the epoch where no other trains under the same name.
+  /// Sets the epoch for a loader that does not train. No effect if another loader of the same name has trained.
   void set_epoch_aside(std::int64_t epoch);
-  /// The training function enters the loop over the epochs.
+  /// Called when the training function enters the loop over the epochs.
   void enter_loop();
-  /// Whether a pass is under way, or was when the position was saved that has been restored.
+  /// True if a pass is under way, or was under way when the restored position was saved.
   bool unfinished() const noexcept;
-  /// The position as JSON, for a checkpoint; the batch in hand counts as taken. Null if the dataset is not split.
+  /// The position as JSON, for a checkpoint. The batch in hand counts as taken. Null if the dataset is not split.
   Json position() const;
-  /// The next passes go on there, at any number of workers and in the order of the seed that the run began with.
-  /// `complete`: its epoch is over, and what counts is only how large its steps were, to say if that has changed.
+  /// The next passes continue at `position`, at any number of workers and in the order of the run's first seed.
+  /// `complete`: the epoch of `position` is over; only its step size is kept, to warn if it has changed.
   void restore(const Json& position, bool complete = false);
 
   /// The pass that would begin now, over `count` samples.
   Pass plan(const BatchOptions& options, std::int64_t count) const;
-  /// `loader`: the one that begins it, if it is one; an Error if a training pass over another is under way.
+  /// `loader` identifies the data loader that begins the pass; null for a dataset. Throws an Error if a training pass
+  /// over another loader of the same name is under way.
   Pass begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader = {});
-  /// A batch of the pass is in hand; `samples` of its step count over all ranks.
+  /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
-  /// That batch is done with, and the next one is asked for.
+  /// The program is done with the batch in hand and asks for the next one.
   void end_batch(const Pass& pass);
   void end_pass(const Pass& pass);
 
  private:
   friend class Cursors;
 
-  /// The epoch, and its passes.
+  /// An epoch and the counts of its training passes.
   struct Epoch {
     std::int64_t number = 0;
-    std::int64_t passes = 0;    ///< training passes that were
-    std::int64_t finished = 0;  ///< of those, the ones that a program which goes on begins again
-    std::int64_t made = 0;      ///< of those, the ones that this process has made itself
-    std::int64_t to_skip = 0;   ///< of those, the ones that have yet to come back empty
-    bool straddled = false;     ///< the last pass counted in `finished` ended while another was open
+    std::int64_t passes = 0;      ///< passes that have ended
+    std::int64_t repeated = 0;    ///< passes that a resumed program begins again; at most `passes`
+    std::int64_t run_here = 0;    ///< those of `repeated` that this process has run itself
+    std::int64_t to_skip = 0;     ///< those of `repeated` that have yet to come back empty
+    bool ended_in_other = false;  ///< the last pass counted in `repeated` ended while another pass was open
   };
-  /// A part of an epoch in which passes that do not train are numbered from 0. Their random numbers and their order
-  /// depend on the section and the number. A run that goes on repeats the passes before the training pass that was
-  /// under way, and within it only those at the steps that are left: a section per step gives both the same numbers.
+  /// A part of an epoch. The passes that do not train are numbered from 0 in each section. Their random numbers and
+  /// their order depend on the section and the number. A resumed run repeats such passes before the training pass that
+  /// was under way, but within it only the ones at the remaining steps. Since each step is a section, they get the same
+  /// numbers as in a run without a restart.
   struct Section {
     std::int64_t epoch = -1;
     std::int64_t finished = 0;  ///< training passes of the epoch, over all datasets
-    std::int64_t step = 0;      ///< within the training passes under way, from 1; 0 if none is. Outside of an
-                                ///< operator's train(): the number of the trainer's call, from 1
+    std::int64_t step = 0;      ///< step within the training passes under way, from 1; 0 if none is under way. Outside
+                                ///< of an operator's train(): the number of the trainer's call, from 1
     bool after_loop = false;    ///< the loop over session.epochs() is over
     bool operator==(const Section&) const = default;
-    /// The same for each section and number, and hardly ever for two of them.
+    /// A hash of the section and the evaluation's number in it: always the same, and hardly ever the same for two.
     std::int64_t number_of(std::int64_t evaluation) const noexcept;
   };
   /// The training pass begun last, here or before the restart.
   struct LastPass {
-    std::int64_t number = 0;  ///< 0: none was begun here
+    std::int64_t number = 0;  ///< 0 if this process has begun none
     bool under_way = false;
-    std::int64_t consumed = 0;         ///< samples that it has taken, or that a restored one had
-    std::int64_t steps_before = 0;     ///< steps of the run between its begin and the restart
-    std::int64_t first_step = 0;       ///< of the run, when it began
-    std::int64_t window = 0;           ///< of its local shuffle: depends on the number of workers when it began
-    std::optional<bool> shuffle = {};  ///< none: not known
-    std::optional<std::uint64_t> window_seed = {};  ///< of its local shuffle; none: not known
-    std::int64_t global_batch = 0;                  ///< of its steps
-    int workers = 0;                                ///< as many times batch_size are in them; 0: not known
-    std::int64_t samples = 0;                       ///< of the dataset, as it began
-    // Where it stands among the others.
-    std::vector<step::BatchOfPass> others = {};  ///< the batches in hand when it began
-    bool late = false;                           ///< one of them was not the first of its pass
-    bool outside = false;  ///< it is known to be inside no batch of another's: it was not when it was saved
+    std::int64_t consumed = 0;         ///< samples taken; for a restored pass, the samples taken before the restart
+    std::int64_t steps_before = 0;     ///< steps of the run from the begin of the pass to the restart
+    std::int64_t first_step = 0;       ///< the run's step number when the pass began
+    std::int64_t window = 0;           ///< samples of a local shuffle's window, from the worker count at its begin
+    std::optional<bool> shuffle = {};  ///< none if not known
+    std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
+    std::int64_t global_batch = 0;                  ///< samples of a step
+    int workers = 0;                                ///< a step takes `workers` times batch_size; 0 if not known
+    std::int64_t samples = 0;                       ///< of the dataset, when the pass began
+    // How the pass is nested in other passes.
+    std::vector<step::BatchOfPass> others = {};  ///< the batches of other passes in hand when this pass began
+    bool late = false;                           ///< one of `others` was not the first batch of its pass
+    bool outside = false;  ///< the saved position shows that the pass is not inside a batch of another pass
   };
-  /// The passes inside the loop over the epochs, or those outside of it.
-  struct Passes {
+  /// The passes inside the loop over the epochs, or the passes outside of it.
+  struct PassGroup {
     Epoch epoch = {};
     LastPass last = {};
-    bool restored = false;  ///< and none has begun since
-    bool awaited = false;   ///< the middle of a pass has been restored, and has not been taken up
-    bool skipped = false;   ///< since then one has come back empty
+    bool restored = false;        ///< a position was restored, and no pass that trains has begun since
+    bool resume_pending = false;  ///< a position inside a pass was restored, and that pass has not been continued yet
+    bool skipped = false;         ///< since the restore a pass has come back empty
 
     // Passes that do not train.
-    Section section = {};          ///< of the last one
-    std::int64_t evaluations = 0;  ///< in that section
+    Section section = {};          ///< the section of the last such pass
+    std::int64_t evaluations = 0;  ///< passes in that section
 
-    /// Whether samples are left of the pass under way.
+    /// True if samples are left in the pass under way.
     bool has_rest() const noexcept { return last.under_way && last.consumed < last.samples; }
     bool unfinished() const noexcept { return last.under_way || last.consumed > 0; }
     bool none() const noexcept { return last.number == 0 && epoch.passes == 0 && last.consumed == 0; }
-    std::int64_t to_run_again() const noexcept;
+    std::int64_t repeated_passes() const noexcept;
     std::int64_t number_of_evaluation(const Section& now) const noexcept;
     void count_evaluation(const Section& now) noexcept;
     void begin_epoch(std::int64_t number);
@@ -162,65 +167,68 @@ class Cursor {
     void restore(const Json& position);
   };
 
-  Passes& passes(bool in_loop) noexcept { return in_loop ? in_loop_ : outside_; }
-  const Passes& passes(bool in_loop) const noexcept { return in_loop ? in_loop_ : outside_; }
-  /// Whether all its passes were evaluations.
+  PassGroup& passes(bool in_loop) noexcept { return in_loop ? in_loop_ : outside_; }
+  const PassGroup& passes(bool in_loop) const noexcept { return in_loop ? in_loop_ : outside_; }
+  /// True if there were passes, and none of them trained.
   bool only_evaluated() const noexcept { return evaluated_ && in_loop_.none() && outside_.none(); }
-  /// No pass has begun since a position was restored.
-  bool waits() const noexcept { return in_loop_.restored || outside_.restored; }
+  /// True if a position was restored and no training pass has begun since.
+  bool is_restored() const noexcept { return in_loop_.restored || outside_.restored; }
   bool under_way() const noexcept { return in_loop_.last.under_way || outside_.last.under_way; }
-  /// The section of a pass that does not train and begins now.
+  /// The section of an evaluation pass that would begin now.
   Section section() const;
-  void finish(Passes& of);
-  std::string named() const;  ///< the beginning of a message about it
-  void say_if_steps_changed(Passes& of, const Pass& pass, const BatchOptions& options);
-  void say_if_order_changed(const LastPass& last, const BatchOptions& options) const;
+  void finish(PassGroup& group);
+  std::string named() const;  ///< the beginning of a message about the dataset or loader
+  void warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options);
+  void warn_if_order_changed(const LastPass& last, const BatchOptions& options) const;
 
   CursorOptions options_;
   std::weak_ptr<Cursors> owner_;
   std::shared_ptr<step::Steps> steps_;
   std::weak_ptr<const void> trained_by_;  ///< the loader that began the last training pass
-  Passes in_loop_, outside_;
-  bool epoch_set_ = false;  ///< by the training function
-  bool evaluated_ = false;  ///< there was a pass that does not train, in any epoch
-  bool any_kind_ = false;   ///< the position restored does not say whether its passes were inside the loop
+  PassGroup in_loop_, outside_;
+  bool epoch_set_ = false;     ///< the training function has set the epoch
+  bool evaluated_ = false;     ///< a pass that does not train has begun, in any epoch
+  bool loop_unknown_ = false;  ///< the restored position does not say if its passes were inside the loop
 };
 
-/// The cursors of a session, by the names of its data. Belongs to the thread that runs the training function.
+/// The cursors of a session, by the name of the dataset or loader. They belong to the thread that runs the training
+/// function.
 class Cursors : public std::enable_shared_from_this<Cursors> {
  public:
   explicit Cursors(std::shared_ptr<step::Steps> of = std::make_shared<step::Steps>()) : steps(std::move(of)) {}
 
-  const std::shared_ptr<step::Steps> steps;  ///< counts what the passes hand out
+  const std::shared_ptr<step::Steps> steps;  ///< counts the batches that the passes hand out
 
-  /// An Error if a dataset and a loader have the same name.
+  /// Throws an Error if a dataset and a loader have the same name.
   void add(const std::shared_ptr<Cursor>& cursor);
   /// Null if no loader has that name.
   std::shared_ptr<Cursor> find_loader(const std::string& name) const;
-  /// The training function enters the loop over the epochs, and leaves it.
+  /// The training function enters the loop over the epochs.
   void enter_loop();
+  /// The training function leaves the loop over the epochs.
   void leave_loop() noexcept { steps->in_loop = false; }
-  /// The training function is at the beginning of that epoch.
+  /// The training function is at the beginning of `epoch`.
   void begin_epoch(std::int64_t epoch);
-  /// What a run that goes on is in.
+  /// A resumed run is in `epoch`.
   void resume_epoch(std::int64_t epoch);
-  /// The training function has set the epoch of one of them.
+  /// The training function has set the epoch of one of the cursors.
   void set_epoch(std::int64_t epoch);
-  /// Positions by name, of this epoch, as JSON; and back, before or after a name is added.
+  /// The positions in this epoch, by name, as JSON.
   Json positions() const;
+  /// Restores one position. The dataset or loader may be added before or after.
   void restore(const std::string& name, const Json& position, bool complete);
   enum class Passes { unknown, none, under_way, over };
-  /// How far the training passes of this epoch are; unknown where no dataset is split.
+  /// How far the training passes of this epoch are; unknown if no dataset is split.
   Passes of_epoch() const;
-  /// The name of a dataset of which a training pass is under way that has samples left; empty if there is none.
+  /// The name of a dataset whose training pass is under way and has samples left; empty if there is none.
   std::string with_rest() const;
-  /// The name of a dataset that was saved in the middle of a pass of that kind and has not reached that pass again,
-  /// though it has given the empty passes before it; empty if there is none.
+  /// The name of a dataset whose position inside a pass was restored, but whose program has not begun that pass again
+  /// although it has gone through empty passes before it; empty if there is none. `in_loop`: which passes to look at.
   std::string not_taken_up(bool in_loop) const;
-  /// The name of a dataset that had passes in this epoch when the run was saved and that the program has not asked for
-  /// since; empty if there is none.
+  /// The name of a dataset that had passes in this epoch when the run was saved, and that the program has not asked
+  /// for since the restart; empty if there is none.
   std::string not_taken() const;
-  /// The section of a pass that does not train and begins now, inside the loop over the epochs or outside.
+  /// The section of an evaluation pass that would begin now, inside the loop over the epochs or outside.
   Cursor::Section section(std::int64_t epoch, bool in_loop) const;
 
  private:
@@ -231,8 +239,8 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void enter_epoch(std::int64_t epoch);
 
   std::map<std::string, std::shared_ptr<Cursor>> cursors_;
-  std::map<std::string, Saved> early_;  ///< positions whose dataset or loader has not come yet
-  std::map<std::string, Saved> taken_;  ///< positions whose dataset or loader has come
+  std::map<std::string, Saved> waiting_;   ///< restored positions whose dataset or loader has not been added yet
+  std::map<std::string, Saved> restored_;  ///< restored positions whose dataset or loader has been added
 };
 
 }  // namespace muster::detail::data

@@ -15,7 +15,7 @@ std::int64_t signed_size(std::size_t size) {
   return static_cast<std::int64_t>(std::min(size, std::size_t{std::numeric_limits<std::int64_t>::max()}));
 }
 
-/// What they have in common: passes that are counted with the session's.
+/// Base of both samplers: begins and ends the passes in the session's cursor.
 class CountedSampler : public LoaderSampler {
  public:
   CountedSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, bool resumable)
@@ -65,7 +65,7 @@ class CountedSampler : public LoaderSampler {
 
  protected:
   virtual void begin() = 0;
-  /// `samples` of the step count over all ranks.
+  /// Takes `batch` in hand; its step has `samples` samples over all ranks.
   void take(const step::BatchWeight& batch, std::int64_t samples) {
     batch_ = std::make_shared<step::BatchWeight>(batch);
     cursor_->begin_batch(pass_, batch_, samples);
@@ -82,6 +82,7 @@ class CountedSampler : public LoaderSampler {
   std::shared_ptr<const void> self_ = std::make_shared<char>();
 };
 
+/// Chooses the samples itself, this worker's part of each step.
 class SplitSampler final : public CountedSampler {
  public:
   using CountedSampler::CountedSampler;
@@ -107,17 +108,19 @@ class SplitSampler final : public CountedSampler {
     read_ = taken_ = pass_.position;
     batches_ = 0;
   }
-  /// The step at that position, which moves behind it.
+  /// Returns the step at `position` and moves `position` to the end of the step.
   StepSamples step_from(std::int64_t& position) const {
     const auto step = step_at(position, pass_.order.size(), pass_.plan.global_batch, worker_.world, worker_.rank);
     position += step.samples;
     return step;
   }
 
-  std::int64_t read_ = 0, taken_ = 0;  ///< positions behind the batches read ahead and behind the one in hand
+  std::int64_t read_ = 0;   ///< end of the steps read ahead, in samples
+  std::int64_t taken_ = 0;  ///< end of the step whose batch is in hand, in samples
   std::int64_t batches_ = 0;
 };
 
+/// Takes the samples that the user's own sampler chooses.
 class FollowSampler final : public CountedSampler {
  public:
   FollowSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, OwnSampler sampler)
@@ -153,7 +156,7 @@ class FollowSampler final : public CountedSampler {
 
   OwnSampler sampler_;
   bool empty_ = false;             ///< the pass was finished before the run was stopped
-  std::deque<std::int64_t> read_;  ///< samples of each batch that is not in hand yet
+  std::deque<std::int64_t> read_;  ///< sample counts of the batches read but not in hand yet
 };
 
 }  // namespace
@@ -166,8 +169,8 @@ std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t 
 std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options,
                                               OwnSampler sampler) {
   const auto refuse = [](const char* option, const char* remedy) {
-    throw Error(ExitCode::usage, preparing,
-                std::string(option) + " is set, and with a sampler of your own it is the sampler that decides", remedy);
+    throw Error(ExitCode::usage, preparing, std::string(option) + " is set, but a sampler of your own decides that",
+                remedy);
   };
   if (options.global_batch_size) refuse("global_batch_size", "Give batch_size, or no sampler");
   if (options.shuffle) refuse("shuffle", "Give a sampler that shuffles, or none");

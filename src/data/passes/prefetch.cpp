@@ -12,8 +12,8 @@
 namespace muster::detail::data {
 namespace {
 
-/// How often a wait for a slow reader looks whether another rank has failed.
-constexpr std::chrono::milliseconds between_looks{50};
+/// How often a wait for a slow reader polls for the failure of another rank.
+constexpr std::chrono::milliseconds poll_interval{50};
 
 }  // namespace
 
@@ -34,20 +34,22 @@ Prefetch::~Prefetch() {
   thread_.join();
 }
 
-/// The thread may use what the program destroys next, so it is not left behind: past the limit the job ends.
+/// Waits until the thread has ended. It cannot be left running, since it may use objects that the program destroys
+/// next; after the time limit the job ends.
 void Prefetch::leave_slow_reader() {
   const auto limit = comm::time_limit(*slow_->ranks);
   Lock lock(mutex_);
   const auto ended = [this] { return ended_; };
-  if (changed_.wait_for(lock, std::min(limit, between_looks), ended)) return;
+  if (changed_.wait_for(lock, std::min(limit, poll_interval), ended)) return;
   const comm::WaitingForReader waiting(*slow_->ranks);
   if (changed_.wait_for(lock, limit, ended)) return;
   const auto seconds = std::to_string(std::chrono::duration<double>(limit).count());
-  comm::give_up(*slow_->ranks,
-                Error(ExitCode::retry, "leaving a pass over the stream \"" + slow_->dataset + "\"",
-                      "its reader has not returned within " + seconds.substr(0, seconds.find('.') + 2) + " s" +
-                          (std::uncaught_exceptions() > 0 ? ", and an exception of the program waits for that" : ""),
-                      "Have the reader return when StreamShard::stop asks for it; --timeout sets the limit"));
+  comm::give_up(
+      *slow_->ranks,
+      Error(ExitCode::retry, "leaving a pass over the stream \"" + slow_->dataset + "\"",
+            "its reader has not returned within " + seconds.substr(0, seconds.find('.') + 2) + " s" +
+                (std::uncaught_exceptions() > 0 ? ", and an exception of the program is held up by that" : ""),
+            "Have the reader return when StreamShard::stop asks for it; --timeout sets the limit"));
 }
 
 void Prefetch::run() {
@@ -60,7 +62,7 @@ void Prefetch::run() {
     try {
       batch = produce_();
     } catch (...) {
-      error_ = std::current_exception();  // nobody looks before it is finished
+      error_ = std::current_exception();  // no lock: not read before finished_ is set
     }
     lock.lock();
     finished_ = !batch;
@@ -101,13 +103,13 @@ std::optional<ReadBatch> Prefetch::take() {
 void Prefetch::wait_for_batch(Lock& lock) {
   const auto there = [this] { return finished_ || !ready_.empty(); };
   if (!slow_ || !slow_->ranks) return changed_.wait(lock, there);
-  if (changed_.wait_for(lock, between_looks, there)) return;
+  if (changed_.wait_for(lock, poll_interval, there)) return;
   const comm::WaitingForReader waiting(*slow_->ranks);
   do {
     lock.unlock();
     comm::hear_alarm(*slow_->ranks);
     lock.lock();
-  } while (!changed_.wait_for(lock, between_looks, there));
+  } while (!changed_.wait_for(lock, poll_interval, there));
 }
 
 }  // namespace muster::detail::data

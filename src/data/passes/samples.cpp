@@ -34,7 +34,7 @@ Range share_of(std::int64_t count, int world, int rank) noexcept {
 }
 
 Permutation::Permutation(std::int64_t size, std::uint64_t key) noexcept : size_(static_cast<std::uint64_t>(size)) {
-  // Small sets are drawn from a larger domain: a network over a handful of pairs has too few functions to mix.
+  // A small set is permuted inside a larger domain: a network over a handful of pairs has too few different functions.
   constexpr std::uint64_t smallest = 8;
   left_ = std::max(smallest, static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size_))));
   right_ = std::max(smallest, (size_ + left_ - 1) / left_);

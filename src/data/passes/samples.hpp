@@ -1,7 +1,8 @@
-// The samples of an epoch as functions of numbers: which samples, in which order, on which rank. No state, no I/O.
+// Pure functions for the samples of an epoch: which samples, in which order, on which rank. No state, no I/O.
 //
-// One order of the samples is the same on every rank; a step takes the next stretch of it and divides that among them.
-// So a position is one number, the samples taken, and means the same at any number of ranks and any batch size.
+// The order of the samples is the same on every rank. A step takes the next samples in that order and divides them
+// among the ranks. So a position is one number, the samples taken; it does not depend on the number of ranks or the
+// batch size.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +11,19 @@
 
 namespace muster::detail::data {
 
-/// Things that follow one another.
+/// `count` consecutive items, from item `first`.
 struct Range {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
-/// What `rank` of `world` gets of `count` things: the first ranks get one more where they do not divide evenly.
+/// The items that `rank` of `world` ranks gets out of `count`. If they do not divide evenly, the first ranks get one
+/// more.
 Range share_of(std::int64_t count, int world, int rank) noexcept;
 
 /// A permutation of 0 … size − 1 drawn from `key`, evaluated at an index in constant memory; the same on every machine.
 ///
 /// A Feistel network over pairs (left, right) with left < a, right < b, a × b ≥ size, as in Black and Rogaway, "Ciphers
-/// with arbitrary finite domains" (2002); what falls outside goes round again.
+/// with arbitrary finite domains" (2002); a value outside of the domain is passed through the network again.
 class Permutation {
  public:
   Permutation(std::int64_t size, std::uint64_t key) noexcept;
@@ -33,17 +35,17 @@ class Permutation {
   std::uint64_t keys_[rounds];
 };
 
-/// Another number for each pair, the same on every machine.
+/// A hash of a pair of numbers, the same on every machine.
 std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept;
 
 /// How the samples of one pass are ordered.
 struct OrderOptions {
-  bool shuffle = false;              ///< a permutation of all
-  std::int64_t window = 0;           ///< then one within each stretch of so many positions; none if 0
-  std::uint64_t seed = 0;            ///< of the shuffle
-  std::uint64_t window_seed = 0;     ///< of the windows
-  std::uint64_t random_seed = 0;     ///< of what preprocessors and streams draw
-  std::int64_t epoch = 0, pass = 0;  /// every pass of every epoch has another order
+  bool shuffle = false;              ///< permute all samples
+  std::int64_t window = 0;           ///< samples of a window, permuted within it; 0: no local shuffle
+  std::uint64_t seed = 0;            ///< seed of the shuffle
+  std::uint64_t window_seed = 0;     ///< seed of the local shuffle
+  std::uint64_t random_seed = 0;     ///< seed of the random numbers of preprocessors and streams
+  std::int64_t epoch = 0, pass = 0;  ///< every pass of every epoch has a different order
 };
 
 /// The sample at each position of a pass.
@@ -52,7 +54,7 @@ class Order {
   Order(std::int64_t size, const OrderOptions& options);
   std::int64_t operator()(std::int64_t position) const noexcept;
   std::int64_t size() const noexcept { return size_; }
-  /// The seed of the random numbers of a batch that begins at that position, another one in each pass of each epoch.
+  /// The random seed for a batch that begins at `position`, different in each pass of each epoch.
   std::uint64_t random_seed(std::int64_t position) const noexcept;
 
  private:
@@ -63,15 +65,15 @@ class Order {
 
 /// The samples of one step, as one rank sees them.
 struct StepSamples {
-  std::int64_t position = 0;  ///< where it begins
-  std::int64_t samples = 0;   ///< that it takes, over all ranks
-  Range mine;                 ///< positions of this rank; none if it is left empty
+  std::int64_t position = 0;  ///< position of the step's first sample
+  std::int64_t samples = 0;   ///< samples that the step takes, over all ranks
+  Range mine;                 ///< positions of this rank; count 0 if it has none
 };
-/// The step that begins at `position` < size and takes `global_batch` samples, or what is left.
+/// The step that begins at `position` < size. It takes `global_batch` samples, or the rest if there are fewer.
 StepSamples step_at(std::int64_t position, std::int64_t size, std::int64_t global_batch, int world, int rank) noexcept;
 /// Steps from `position` to the end.
 std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t global_batch, bool drop_last) noexcept;
-/// The samples that the rank reads: its own, or the step's first if it has none, to have something to compute on.
+/// The samples that the rank reads: its own. A rank without samples reads the step's first one, to have input.
 std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
 
 }  // namespace muster::detail::data

@@ -1,4 +1,4 @@
-// A worker's view of one dataset, and where it stands in it.
+// A worker's view of one dataset, and the worker's position in it.
 #pragma once
 
 #include "data/passes/cursors.hpp"
@@ -19,7 +19,7 @@ struct ShardState : Cursor {
 
   Dataset dataset;
   at::Device device;
-  std::optional<Communicator> workers;  ///< of a stream: if it is split, they agree on its steps; none in unit tests
+  std::optional<Communicator> workers;  ///< for a split stream: the workers, to agree on its steps; none in unit tests
 };
 
 }  // namespace muster::detail::data

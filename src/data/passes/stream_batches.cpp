@@ -1,4 +1,4 @@
-// The batches of a stream: each worker reads its own rows, and before each step all agree on how many there are.
+// The batches of a stream. Each worker reads its own rows; before each step the workers agree on how many rows it has.
 #include "data/passes/batches.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
@@ -55,19 +55,19 @@ class StreamBatches final : public BatchStream {
     const auto& share = shard().options().share;
     if (options.shuffle || options.local_shuffle_buffer_size)
       refuse((options.shuffle ? "shuffle" : "local_shuffle_buffer_size") +
-                 std::string(" is set, and it is a stream, which gives its rows in its own order"),
+                 std::string(" is set, but a stream gives its rows in its own order"),
              "Shuffle where the rows are made");
     if (shard().options().split && share.fixed)
-      refuse("it is a stream, and virtual_workers divide samples that have an index",
+      refuse("it is a stream, and virtual_workers can only divide samples that have an index",
              "Use a dataset of files, tensors or items, or no virtual_workers");
     if (shard().options().split && options.global_batch_size.value_or(share.total) < share.total)
-      refuse("global_batch_size is less than there are workers, and each has rows of its own",
+      refuse("global_batch_size is less than the number of workers, and each worker of a stream reads its own rows",
              "Give at least " + std::to_string(share.total));
   }
 
   std::int64_t num_batches() const override {
     throw Error(ExitCode::usage, "counting the batches of dataset \"" + shard().options().name + "\"",
-                "it is a stream, and nobody knows how many rows it has", "Iterate until it ends");
+                "it is a stream, and its number of rows is not known", "Iterate until it ends");
   }
 
  private:
@@ -81,7 +81,7 @@ class StreamBatches final : public BatchStream {
       throw Error(ExitCode::usage, doing(),
                   "a step has fewer rows (" + std::to_string(pass.plan.global_batch) +
                       ", as before the restart) than there are workers (" + std::to_string(pass.share.total) +
-                      "), and each has rows of its own",
+                      "), and each worker of a stream reads its own rows",
                   "Start fewer workers, or give a global_batch_size of at least " + std::to_string(pass.share.total));
     const auto rows = share_of(pass.plan.global_batch, pass.share.total, pass.share.first).count;
     SlowReader slow{.dataset = shard().options().name, .stop = {}, .ranks = shard().workers};
@@ -98,7 +98,8 @@ class StreamBatches final : public BatchStream {
       auto batch = next();
       if (!batch || (options.drop_last && batch->batch.size() < rows)) return {};
       return finished(std::move(*batch), [options](Batch& all) {
-        for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);  // an Error without it
+        // Throws an Error if a column is missing.
+        for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);
         all = Batch(converted(all, options));
       });
     };
@@ -117,16 +118,17 @@ class StreamBatches final : public BatchStream {
     const auto of = pass();
     auto weight = std::make_shared<step::BatchWeight>(step::BatchWeight{
         .local = rows, .global = all, .number = (of.number << 32) + ++number_, .total = of.share.total});
-    auto items = mine ? std::vector<Batch::Item>(mine->begin(), mine->end()) : first_row(Batch(spare_));
+    auto items = mine ? std::vector<Batch::Item>(mine->begin(), mine->end()) : first_row(Batch(padding_row_));
     return Batch(std::move(items), rows, all, std::move(weight));
   }
 
-  /// All workers compare what they have, and each keeps a row for when it has none: one of its own if it can.
+  /// Compares the columns of all workers. Each worker keeps one row as padding for steps in which it has none: a row of
+  /// its own, or another worker's if it has no rows at all.
   void begin(const std::optional<Batch>& mine) {
-    if (mine) spare_ = first_row(*mine);
+    if (mine) padding_row_ = first_row(*mine);
     const auto& workers = shard().workers;
     if (!workers) return;
-    const auto columns = workers->all_gather(described(schema_of(Batch(spare_))));
+    const auto columns = workers->all_gather(described(schema_of(Batch(padding_row_))));
     const auto has_rows = [](const std::string& text) { return !text.empty(); };
     const auto first = std::ranges::find_if(columns, has_rows);
     if (first == columns.end()) return;
@@ -135,16 +137,16 @@ class StreamBatches final : public BatchStream {
         throw Error(ExitCode::data, doing(),
                     "its columns are " + *first + " on worker " + std::to_string(first - columns.begin()) + " and " +
                         *other + " on worker " + std::to_string(other - columns.begin()),
-                    "Give the same columns, types and shapes on every worker; BatchOptions::dtypes makes one type of "
-                    "whole numbers and others");
+                    "Give the same columns, types and shapes on every worker; BatchOptions::dtypes converts different "
+                    "types to one");
     if (std::ranges::all_of(columns, has_rows)) return;
     const auto root = static_cast<int>(first - columns.begin());
-    const auto row = workers->broadcast(workers->rank() == root ? pack_row(spare_) : "", root);
-    if (!mine) spare_ = unpack_row(row, options().device);
+    const auto row = workers->broadcast(workers->rank() == root ? pack_row(padding_row_) : "", root);
+    if (!mine) padding_row_ = unpack_row(row, options().device);
   }
 
-  std::vector<Batch::Item> spare_;
-  std::int64_t number_ = 0;  ///< of the batch in hand
+  std::vector<Batch::Item> padding_row_;
+  std::int64_t number_ = 0;  ///< number of the batch in hand in its pass, from 1
 };
 
 }  // namespace

@@ -13,31 +13,31 @@
 namespace muster {
 namespace {
 
-/// A preprocessor that is tried on a thread that reads ahead.
+/// An attempt to apply a preprocessor on a thread that reads ahead.
 struct AheadAttempt {
   const Preprocessor& preprocessor;
   bool takes_no_generator = false;
 };
 thread_local AheadAttempt* attempt = nullptr;
-/// The one whose transform(Batch&) is called in the place of the other.
+/// The preprocessor whose transform(Batch&) is being called because it does not override the one with a generator.
 thread_local const Preprocessor* without_generator = nullptr;
 
-/// Gives a variable another value while it lives.
+/// Sets a variable for a scope; the destructor restores the value before.
 template <class T>
-class Setting {
+class ScopedValue {
  public:
-  Setting(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { variable_ = before_; }
+  ScopedValue(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
+  ScopedValue(const ScopedValue&) = delete;
+  ScopedValue& operator=(const ScopedValue&) = delete;
+  ~ScopedValue() { variable_ = before_; }
 
  private:
   T& variable_;
   T before_;
 };
 
-/// While it lives, torch's default generator of the CPU goes on from the state of `generator`, which then has its
-/// state.
+/// For a scope, torch's default CPU generator takes the state of `generator`. At the end `generator` gets the state
+/// that the default one has reached, and the default one gets back its own.
 class LentGenerator {
  public:
   explicit LentGenerator(at::Generator& generator)
@@ -68,7 +68,7 @@ class LentGenerator {
 
 std::int64_t rows_of(const at::Tensor& column) { return column.defined() && column.dim() > 0 ? column.size(0) : 0; }
 
-/// The rows of the batch before a preprocessor, and whether it has as many afterwards.
+/// Checks that a preprocessor does not change the number of rows of a batch. Made before it is applied.
 class RowCount {
  public:
   explicit RowCount(const Batch& batch) : rows_(batch.num_columns() > 0 ? rows_of(batch.begin()->second) : 0) {}
@@ -84,8 +84,7 @@ class RowCount {
     throw Error(
         ExitCode::data, "applying a preprocessor",
         "the batch has " + std::to_string(rows_) + " rows before it and " + std::to_string(after) + " after it" + where,
-        "Weights, steps and positions count the samples of the dataset: leave samples out of that, not of a "
-        "batch");
+        "Leave samples out of the dataset, not of a batch: weights, steps and positions count the dataset's samples");
   }
 
   std::int64_t rows_;
@@ -97,12 +96,12 @@ void Preprocessor::transform(Batch& batch, at::Generator& generator) const {
   if (attempt != nullptr) {
     if (&attempt->preprocessor != this)
       throw Error(ExitCode::usage, "applying a preprocessor",
-                  "it hands its generator to another one, which takes none, on a thread that reads ahead",
+                  "on a thread that reads ahead, it passes its generator to another preprocessor that takes none",
                   "Override transform(Batch&, at::Generator&) of the other one, or call its transform(Batch&)");
     attempt->takes_no_generator = true;
     return;
   }
-  const Setting<const Preprocessor*> setting(without_generator, this);
+  const ScopedValue<const Preprocessor*> calling(without_generator, this);
   const LentGenerator lent(generator);
   transform(batch);
 }
@@ -129,7 +128,7 @@ bool try_apply_ahead(const Preprocessor& preprocessor, Batch& batch, at::Generat
   const RowCount rows(batch);
   AheadAttempt mine{preprocessor};
   {
-    const Setting<AheadAttempt*> trying(attempt, &mine);
+    const ScopedValue<AheadAttempt*> trying(attempt, &mine);
     preprocessor.transform(batch, generator);
   }
   if (mine.takes_no_generator) return false;

@@ -1,4 +1,4 @@
-// How a preprocessor is applied to a batch: on which thread, and from which generator it draws random numbers.
+// Applies preprocessors to batches, on the right thread and with the right random generator.
 #pragma once
 
 #include "muster/preprocessor.hpp"
@@ -11,20 +11,20 @@
 
 namespace muster::detail::data {
 
-/// A generator on the CPU, with that seed.
+/// A CPU generator with the given seed.
 at::Generator make_generator(std::uint64_t seed);
 
-/// An Error (ExitCode::data) where the batch has another number of rows afterwards.
+/// Applies the preprocessor. Throws an Error (ExitCode::data) if that changes the batch's number of rows.
 void apply(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator);
 
-/// The same on a thread that reads ahead. False, and the batch is as it was, if the preprocessor takes no generator: it
-/// draws from torch's default one, which belongs to the thread that trains.
+/// Like apply(), but on a thread that reads ahead. Returns false and leaves the batch unchanged if the preprocessor
+/// takes no generator: it may draw from torch's default generator, which belongs to the thread that trains.
 bool try_apply_ahead(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator);
 
-/// Whether it is known that it has not been fitted. A class of the user's need not say whether it has.
+/// True if the preprocessor is known not to be fitted. False for a class of the user's, which need not tell.
 bool is_unfitted(const Preprocessor& preprocessor);
 
-/// Appends the preprocessor; of a chain its steps.
+/// Appends the preprocessor to `steps`; appends the steps of a chain one by one.
 void add_steps(std::shared_ptr<const Preprocessor> preprocessor,
                std::vector<std::shared_ptr<const Preprocessor>>& steps);
 

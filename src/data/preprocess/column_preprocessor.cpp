@@ -18,25 +18,25 @@ namespace {
 
 constexpr const char* build_the_same = "Build the same preprocessor as the run that was saved";
 
-/// An Error if the state is that of another kind of preprocessor.
+/// Throws an Error if `state` belongs to another kind of preprocessor.
 void require_kind(const Json& state, const std::string& kind) {
   const auto saved = state.is_object() ? state.value("kind", std::string("nothing")) : "nothing";
   if (saved != kind)
-    throw Error(ExitCode::data, "restoring a preprocessor", "a " + kind + " was asked for and " + saved + " was saved",
+    throw Error(ExitCode::data, "restoring a preprocessor", "a " + kind + " was asked for, but " + saved + " was saved",
                 build_the_same);
 }
 
-/// The summary of `count` blocks, a power of two, from `first` on, a multiple of it.
+/// The summary of the blocks [first, first + count). `count` is a power of two, `first` a multiple of it.
 struct Part {
   std::int64_t first = 0, count = 0;
   at::Tensor summary = {};
 };
 
-/// Joins the summaries of blocks that come one after the other, in pairs, pairs of pairs, and so on: which are joined
-/// depends on the numbers of the blocks alone.
+/// Joins the summaries of consecutive blocks in pairs, pairs of pairs, and so on. The pairs depend only on the numbers
+/// of the blocks.
 class PairwiseJoin {
  public:
-  /// The part begins where the one before it has ended.
+  /// `part` must begin where the part added before it ended.
   template <class Join>
   void add(Part part, const Join& join) {
     for (; !parts_.empty(); parts_.pop_back()) {
@@ -46,9 +46,9 @@ class PairwiseJoin {
     }
     parts_.push_back(std::move(part));
   }
-  /// What could not be joined yet, in order.
+  /// The parts that could not be joined yet, in order.
   const std::vector<Part>& parts() const noexcept { return parts_; }
-  /// The summary of all blocks, from the first on.
+  /// The summary of all blocks. They must begin with block 0.
   template <class Join>
   at::Tensor result(const Join& join) const {
     auto all = parts_.back().summary;
@@ -64,7 +64,8 @@ struct Header {
   std::int64_t first, count, rows, columns, dtype;
 };
 
-/// The parts of all ranks, in the order of ranks; tables have two dimensions, maybe of different sizes. Collective.
+/// The parts of all ranks, in the order of ranks. Their summaries have two dimensions, maybe of different sizes.
+/// Collective.
 std::vector<Part> gather(const Communicator& communicator, const std::vector<Part>& mine) {
   std::string bytes;
   for (const auto& part : mine) {
@@ -107,7 +108,7 @@ void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communi
     if (const auto why = objection(column_of(source, name, doing(name)).dtype); !why.empty())
       throw Error(ExitCode::data, doing(name), why, "Choose another column or convert it");
 
-  // The blocks and the order in which they are joined are those of the dataset, so that the numbers have the same bits
+  // The blocks and the order in which they are joined depend on the dataset only, so that the results are bitwise equal
   // at any number of ranks.
   std::map<std::string, PairwiseJoin> mine;
   const auto joining = [this](const at::Tensor& a, const at::Tensor& b) { return join(a, b); };
@@ -168,7 +169,8 @@ class Chain final : public Preprocessor {
   explicit Chain(std::vector<PreprocessorPtr> steps) : steps_(std::move(steps)) {}
 
   void fit(const Dataset& dataset, const Communicator& communicator) override {
-    // On all ranks, or it is none: where an exception came in between, some have fitted and others not.
+    // A step counts as fitted only if it is fitted on all ranks: after an exception in an earlier fit() some ranks may
+    // have fitted it and others not.
     std::vector<std::int64_t> ranks;
     for (const auto& step : steps_) ranks.push_back(step->fitted());
     communicator.all_reduce(std::span(ranks));

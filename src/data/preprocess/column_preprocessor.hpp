@@ -1,4 +1,4 @@
-// What the preprocessors share.
+// The base class of the preprocessors that learn from columns.
 #pragma once
 
 #include "muster/preprocessor.hpp"
@@ -25,14 +25,14 @@ class ColumnPreprocessor : public Preprocessor {
   void load_state(const Json& state) final;
 
  protected:
-  /// Refuses a column that it cannot learn from: why, empty if it can.
+  /// Says why the preprocessor cannot learn from a column of this type; empty if it can.
   virtual std::string objection(at::ScalarType dtype) const = 0;
-  /// What values tell, as a table of two dimensions. `values`: [rows, features], where a feature is an index of the
+  /// Summarises values as a table of two dimensions. `values`: [rows, features], where a feature is an index of the
   /// column's last dimension; one feature if a sample is a single value.
   virtual at::Tensor summary(const at::Tensor& values) const = 0;
-  /// What two summaries tell together; of the same type.
+  /// Joins two summaries into one, of the same type.
   virtual at::Tensor join(const at::Tensor& a, const at::Tensor& b) const = 0;
-  /// What is kept of the summary of all.
+  /// Computes the learned numbers from the summary of all values.
   virtual at::Tensor learn(const at::Tensor& summary, const std::string& doing) const = 0;
   virtual at::Tensor apply(const at::Tensor& values, const at::Tensor& learned, const std::string& doing) const = 0;
   virtual Json to_json(const at::Tensor& learned) const = 0;

@@ -27,7 +27,7 @@ class Encoder : public ColumnPreprocessor {
   std::string objection(at::ScalarType dtype) const override {
     return c10::isIntegralType(dtype, /*includeBool=*/true)
                ? ""
-               : std::string("it holds ") + c10::toString(dtype) + " values, and classes are integers";
+               : std::string("it holds ") + c10::toString(dtype) + " values, but classes must be integers";
   }
 
   at::Tensor summary(const at::Tensor& values) const override { return distinct(values.cpu().to(at::kLong)); }
@@ -46,11 +46,11 @@ class Encoder : public ColumnPreprocessor {
   }
 };
 
-/// The labels as integers; an Error if one of them is no whole number.
+/// The labels as integers. Throws an Error if one of them is not a whole number.
 at::Tensor whole_numbers(const at::Tensor& labels, const std::string& doing) {
   if (c10::isIntegralType(labels.scalar_type(), /*includeBool=*/true)) return labels.to(at::kLong);
   const auto refuse = [&](const std::string& fact) {
-    throw Error(ExitCode::data, doing, fact + ", and classes are integers",
+    throw Error(ExitCode::data, doing, fact + ", but classes must be integers",
                 "Apply it to labels like those that it was fitted on");
   };
   if (!labels.is_floating_point()) refuse(std::string("it holds ") + c10::toString(labels.scalar_type()) + " values");

@@ -21,14 +21,15 @@ namespace {
 
 using detail::data::ColumnPreprocessor;
 
-/// (x − shift) / scale per feature, from two statistics that are kept as a table of [2, features] in double precision.
+/// Computes (x − shift) / scale per feature. Learns two statistics, a table of [2, features] in double precision; the
+/// first one is the shift.
 class Scaler : public ColumnPreprocessor {
  public:
   Scaler(std::string kind, std::array<const char*, 2> statistics, std::vector<std::string> columns)
       : ColumnPreprocessor(std::move(kind), std::move(columns)), statistics_(statistics) {}
 
  protected:
-  /// The row of scales that goes with the statistics.
+  /// The scale of each feature.
   virtual at::Tensor scale(const at::Tensor& statistics) const = 0;
 
  private:
@@ -39,13 +40,13 @@ class Scaler : public ColumnPreprocessor {
   at::Tensor apply(const at::Tensor& x, const at::Tensor& statistics, const std::string& doing) const override {
     const auto features = x.dim() > 1 ? x.size(-1) : 1;
     if (features != statistics.size(1))
-      throw Error(
-          ExitCode::data, doing,
-          "it was fitted to " + std::to_string(statistics.size(1)) + " features and gets " + std::to_string(features),
-          "Apply it to the data that it was fitted on");
+      throw Error(ExitCode::data, doing,
+                  "it was fitted to " + std::to_string(statistics.size(1)) + " features, but is applied to " +
+                      std::to_string(features),
+                  "Apply it to the data that it was fitted on");
     const auto type = x.scalar_type();
     const auto result = x.is_floating_point() ? type : at::kFloat;
-    // Large integers lose their last digits in a float, before the shift makes them small.
+    // Integers of 32 and 64 bits are shifted in double precision, since a float would lose their last digits.
     const auto computed = type == at::kDouble || type == at::kInt || type == at::kLong ? at::kDouble : at::kFloat;
     const auto row = [&](const at::Tensor& values) { return values.to(x.device(), computed); };
     return ((x.to(computed) - row(statistics[0])) / row(scale(statistics))).to(result);
@@ -86,7 +87,7 @@ class StandardScaler final : public Scaler {
  private:
   /// Rows: count, mean, sum of squared distances from the mean, minimum, maximum.
   at::Tensor summary(const at::Tensor& values) const override {
-    // By loops: how torch adds up depends on the number of threads.
+    // Loops and not torch's sums, whose order depends on the number of threads.
     const auto x = values.cpu().to(at::kDouble).contiguous();
     const auto rows = x.size(0), features = x.size(1);
     const auto moments = at::zeros({5, features}, at::kDouble);
@@ -119,7 +120,7 @@ class StandardScaler final : public Scaler {
   at::Tensor learn(const at::Tensor& moments, const std::string& doing) const override {
     require_finite(moments, doing);
     const auto deviation = (moments[2] / moments[0]).sqrt();
-    // The deviation of a feature that never changes is a trace of rounding, by which nothing must be divided.
+    // The deviation of a constant feature is only a rounding error; it must not become the divisor.
     const auto constant = moments[3] == moments[4];
     return at::stack({moments[1], at::where(constant, at::full_like(deviation, 1), deviation)});
   }

@@ -19,7 +19,8 @@ std::uint32_t add(std::uint32_t checksum, std::span<const std::byte> bytes) {
       ::crc32_z(checksum, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
 }
 
-/// Calls `look` with the first unit and the number of units of each block: the first, the last, and some between.
+/// Calls `look` with the first unit and the number of units of each block: the first block, the last, and some between
+/// them. `units`: all units; `block`: units per block; `blocks`: number of blocks, at least 2.
 template <class Look>
 void for_blocks(std::uint64_t units, std::uint64_t block, int blocks, Look&& look) {
   const auto some = static_cast<std::uint64_t>(std::max(2, blocks));
@@ -48,7 +49,7 @@ Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks)
   if (tensor.numel() == 0 || tensor.is_meta() || tensor.layout() != at::kStrided) return portion;
   auto values = tensor;
   if (!values.is_contiguous()) {
-    // Rows of it, so that it need not be copied whole.
+    // Copies some rows, and not the whole tensor, to make them contiguous.
     std::vector<std::int64_t> rows;
     for_blocks(static_cast<std::uint64_t>(tensor.size(0)), 1, blocks, [&](std::uint64_t first, std::uint64_t count) {
       for (std::uint64_t row = first; row < first + count; ++row) rows.push_back(static_cast<std::int64_t>(row));

@@ -1,5 +1,6 @@
-// What tells whether two ranks have the same samples: counts, columns, lengths, and a look at a few blocks. Not times,
-// inodes or paths: a copy on a node's own disk is as good as the file itself.
+// A fingerprint of a dataset, to check that two ranks have the same samples. It consists of counts, columns, lengths
+// and the checksums of a few blocks. Times, inodes and paths are not in it: a copy on a node's own disk is as good as
+// the file itself.
 #pragma once
 
 #include "base/file.hpp"
@@ -18,7 +19,7 @@ namespace muster::detail::data {
 struct Portion {
   std::string name;
   std::uint64_t bytes = 0;
-  std::uint32_t checksum = 0;  ///< of some blocks at fixed places
+  std::uint32_t checksum = 0;  ///< CRC-32 of some blocks at fixed places
 };
 
 struct Fingerprint {
@@ -30,13 +31,15 @@ struct Fingerprint {
   static Fingerprint from_json(const Json& json);
 };
 
-/// Blocks that are looked at, over all portions; each has two at the least.
+/// Blocks read for a fingerprint, over all portions; at least two per portion.
 constexpr int blocks_of_dataset = 48;
 
+/// Make the fingerprint of one portion from about `blocks` of its blocks.
 Portion look_at(const File& file, int blocks);
 Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks);
 
-/// What differs, if anything; `here` and `there` say where: "it has 26 samples on rank 0 and 30 on rank 1".
+/// Describes the first difference; none if there is none. `here` and `there` name the places of a and b:
+/// "it has 26 samples on rank 0 and 30 on rank 1".
 std::optional<std::string> difference(const Fingerprint& a, const std::string& here, const Fingerprint& b,
                                       const std::string& there);
 

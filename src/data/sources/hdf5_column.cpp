@@ -14,19 +14,19 @@
 namespace muster::detail::data {
 namespace {
 
-constexpr std::size_t most_pieces = 1024;                 ///< IOV_MAX of Linux
-constexpr std::size_t most_bytes = std::size_t{1} << 30;  ///< one preadv stops short of 2 GiB
+constexpr std::size_t max_pieces = 1024;                      ///< IOV_MAX of Linux
+constexpr std::size_t max_read_bytes = std::size_t{1} << 30;  ///< one preadv reads at most just under 2 GiB
 
-/// Fills the pieces one after the other from `offset` on.
+/// Fills the pieces one after the other with the bytes of the file from `offset` on.
 void read_pieces(const File& file, std::vector<iovec>& pieces, std::int64_t offset, const std::string& shown) {
   for (std::size_t next = 0; next < pieces.size();) {
     const auto got = ::preadv(file.descriptor(), pieces.data() + next,
-                              static_cast<int>(std::min(most_pieces, pieces.size() - next)), offset);
+                              static_cast<int>(std::min(max_pieces, pieces.size() - next)), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw Error(code_of_reading(errno), "reading " + shown, std::strerror(errno), hdf5::retry_reading);
     if (got == 0)
       throw Error(ExitCode::data, "reading " + shown, "the file became shorter while it was in use",
-                  "Leave a dataset alone while it is read");
+                  "Do not change a dataset while it is read");
     offset += got;
     for (auto left = static_cast<std::size_t>(got); left > 0;) {
       auto& piece = pieces[next];
@@ -56,7 +56,7 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
   const auto stored = hdf5::part_of(dataset_.get(), H5Dget_type, doing);
   column_.dtype = hdf5::scalar_type(stored.get(), shown_);
   unsigned_ = column_.dtype == at::kLong && H5Tget_size(stored.get()) == 8 && H5Tget_sign(stored.get()) == H5T_SGN_NONE;
-  // HDF5 would give the largest signed one for all that are larger.
+  // Read as unsigned: HDF5 would turn values above 2^63 − 1 into the largest signed value.
   memory_type_ = unsigned_ ? hdf5::Handle(H5Tcopy(H5T_NATIVE_UINT64), H5Tclose) : hdf5::type_of(column_.dtype);
   row_bytes_ = static_cast<std::int64_t>(c10::elementSize(column_.dtype));
   for (const auto size : shape) row_bytes_ = checked_product(row_bytes_, size, doing, "its shape");
@@ -78,14 +78,14 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
 
 void Hdf5Column::locate(const File& bytes) {
   const haddr_t offset = H5Dget_offset(dataset_.get());
-  if (offset == HADDR_UNDEF) {  // never written: HDF5 gives the fill value
+  if (offset == HADDR_UNDEF) {  // the values were never written; HDF5 reads the fill value
     hdf5::last_error();
     return;
   }
   const auto size = bytes.size();
   if (offset > size || static_cast<std::uint64_t>(rows_ * row_bytes_) > size - offset)
     throw Error(ExitCode::data, "reading " + shown_, "the file is truncated: its values end beyond the end of the file",
-                "Make or copy it anew");
+                "Make or copy it again");
   offset_ = static_cast<std::int64_t>(offset);
   dataset_ = {};
 }
@@ -110,14 +110,14 @@ void Hdf5Column::read(const File& bytes, std::span<const Wanted> wanted) {
         std::memcpy(&value, into + at, sizeof value);
         if (value < 0)
           throw Error(ExitCode::data, "reading " + shown_,
-                      "row " + std::to_string(row) + " holds a number above 2^63 − 1, and tensors hold none",
+                      "row " + std::to_string(row) + " holds a number above 2^63 − 1, too large for a tensor",
                       "Convert it, or choose other columns");
       }
 }
 
 void Hdf5Column::read_direct(const File& bytes, std::span<const Wanted> wanted) const {
   const auto length = static_cast<std::size_t>(row_bytes_);
-  const auto most_rows = static_cast<std::int64_t>(std::max<std::size_t>(1, most_bytes / length));
+  const auto most_rows = static_cast<std::int64_t>(std::max<std::size_t>(1, max_read_bytes / length));
   std::vector<iovec> pieces;
   for (auto next = wanted.begin(); next != wanted.end();) {
     const auto first = next->row;
@@ -134,7 +134,7 @@ void Hdf5Column::read_direct(const File& bytes, std::span<const Wanted> wanted) 
 
 void Hdf5Column::read_selected(std::span<const Wanted> wanted) const {
   const std::string doing = "reading " + shown_;
-  constexpr std::size_t most_runs = 256;  // a union of many more costs HDF5 more than it saves
+  constexpr std::size_t most_runs = 256;  // a selection of many more runs costs HDF5 more than it saves
   const hdf5::Lock lock;
   auto shape = column_.shape;
   shape.insert(shape.begin(), 0);
@@ -143,7 +143,7 @@ void Hdf5Column::read_selected(std::span<const Wanted> wanted) const {
     std::size_t end = begin, runs = 0;
     std::int64_t rows = 0, last = -1;
     for (; end < wanted.size() && runs < most_runs; ++runs) {
-      // A row that is asked for again is read once.
+      // A row that is wanted several times is read once.
       const std::int64_t first = wanted[end].row;
       for (last = first; end < wanted.size() && wanted[end].row <= last + 1; ++end) last = wanted[end].row;
       hdf5::select_rows(file_space.get(), runs == 0 ? H5S_SELECT_SET : H5S_SELECT_OR, first, last - first + 1, doing);

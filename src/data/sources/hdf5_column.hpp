@@ -1,4 +1,4 @@
-// One column as it lies in one HDF5 file: checked when it is opened, then read by the row.
+// One column of one HDF5 file. It is checked when it is opened, and then read by rows.
 #pragma once
 
 #include "base/file.hpp"
@@ -13,27 +13,28 @@
 
 namespace muster::detail::data {
 
-/// A row that is wanted, and where its values go.
+/// A row to read, and the memory that its values go to.
 struct Wanted {
   std::int64_t row = 0;
   std::byte* into = nullptr;
 };
 
-/// Contiguous, unfiltered, native values are read with preadv from where they lie, without HDF5 and its lock. Anything
-/// else (chunked, compressed, of another byte order) is HDF5's to read: whole into memory at first use if `cache()` was
-/// called, else by hyperslabs that join a batch's rows, each chunk of a batch once.
+/// Contiguous, unfiltered values in native byte order are read directly with preadv, without HDF5 and its lock.
+/// Anything else (chunked, compressed, in another byte order) is read by HDF5. If cache() was called, HDF5 reads the
+/// whole column into memory at first use; otherwise it reads a batch's rows as one selection, so that it decodes each
+/// chunk once per batch.
 class Hdf5Column {
  public:
-  /// `name`: path inside the file; `shown`: its name in errors. An Error for what is not a column of numbers, for
-  /// values that lie outside the file, beyond its end, or behind a filter that this HDF5 does not have.
+  /// `name`: path inside the file; `shown`: its name in errors. Throws an Error if it is not a column of numbers, or if
+  /// its values lie outside of the file, lie beyond its end, or need a filter that this HDF5 does not have.
   Hdf5Column(hid_t file, const File& bytes, const std::string& name, std::string shown);
 
   const Column& column() const noexcept { return column_; }
   std::int64_t rows() const noexcept { return rows_; }
   std::int64_t row_bytes() const noexcept { return row_bytes_; }
-  /// Whether HDF5 is left out.
+  /// True if the values are read with preadv, without HDF5.
   bool direct() const noexcept { return offset_ >= 0; }
-  /// From now on it is kept in memory, read whole when it is first asked for. Not for a direct one.
+  /// Keeps the whole column in memory from the first read on. Only for a column that is not direct().
   void cache() noexcept { cached_ = true; }
 
   /// Reads rows in ascending order. Thread-safe.
@@ -49,8 +50,8 @@ class Hdf5Column {
   std::string shown_;
   hdf5::Handle dataset_, memory_type_;
   std::int64_t rows_ = 0, row_bytes_ = 0;
-  std::int64_t offset_ = -1;  ///< of the first value in the file; −1: HDF5 reads
-  bool unsigned_ = false;     ///< of 8 bytes: tensors have no such integers, and hold the lower half
+  std::int64_t offset_ = -1;  ///< file offset of the first value, in bytes; −1 if HDF5 reads
+  bool unsigned_ = false;     ///< stored as uint64, which tensors do not have: values above 2^63 − 1 are an Error
   bool cached_ = false;
   std::vector<std::byte> whole_;  ///< the cached values, filled under HDF5's lock
 };

@@ -20,17 +20,17 @@ struct SourceFile : hdf5::Place {
   std::vector<Hdf5Column> columns;  ///< closed before the file
 };
 
-/// What an entry of a group is to us: a dataset is a column unless it is a single value.
+/// True if the entry `name` of the group is a column: a dataset that is not a single value.
 bool is_column(hid_t group, const std::string& name, const std::string& shown) {
   const std::string doing = "opening " + shown;
   H5L_info_t link;
   hdf5::check(H5Lget_info(group, name.c_str(), &link, H5P_DEFAULT), doing);
   if (link.type != H5L_TYPE_HARD && link.type != H5L_TYPE_SOFT)
-    throw Error(ExitCode::data, doing, "it is a link to another file, and those are not followed",
+    throw Error(ExitCode::data, doing, "it is a link to another file; such links are not followed",
                 "Copy the data into the file, or choose other columns");
   H5O_info_t object;
   if (H5Oget_info_by_name(group, name.c_str(), &object, H5P_DEFAULT) < 0)
-    throw Error(ExitCode::data, doing, "it is a link that leads nowhere: " + hdf5::last_error(),
+    throw Error(ExitCode::data, doing, "it is a link whose target does not exist: " + hdf5::last_error(),
                 "Remove it, or choose other columns");
   if (object.type != H5O_TYPE_DATASET) return false;
   return !hdf5::shape(hdf5::open_dataset(group, name, shown).get(), shown).empty();
@@ -58,7 +58,7 @@ void open(SourceFile& file, std::vector<std::string> names) {
             ")",
         "Choose columns of the same length");
   if (file.rows() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Name a file that has some");
-  // HDF5 is not needed where it does not read.
+  // Closed if no column is read by HDF5.
   if (std::ranges::all_of(file.columns, &Hdf5Column::direct)) file.handle = {};
 }
 
@@ -94,7 +94,7 @@ class Hdf5Source final : public Source {
       shape.insert(shape.begin(), static_cast<std::int64_t>(samples.size()));
       items.emplace_back(column.name, pool_.take(shape, column.dtype));
     }
-    // In the order in which they lie in the files, whatever the order in which they are wanted.
+    // The samples are read in the order of the files, whatever their order in the batch.
     std::vector<std::size_t> slots(samples.size());
     std::iota(slots.begin(), slots.end(), std::size_t{0});
     std::ranges::sort(slots, {}, [&](std::size_t slot) { return samples[slot]; });
@@ -136,7 +136,7 @@ class Hdf5Source final : public Source {
     auto budget = options_.cache_bytes;
     count_ = 0;
     for (auto& file : files_) {
-      file = SourceFile(file.path + ":" + file.group);  // what an attempt that failed has left is forgotten
+      file = SourceFile(file.path + ":" + file.group);  // drops what a failed attempt has opened
       data::open(file, options_.columns);
       Schema schema;
       for (const auto& column : file.columns) schema.push_back(column.column());
@@ -145,7 +145,7 @@ class Hdf5Source final : public Source {
       file.first = count_;
       if (__builtin_add_overflow(count_, file.rows(), &count_))
         throw Error(ExitCode::data, "opening " + file.path, "its files have more samples than can be counted",
-                    "Make them anew");
+                    "Make them again");
       for (auto& column : file.columns) {
         const auto bytes = column.rows() * column.row_bytes();
         if (column.direct() || bytes > budget) continue;

@@ -53,7 +53,7 @@ class ColumnBuilder {
   void add_values(const Json& value, std::size_t depth, const auto& refuse) {
     if (depth < shape_.size()) {
       if (!value.is_array() || static_cast<std::int64_t>(value.size()) != shape_[depth])
-        refuse("is an array of parts that are not alike", "Give arrays of the same length at each depth");
+        refuse("is an array whose parts have different shapes", "Give arrays of the same length at each depth");
       for (const auto& part : value) add_values(part, depth + 1, refuse);
       return;
     }
@@ -62,16 +62,17 @@ class ColumnBuilder {
                       : value.is_number()         ? ItemKind::real
                                                   : ItemKind::none;
     if (kind == ItemKind::none)
-      refuse(value.is_array() ? "is an array of parts that are not alike" : std::string("is ") + value.type_name(),
-             "Rows hold numbers, booleans, and arrays of them");
+      refuse(
+          value.is_array() ? "is an array whose parts have different shapes" : std::string("is ") + value.type_name(),
+          "Rows hold numbers, booleans, and arrays of them");
     if (kind_ != ItemKind::none && (kind == ItemKind::boolean) != (kind_ == ItemKind::boolean))
-      refuse(std::string("holds ") + name_of(kind) + ", and before it there are " + name_of(kind_),
+      refuse(std::string("holds ") + name_of(kind) + ", but the values before it are " + name_of(kind_),
              "Give the same kind in all rows");
     if (value.is_number_unsigned() &&
         value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
       refuse("is larger than an int64 holds", "Give a smaller number, or a float");
     kind_ = std::max(kind_, kind);
-    // Which of the two it becomes is known at the end.
+    // Both are kept until tensor(), since a later value may turn the column into floats.
     if (kind == ItemKind::boolean) {
       whole_.push_back(value.get<bool>());
     } else {
@@ -112,7 +113,7 @@ std::vector<Batch::Item> columns_of(const Json& rows, const std::string& doing, 
       throw Error(ExitCode::data, doing, "row " + std::to_string(number) + " " + fact, "Give rows of the same keys");
     };
     if (row.is_object() != objects)
-      refuse(objects ? "is no object, and the first one is" : "is an object, and the first one is none");
+      refuse(objects ? "is no object, but the first row is one" : "is an object, but the first row is not");
     if (objects && row.empty()) refuse("has no keys");
     for (auto& [key, column] : columns) {
       if (objects && !row.contains(key)) refuse("has no \"" + key + "\", its keys are " + keys_of(row));

@@ -1,4 +1,4 @@
-// Samples as JSON, and the columns that they make.
+// Makes columns of samples in JSON.
 #pragma once
 
 #include "muster/dataset.hpp"
@@ -10,9 +10,9 @@
 
 namespace muster::detail::data {
 
-/// The columns of a list of rows: of objects one for each key, in the order of names; of anything else one that is
-/// called "item". Values are numbers, booleans, or arrays of them, of the same shape in every row. An Error
-/// (ExitCode::data) names the row, counted from `first` on, and the key.
+/// The columns of a list of rows. If the rows are objects, there is one column per key, in the order of names;
+/// otherwise there is one column "item". Values are numbers, booleans, or arrays of them, of the same shape in every
+/// row. Throws an Error (ExitCode::data) that names the row, counted from `first`, and the key.
 std::vector<Batch::Item> columns_of(const Json& rows, const std::string& doing, std::int64_t first = 0);
 
 }  // namespace muster::detail::data

@@ -19,7 +19,7 @@ class MemorySource final : public Source {
  public:
   MemorySource(std::vector<Batch::Item> columns, bool ordered) : columns_(std::move(columns)), ordered_(ordered) {
     const std::string doing = "making a dataset of tensors";
-    if (columns_.empty()) throw Error(ExitCode::data, doing, "there are none", "Give at least one column");
+    if (columns_.empty()) throw Error(ExitCode::data, doing, "there are no tensors", "Give at least one column");
     for (auto& [name, tensor] : columns_) {
       if (!tensor.defined() || tensor.dim() == 0)
         throw Error(ExitCode::data, doing, "column \"" + name + "\" has no first dimension",
@@ -87,7 +87,7 @@ class TransformedSource final : public Source {
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
-  Fingerprint fingerprint() override { return source_->fingerprint(); }  // what is made of it follows from it
+  Fingerprint fingerprint() override { return source_->fingerprint(); }  // equal input gives equal output
   bool is_stream() const noexcept override { return source_->is_stream(); }
 
   BatchReader open(const StreamShard& shard, const StreamPlan& plan) override {
@@ -101,7 +101,7 @@ class TransformedSource final : public Source {
   }
 
   const Schema& schema() override {
-    // A preprocessor does not say what it makes of the columns, so one sample shows it.
+    // A preprocessor does not declare its output columns, so one sample is preprocessed to see them.
     std::call_once(once_, [this] {
       constexpr std::array<std::int64_t, 1> first{0};
       schema_ = schema_of(read(first));
@@ -121,7 +121,8 @@ class TransformedSource final : public Source {
   }
 
  private:
-  /// Leaves the rest to the thread that asked for the batch, from the first step on that draws from torch's generator.
+  /// Applies the steps up to the first one that draws from torch's generator. That step and those after it are left to
+  /// ReadBatch::finish, on the thread that takes the batch.
   static ReadBatch apply_ahead(const std::shared_ptr<const Steps>& steps, Batch batch, std::uint64_t seed) {
     auto generator = make_generator(seed);
     auto next = steps->begin();
@@ -156,7 +157,7 @@ std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
 }
 
 at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {
-  constexpr std::size_t large = 128 << 10;  // from here on malloc takes fresh pages
+  constexpr std::size_t large = 128 << 10;  // bytes; for this size and more, malloc takes fresh pages
   constexpr std::size_t most = 16;          // a few columns times the batches in hand and read ahead
   const auto bytes = static_cast<std::size_t>(c10::multiply_integers(shape)) * c10::elementSize(dtype);
   if (bytes < large) return at::empty(shape, dtype);

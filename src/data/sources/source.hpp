@@ -1,4 +1,4 @@
-// Where a dataset's samples come from: memory, HDF5 files, another source through a preprocessor.
+// The sources of a dataset's samples: memory, HDF5 files, a stream, another source through a preprocessor.
 #pragma once
 
 #include "data/passes/samples.hpp"
@@ -17,62 +17,64 @@
 
 namespace muster::detail::data {
 
-/// A batch that one thread reads for another.
+/// A batch that one thread reads and another thread finishes.
 struct ReadBatch {
   ReadBatch(Batch read, std::function<void(Batch&)> rest = {}) : batch(std::move(read)), finish(std::move(rest)) {}
 
   Batch batch;
-  std::function<void(Batch&)> finish;  ///< what is left to do, on the thread that asked for the batch; may be empty
+  std::function<void(Batch&)> finish;  ///< the rest of the work, for the thread that takes the batch; may be empty
 };
 
-/// Gives one batch after the other, none at the end.
+/// Each call returns the next batch, or none at the end.
 using BatchReader = std::function<std::optional<ReadBatch>()>;
 
 /// How a worker reads its share of a stream.
 struct StreamPlan {
-  std::int64_t rows = 1;    ///< of a batch
-  Order order;              ///< of which random_seed() gives the preprocessors' seeds
-  ColumnTypes dtypes = {};  ///< that columns are converted to afterwards
+  std::int64_t rows = 1;    ///< rows of a batch
+  Order order;              ///< its random_seed() gives the seeds for preprocessors
+  ColumnTypes dtypes = {};  ///< the types to which columns are converted later
 };
 
-/// Columns that can be read by the sample. Thread-safe; errors are muster::Error with ExitCode::data, or
-/// ExitCode::retry where the disk could not be read.
+/// Columns whose samples can be read by index. Thread-safe. Throws Errors with ExitCode::data, or ExitCode::retry if
+/// the disk could not be read.
 class Source {
  public:
   virtual ~Source() = default;
-  /// Samples, at least one.
+  /// The number of samples, at least one.
   virtual std::int64_t count() = 0;
   virtual const Schema& schema() = 0;
-  /// The samples at those indices (0 ≤ i < count()), in that order, in tensors that own their memory.
+  /// Reads the samples with the indices `samples` (each 0 ≤ i < count()), in that order. The tensors own their memory.
   virtual Batch read(std::span<const std::int64_t> samples) = 0;
-  /// The same on a thread that reads ahead; preprocessors draw random numbers from that seed.
+  /// Like read(), but on a thread that reads ahead. Preprocessors draw their random numbers from `seed`.
   virtual ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t /*seed*/) { return read(samples); }
-  /// What must be the same on all ranks.
+  /// Must be the same on all ranks.
   virtual Fingerprint fingerprint() = 0;
-  /// What errors call it.
+  /// The source's name in errors.
   virtual std::string shown() const = 0;
-  /// Whether somebody has given the columns in their order. The columns of a file and the keys of JSON objects come in
-  /// the order of their names. Of a stream: as far as rows were read.
+  /// True if the user has chosen the order of the columns. False if they are in the order of their names, as the
+  /// columns of a file and the keys of JSON objects are. For a stream this depends on the rows read so far.
   virtual bool has_column_order() const noexcept { return true; }
 
-  /// A stream: samples have no indices, and all there is of it is open(); count(), schema() and read() are Errors.
+  /// True for a stream. Its samples have no indices: it is read with open(), and count(), schema() and read() throw an
+  /// Error.
   virtual bool is_stream() const noexcept { return false; }
-  /// Of a stream: the worker's share in batches of plan.rows, the last of what is left.
+  /// For a stream: opens the worker's share, in batches of plan.rows; the last batch may be smaller.
   virtual BatchReader open(const StreamShard&, const StreamPlan&) { return {}; }
 };
 
-/// The tensors themselves, not copies. `ordered`: has_column_order().
+/// A source of the tensors themselves, not of copies. `ordered`: has_column_order().
 std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ordered = true);
-/// The files one after the other; opened and checked at the first call of a member.
+/// A source of the samples of all files, in the order of `paths`. Files are opened and checked at the first call of a
+/// member.
 std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
-/// What `make` gives to each worker.
+/// A source of the rows that the reader from `make` returns on each worker.
 std::shared_ptr<Source> stream_source(MakeStream make);
-/// What `preprocessor` makes of each batch of `source`, whose own preprocessors come first.
+/// A source that applies `preprocessor` to each batch of `source`, after the preprocessors of `source` itself.
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor);
 
-/// Gives uninitialised tensors on the CPU; thread-safe. Large ones come from memory given before that no tensor (view,
-/// or what autograd has saved) holds any more: fresh pages cost the kernel more than reading into them.
+/// Makes uninitialised tensors on the CPU; thread-safe. Large tensors reuse memory of earlier ones, once no tensor,
+/// view or autograd graph holds it: for the kernel, providing fresh pages costs more than reading into them.
 class TensorPool {
  public:
   at::Tensor take(at::IntArrayRef shape, at::ScalarType dtype);
@@ -88,14 +90,14 @@ Schema schema_of(const Batch& batch);
 std::string describe(const Column& column);
 /// "x Float[3], y Long[]".
 std::string described(const Schema& schema);
-/// "x, y": what `text` says of each.
+/// "x, y": `text` applied to each item, joined by commas.
 template <class Items, class Text = std::identity>
 std::string joined(const Items& items, const Text& text = {}) {
   std::string all;
   for (const auto& item : items) all += (all.empty() ? "" : ", ") + std::invoke(text, item);
   return all;
 }
-/// The column of that name; an Error that lists the columns if there is none.
+/// The column `name`. Throws an Error that lists the columns if there is none.
 const Column& column_of(Source& source, const std::string& name, const std::string& doing);
 
 }  // namespace muster::detail::data

@@ -1,4 +1,4 @@
-// What has no index: rows as they come.
+// The source of a stream: rows without an index, in the order in which they come.
 #include "data/sources/items.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
@@ -17,37 +17,37 @@ namespace {
 const std::string reading_stream = "reading a stream";
 
 [[noreturn]] void refuse_index(const std::string& doing) {
-  throw Error(ExitCode::usage, doing, "a stream gives its rows one after the other, and nobody knows them before",
-              "Use a dataset of files, tensors or items for what needs that");
+  throw Error(ExitCode::usage, doing, "a stream gives its rows one after the other, and they are not known before",
+              "Use a dataset of files, tensors or items instead");
 }
 
-/// Takes what a user's function gives, and cuts it into batches of the size that is asked for.
-class Cutter {
+/// Reads rows and batches from the user's function and regroups them into batches of plan.rows.
+class RowBatcher {
  public:
-  Cutter(StreamReader read, const StreamPlan& plan, std::shared_ptr<std::atomic<bool>> seen_objects)
-      : read_(std::move(read)), rows_(plan.rows), dtypes_(plan.dtypes), seen_objects_(std::move(seen_objects)) {}
+  RowBatcher(StreamReader read, const StreamPlan& plan, std::shared_ptr<std::atomic<bool>> seen_objects)
+      : read_(std::move(read)), batch_rows_(plan.rows), dtypes_(plan.dtypes), seen_objects_(std::move(seen_objects)) {}
 
   std::optional<ReadBatch> operator()() {
-    while (more_ && waiting_ < rows_) {
+    while (more_ && unused_rows_ < batch_rows_) {
       if (auto given = read_())
         add(std::move(*given).take());
       else
         more_ = false;
     }
-    const auto rows = std::min(waiting_, rows_);
+    const auto rows = std::min(unused_rows_, batch_rows_);
     if (rows == 0) return {};
-    waiting_ -= rows;
+    unused_rows_ -= rows;
     std::vector<std::vector<at::Tensor>> parts(schema_->size());
     for (auto left = rows; left > 0;) {
       const auto& block = blocks_.front();
-      const auto taken = std::min(left, block.size() - used_);
+      const auto taken = std::min(left, block.size() - used_rows_);
       for (std::size_t c = 0; c < parts.size(); ++c)
-        parts[c].push_back((block.begin() + static_cast<std::ptrdiff_t>(c))->second.narrow(0, used_, taken));
+        parts[c].push_back((block.begin() + static_cast<std::ptrdiff_t>(c))->second.narrow(0, used_rows_, taken));
       left -= taken;
-      used_ += taken;
-      if (used_ < block.size()) continue;
+      used_rows_ += taken;
+      if (used_rows_ < block.size()) continue;
       blocks_.pop_front();
-      used_ = 0;
+      used_rows_ = 0;
     }
     std::vector<Batch::Item> items;
     for (std::size_t c = 0; c < parts.size(); ++c) items.emplace_back((*schema_)[c].name, at::cat(parts[c]));
@@ -60,15 +60,16 @@ class Cutter {
     if (row != nullptr) *seen_objects_ = true;
     if (row != nullptr && !row->is_object())
       throw Error(ExitCode::data, reading_stream,
-                  "row " + std::to_string(seen_) + " is " + row->type_name() + " and no JSON object",
+                  "row " + std::to_string(row_count_) + " is " + row->type_name() + " and no JSON object",
                   "Give objects as in {{\"x\", 0}, {\"y\", 1}}, or a Batch");
-    auto block = row != nullptr ? Batch(columns_of(Json::array({std::move(*row)}), reading_stream, seen_))
+    auto block = row != nullptr ? Batch(columns_of(Json::array({std::move(*row)}), reading_stream, row_count_))
                                 : std::move(std::get<Batch>(given));
     for (const auto& [name, tensor] : block)
       if (!tensor.defined() || tensor.dim() == 0)
-        throw Error(ExitCode::data, reading_stream,
-                    "column \"" + name + "\" of the Batch at row " + std::to_string(seen_) + " has no first dimension",
-                    "Give tensors of shape [rows, …]");
+        throw Error(
+            ExitCode::data, reading_stream,
+            "column \"" + name + "\" of the Batch at row " + std::to_string(row_count_) + " has no first dimension",
+            "Give tensors of shape [rows, …]");
     if (block.size() == 0) return;
     auto schema = schema_of(block);
     if (!schema_) schema_ = schema;
@@ -79,18 +80,19 @@ class Cutter {
     if (schema != *schema_)
       throw Error(
           ExitCode::data, reading_stream,
-          "row " + std::to_string(seen_) + " is " + described(schema) + ", those before it are " + described(*schema_),
+          "row " + std::to_string(row_count_) + " is " + described(schema) + ", but the rows before it are " +
+              described(*schema_),
           row != nullptr
-              ? "Give the same columns and shapes in all rows. Where a column holds floats, the first row gives "
-                "one (2.0 for 2), or BatchOptions::dtypes names a floating type for it"
+              ? "Give the same columns and shapes in all rows. For a column of floats, give a float in the first row "
+                "(2.0 for 2), or name a floating type in BatchOptions::dtypes"
               : "Give the same columns, types and shapes in all rows");
-    seen_ += block.size();
-    waiting_ += block.size();
+    row_count_ += block.size();
+    unused_rows_ += block.size();
     blocks_.push_back(std::move(block));
   }
 
-  /// Whole numbers become floats in a column of floats. A column of whole numbers becomes one of floats where it is
-  /// converted to a floating type anyway.
+  /// Converts integers to floats if their column holds floats. If floats come into a column of integers, converts the
+  /// column to floats, but only if BatchOptions::dtypes names a floating type for it anyway.
   void settle_types(const Schema& given, Batch& block) {
     if (given.size() != schema_->size()) return;
     for (std::size_t c = 0; c < given.size(); ++c) {
@@ -106,15 +108,15 @@ class Cutter {
   }
 
   StreamReader read_;
-  std::int64_t rows_;
+  std::int64_t batch_rows_;
   ColumnTypes dtypes_;
   std::shared_ptr<std::atomic<bool>> seen_objects_;
   bool more_ = true;
   std::optional<Schema> schema_;
   std::deque<Batch> blocks_;
-  std::int64_t used_ = 0;     ///< rows of the first block
-  std::int64_t waiting_ = 0;  ///< rows that are in the blocks and not used
-  std::int64_t seen_ = 0;     ///< rows
+  std::int64_t used_rows_ = 0;    ///< rows of the first block that are already in a batch
+  std::int64_t unused_rows_ = 0;  ///< rows of all blocks that are not in a batch yet
+  std::int64_t row_count_ = 0;    ///< rows read from the user's function
 };
 
 class StreamSource final : public Source {
@@ -126,9 +128,11 @@ class StreamSource final : public Source {
   bool is_stream() const noexcept override { return true; }
   BatchReader open(const StreamShard& shard, const StreamPlan& plan) override {
     auto read = make_(shard);
-    if (!read) throw Error(ExitCode::usage, reading_stream, "its function gave no function that reads", "Return one");
-    // Shared, for a std::function must be copyable.
-    return [cutter = std::make_shared<Cutter>(std::move(read), plan, seen_objects_)] { return (*cutter)(); };
+    if (!read)
+      throw Error(ExitCode::usage, reading_stream, "the function given for it returned no reader function",
+                  "Return one");
+    // A shared_ptr, since a std::function must be copyable.
+    return [batcher = std::make_shared<RowBatcher>(std::move(read), plan, seen_objects_)] { return (*batcher)(); };
   }
 
   std::int64_t count() override { refuse_index("counting the samples of a stream"); }
