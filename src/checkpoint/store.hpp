@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,7 +35,8 @@ struct Restored {
   Json progress;
   TrainerState trainer;  ///< `progress`, parsed and checked
   Json metrics;
-  int world_size = 1;  ///< number of ranks that saved
+  std::map<std::string, bool> per_rank = {};  ///< as in the manifest
+  int world_size = 1;                         ///< number of ranks that saved
 };
 
 /// Unless they say otherwise, member functions are collective over the communicator and end the same way on every rank.

@@ -220,6 +220,7 @@ Restored Store::read(const Checkpoint& checkpoint) const {
     restored.progress = manifest.progress;
     restored.trainer = trainer_state_from_json(manifest.progress);
     restored.metrics = manifest.metrics;
+    restored.per_rank = manifest.per_rank;
     restored.world_size = manifest.world_size;
     return std::string();
   });
