@@ -1,5 +1,6 @@
 #include "checkpoint/inspect.hpp"
 
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
@@ -41,10 +42,20 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   std::vector<CheckpointInfo> infos;
-  for (const auto& [index, path] : Tier(run).list().published) {
-    infos.push_back(look_at(path, false));
-    infos.back().index = index;
+  const auto published = Tier(run).list().published;
+  bool has_vanished = false;
+  for (const auto& [index, path] : published) {
+    auto info = look_at(path, false);
+    // The job that writes the run may prune it meanwhile.
+    if (!info.problem.empty() && !fs::exists(detail::status_of(path))) {
+      has_vanished = true;
+      continue;
+    }
+    info.index = index;
+    infos.push_back(std::move(info));
   }
+  // The only checkpoint was pruned, so a newer one is there by now.
+  if (has_vanished && infos.empty()) return list_checkpoints(run);
   return infos;
 }
 

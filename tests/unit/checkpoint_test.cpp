@@ -6,6 +6,7 @@
 #include "checkpoint/files/pieces.hpp"
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
+#include "checkpoint/files/user_files.hpp"
 #include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
@@ -27,12 +28,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace muster::detail::checkpoint::checkpoint_test {
@@ -523,6 +527,54 @@ TEST(Checkpoint, CopiesAreWhole) {
   Checkpoint::from_directory(folder / "a/copy").load("best", best);
   EXPECT_EQ(best, 0.5);
   EXPECT_SAYS(error_of([&] { checkpoint.load("worst", best); }), "worst: not in the checkpoint");
+}
+
+TEST(Checkpoint, CopiesKeepTheLongestNames) {
+  const Folder folder;
+  const std::string name(255, 'x'), other = name.substr(1) + "y";
+  fs::create_directory(folder / "foreign");
+  write_file(folder / "foreign" / name, "one");
+  write_file(folder / "foreign" / other, "another");
+  Checkpoint::from_directory(folder / "foreign").to_directory(folder / "copy");
+  EXPECT_EQ(read_file(folder / "copy" / name), "one");
+  EXPECT_EQ(read_file(folder / "copy" / other), "another");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / "copy"), {}), 2) << "no temporary file is left";
+}
+
+TEST(Checkpoint, OneThatVanishesIsNotListed) {
+  const Folder run;
+  const Tier tier(run.path());
+  make_checkpoint(tier.published(4), {});
+  std::atomic<bool> is_done = false;
+  std::thread job([&] {  // publishes and prunes
+    for (int index = 5; !is_done; ++index) {
+      fs::copy(tier.published(index - 1), tier.saving(index));
+      auto manifest = read_manifest(tier.saving(index));
+      manifest.index = index;
+      fs::remove(tier.saving(index) / manifest_name);
+      write_manifest(tier.saving(index), manifest);
+      rename_new(tier.saving(index), tier.published(index));
+      tier.remove(index - 1);
+    }
+  });
+  std::string problems;
+  for (int i = 0; i < 300; ++i) {
+    const auto infos = list_checkpoints(run.path());
+    EXPECT_FALSE(infos.empty());
+    for (const auto& info : infos) problems += info.problem.empty() ? "" : info.problem + "\n";
+  }
+  is_done = true;
+  job.join();
+  EXPECT_EQ(problems, "");
+}
+
+TEST(Checkpoint, AFolderWithTheNameOfAFileOfOursIsRefused) {
+  const Folder folder;
+  for (const char* name : {"manifest.json", "state.h5", "validation.json"}) {
+    fs::create_directories(folder / name / name);
+    write_file(folder / name / name / "x", "1");
+    EXPECT_SAYS(error_of([&] { list_user_files(folder / name); }), "it holds a folder " + std::string(name));
+  }
 }
 
 TEST(Checkpoint, MetadataTravels) {
