@@ -39,8 +39,12 @@ class RunLock {
 
   /// Whether rank 0's lock is seen from here.
   bool holds() const noexcept { return holds_; }
-  /// Whether another folder than the locked one is at its path now. Not where none is, which whoever writes there says.
+  /// True if another folder than the locked one is at its path now. False if there is none; whoever writes there says
+  /// so.
   bool is_replaced() const noexcept;
+  /// True if another .lock than the locked one is in the folder now: somebody has removed it, and another job may have
+  /// taken the folder. False if there is none.
+  bool is_lock_replaced() const noexcept;
   /// By rank 0, where the lock does not hold for all: takes the lease for those processes, or an Error as above.
   void take_lease(const std::vector<std::string>& processes);
   /// What this process is called in a lease.
