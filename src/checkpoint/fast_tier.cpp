@@ -302,11 +302,14 @@ bool has_as_new(const Tier& run, int index) {
   for (const auto& [there, path] : published | std::views::reverse) {
     if (there < index) break;
     const auto problem = problem_seen([&] { verify(path, read_manifest(path)); });
-    if (problem.empty()) return true;
+    const auto copied = copied_index(there, path);
+    if (copied && there > index) continue;
+    if (problem.empty() && !copied) return true;
     if (there == index) {
       const auto new_path = run.set_aside(index);
-      log::warn(path.filename().string() + " is damaged and now named " + new_path.filename().string() + ": " +
-                problem);
+      const auto cause = copied ? " is a copy of the checkpoint " + std::to_string(*copied) : " is damaged";
+      log::warn(path.filename().string() + cause + " and now named " + new_path.filename().string() +
+                (problem.empty() ? "" : ": " + problem));
     }
   }
   return false;

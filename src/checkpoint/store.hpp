@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,6 +103,8 @@ class Store {
   Checkpoint as_this_rank(Checkpoint checkpoint) const;
 
  private:
+  /// Returns the index of the next save, which no folder in the run has in its name.
+  int free_index();
   Rank here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
   /// Returns what is wrong with the content of the checkpoint; empty if it is intact. Each rank verifies its share of
   /// the checksums; each node reads all data that every rank needs, so it is cached there. Throws an Error
@@ -133,6 +136,7 @@ class Store {
   CheckpointConfig config_;
   std::function<bool(std::int64_t)> is_needed_ = {};
   int next_index_ = 0;
+  std::set<int> taken_ = {};               // indices that are not lower and in the name of a folder in the run
   std::optional<Rollback> rollback_ = {};  // not confirmed yet
   /// The checkpoint that was verified last, so that read() need not verify it again.
   struct Verified {

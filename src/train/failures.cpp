@@ -4,6 +4,7 @@
 #include "base/json.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/pieces.hpp"
+#include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
@@ -88,7 +89,7 @@ int newest_index(const std::filesystem::path& run) {
 std::optional<RunPoint> point_of(const std::filesystem::path& run) {
   const auto rollbacks = checkpoint::read_rollbacks(run);
   auto there = checkpoint::Tier(run).list();
-  while (const auto newest = checkpoint::newest_of(there, rollbacks)) try {
+  while (const auto newest = checkpoint::newest_own(there, rollbacks)) try {
       const auto manifest = checkpoint::read_manifest(newest->second);
       const auto trainer = checkpoint::trainer_state_from_json(manifest.progress);
       return RunPoint{.global_step = trainer.global_step,
