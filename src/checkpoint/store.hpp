@@ -121,13 +121,15 @@ class Store {
   void run_in_background(std::function<void(const Communicator&)> work);
   /// Records that no fast tier is needed any more, and removes the tiers of earlier jobs.
   void release_fast_tiers(const Communicator& communicator);
-  /// Removes from the fast tier all checkpoints older than `index`, or all of them if `after`. Not collective.
+  /// Removes from the fast tier all checkpoints older than `index` except fast_first_, or all of them if `after`. Not
+  /// collective.
   void clear_fast_tier(int index, bool after) const noexcept;
 
   Communicator communicator_;
   Tier tier_;  // the run's folder
   std::optional<Place> fast_ = {};
   bool fast_used_ = false;         // "used" is set for this job's tier in the run's folder
+  int fast_first_ = 0;             // "first" of this job's tier in the run's folder
   bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
   std::optional<Communicator> background_communicator_ = {};  // of the background thread
   Layout layout_ = {};                                        // of the last save

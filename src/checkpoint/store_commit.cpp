@@ -75,6 +75,7 @@ Checkpoint Store::commit(Contents contents, When when) {
     if (fast_ && !fast_used_) {
       on_root(communicator, [&] { note_use(tier_, index); });
       fast_used_ = true;
+      fast_first_ = index;
     }
     if (fast_) next_index_ = index + 1;  // if another node fails, this node may be left with that published name
     save->publish(communicator, place);
@@ -98,6 +99,9 @@ Checkpoint Store::commit(Contents contents, When when) {
   next_index_ = index + 1;
   const auto to_run = [this, save, index](const Communicator& communicator) {
     if (fast_) {
+      if (fast_first_ != index &&
+          !on_root(communicator, [&] { return std::string(note_first(tier_, index) ? "noted" : ""); }).empty())
+        fast_first_ = index;
       clear_fast_tier(index, /*after=*/false);
       copy_from_fast_tier(communicator, *save, index);
     }
@@ -173,7 +177,7 @@ void Store::clear_fast_tier(int index, bool after) const noexcept {
   if (!fast_->leads) return;
   try {
     for (const auto& [there, path] : fast_->tier.list().published)
-      if (there < index || after) fast_->tier.remove(there);
+      if (after || (there < index && there != fast_first_)) fast_->tier.remove(there);
   } catch (const std::exception& error) {
     log::warn("removing what has been copied from the fast tier: " + std::string(error.what()));
   }
