@@ -125,11 +125,13 @@ enum class BadNumbers {
 };
 
 struct FailureConfig {
-  /// Failures since the last new checkpoint after which training goes on from it: 0 none, -1 no limit. Errors that all
-  /// ranks know of are tried again inside the job: at once, then after 1, 2, 4 … s, at most a minute. Errors of usage
-  /// (64) and of data (65) are not. After a lost or stuck rank (ExitCode::retry) `muster run` starts the job again.
-  /// What lives outside of the training function stays as the failed attempt has left it, if no State restores it: make
-  /// optimizers and schedulers inside.
+  /// Failures without progress after which training goes on from the newest checkpoint: 0 none, -1 no limit. A failure
+  /// counts as the first one again if the newest checkpoint is of a later batch or epoch than at any failure before. If
+  /// muster counts no batches, a later report that saves another state counts too. Errors that all ranks know of are
+  /// tried again inside the job: at once, then after 1, 2, 4 … s, at most a minute. Errors of usage (64) and of data
+  /// (65) are not. After a lost or stuck rank (ExitCode::retry) `muster run` starts the job again. What lives outside
+  /// of the training function stays as the failed attempt has left it, if no State restores it: make optimizers and
+  /// schedulers inside.
   int max_failures = 0;
   /// The same for ends that are not the program's fault, which `muster run` counts apart: a node that is lost, or
   /// SIGTERM to ranks that do not know it, as where a scheduler takes the place for others.

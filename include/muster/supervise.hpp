@@ -14,7 +14,7 @@ struct SuperviseOptions {
   std::optional<int> ranks = {};
   std::string hosts = {};  ///< "n1,n2:4": with so many slots each, one unless given; this machine where empty
   /// Failures since the last progress after which the job is started again: 0 none, -1 no limit. FailureConfig's unless
-  /// given. Progress is a checkpoint newer than the newest one at the failure before. A lost node, or SIGTERM to the
+  /// given. FailureConfig::max_failures says what progress is. A lost node, or SIGTERM to the
   /// ranks, is no failure of the program: FailureConfig::max_preemption_failures says how often.
   std::optional<int> max_failures = {};
   /// Fewer ranks where not as many can be had, but so many at least. A step keeps its number of samples: that of the

@@ -53,9 +53,9 @@ std::string Store::problem_of(const fs::path& checkpoint) const {
 void Store::restore_repaired() const {
   // Only those newer than the newest published one. The run has already continued without the older ones.
   const auto candidates = Json::parse(on_root(communicator_, [&] {
-    const auto there = tier_.list();
+    auto there = tier_.list();
     const auto rollbacks = read_rollbacks(tier_.folder());
-    const auto newest = newest_of(there, rollbacks);
+    const auto newest = newest_own(there, rollbacks);
     auto list = Json::array();
     for (const auto& [index, path] : there.damaged)
       if (!rolled_back(rollbacks, index) && (!newest || index > newest->first))
@@ -66,7 +66,7 @@ void Store::restore_repaired() const {
     const fs::path path = candidate[0].get<std::string>();
     const bool needed = candidate[2];
     try {
-      if (!problem_of(path).empty()) continue;
+      if (!problem_of(path).empty() || verified_.manifest.index != candidate[1]) continue;
     } catch (const Error& error) {
       // An unreadable one is skipped if there is another checkpoint to resume from.
       if (needed || !error.agreed() || error.code() != ExitCode::retry) throw;
@@ -86,8 +86,8 @@ std::optional<Checkpoint> Store::newest() {
   restore_repaired();
   for (;;) {
     const auto found = on_root(communicator_, [&] {
-      const auto there = tier_.list();
-      if (const auto newest = newest_of(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
+      auto there = tier_.list();
+      if (const auto newest = newest_own(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
       const auto doing = "looking for a checkpoint in " + tier_.folder().string();
       if (!there.published.empty())
         throw Error(ExitCode::data, doing,
@@ -120,8 +120,9 @@ void Store::move_names(std::optional<int> set_aside) const {
   std::map<std::string, std::string> checkpoints;  // folder by the name that the report gave
   for (const auto& [index, path] : published) try {
       if (rolled_back(rollbacks, index)) continue;
-      const auto name = read_manifest(path).metrics.value("checkpoint_name", Json());
-      if (name.is_string()) checkpoints[name] = path.filename();
+      const auto manifest = read_manifest(path);
+      const auto name = manifest.metrics.value("checkpoint_name", Json());
+      if (manifest.index == index && name.is_string()) checkpoints[name] = path.filename();
     } catch (const Error&) {
       // A damaged checkpoint keeps its names.
     }
@@ -169,6 +170,10 @@ void Store::roll_back(int index, const std::string& name) {
   });
   if (!done.empty()) return;
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
+  if (verified_.manifest.index != index)
+    throw Error(ExitCode::data, "going back to " + path.string(),
+                "it is a copy of the checkpoint " + std::to_string(verified_.manifest.index),
+                "Name that checkpoint, if it is still there");
   rollback_ = {index, next_index_ - 1, name};
 }
 
@@ -220,6 +225,7 @@ Restored Store::read(const Checkpoint& checkpoint) const {
     restored.progress = manifest.progress;
     restored.trainer = trainer_state_from_json(manifest.progress);
     restored.metrics = manifest.metrics;
+    restored.per_rank = manifest.per_rank;
     restored.world_size = manifest.world_size;
     return std::string();
   });

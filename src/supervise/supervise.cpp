@@ -306,11 +306,12 @@ class Supervision {
   void count(int code) {
     demand_.max_failures = options_.max_failures ? *options_.max_failures : max_failures(run_, code);
     if (run_.empty()) {
-      failures_ = failures_.after(-1);
+      failures_ = failures_.after({});
       return;
     }
     auto before = train::read_failures(run_, introduction_.id).value_or(failures_);
-    before.newest = std::max(before.newest, failures_.newest);  // a run that follows a sweep knows of no trials
+    auto known = failures_.furthest;  // a run that follows a sweep knows of no trials
+    before.furthest.merge(known);
     failures_ = train::one_more(before, run_, sweep::progress);
     try {
       train::write_failures(run_, introduction_.id, failures_);
@@ -366,7 +367,7 @@ class Supervision {
     if (end.words.needed) return log::warn(text + ", which its state takes, as soon as there are so many");
     const auto& failures = counted(end);
     const int most = is_preemption(end) ? demand_.max_preemptions : demand_.max_failures;
-    text += failures.newest < 0 ? "" : " from the newest checkpoint";
+    text += failures.furthest.empty() ? "" : " from the newest checkpoint";
     text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
     if (most > 0) text += " of " + std::to_string(most);
     log::warn(text + ")");
@@ -389,7 +390,7 @@ class Supervision {
   int stopped_between() {
     keep_cause();
     if (signals_.at_once()) return interrupted();
-    const bool saved = std::max(failures_.newest, preemptions_.newest) >= 0;
+    const bool saved = !failures_.furthest.empty() || !preemptions_.furthest.empty();
     log::error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
                : run_.empty() ? "stopped on request before the ranks had started"
                               : "stopped on request before the next start, and there is no state saved");

@@ -132,7 +132,7 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
   const bool rolls_back = plan.options.run_config.failure_config.bad_numbers == BadNumbers::roll_back;
   BadSteps bad_steps;
   for (FailureCount count(world, run);;) {
-    const bool last = !count.failures().after(count.failures().newest).may_retry(max_failures);
+    const bool last = !count.failures().after({}).may_retry(max_failures);
     comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
     if (!plan.works()) limits.done = as_long_as_it_takes;
     if (last) limits.failed = comm::final_grace(world);

@@ -94,7 +94,15 @@ Result Result::from_path(const std::filesystem::path& path) {
                 "Name the folder of a run");
   const auto params = read_json(file);
   const auto options = train::options_in(params, file);
-  auto result = train::result_of(run, train::content_of(run, options.run_config.checkpoint_config, params));
+  const auto read = [&] {
+    for (int tries_left = 100;; --tries_left) try {
+        return train::result_of(run, train::content_of(run, options.run_config.checkpoint_config, params));
+      } catch (const Error&) {
+        // The job that writes the run may prune a checkpoint between its listing and its opening.
+        if (tries_left == 0) throw;
+      }
+  };
+  auto result = read();
   if (std::filesystem::exists(status_of(cause))) {
     auto text = read_file(cause, 1 << 20);
     while (text.ends_with('\n')) text.pop_back();

@@ -247,7 +247,7 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   const auto& progress = saved.trainer;
   if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
   try {
-    checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});
+    checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()}, saved.per_rank);
   } catch (const checkpoint::WrongNumberOfRanks& error) {
     launch::tell_supervisor(launch::telling_needed, std::to_string(error.needed()));
     throw;

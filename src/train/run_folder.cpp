@@ -155,13 +155,14 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     if (storage.string().find("://") != std::string::npos)
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "it is a URL",
                   "Name a folder on a file system that all nodes share");
+    storage = std::filesystem::absolute(storage).lexically_normal();
     std::error_code ignored;  // make_directories() says what is wrong with it
     made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
     name_ = flags.name.value_or(config.name);
     if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
     check_run_name(name_);
     if (numbered) name_ = numbered_name(name_, trainer);
-    path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
+    path_ = storage / name_;
     if (!is_utf8(path_.string()))
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "its path is not UTF-8",
                   "Choose another --storage");
@@ -222,10 +223,14 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
 }
 
 void RunFolder::require_own() const {
-  if (!lock_ || !lock_->is_replaced()) return;
-  throw Error(ExitCode::usage, "writing into the run " + path_.string(),
-              "the folder was moved away while the job runs, and another one is there",
-              "Start again with the --storage and --name of the folder to go on with");
+  if (!lock_) return;
+  const auto doing = "writing into the run " + path_.string();
+  if (lock_->is_replaced())
+    throw Error(ExitCode::usage, doing, "the folder was moved away while the job runs, and another one is there",
+                "Start again with the --storage and --name of the folder to go on with");
+  if (lock_->is_lock_replaced())
+    throw Error(ExitCode::usage, doing, "its file .lock was removed while the job runs, and another job has the run",
+                "Wait for that job, or start again with another --name");
 }
 
 bool RunFolder::is_of_an_earlier_trainer(const std::filesystem::path& path) const {

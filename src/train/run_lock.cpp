@@ -230,6 +230,13 @@ bool RunLock::is_replaced() const noexcept {
   return now != decltype(now){} && now != identity_;
 }
 
+bool RunLock::is_lock_replaced() const noexcept {
+  struct stat locked {
+  }, now{};
+  return file_ && ::fstat(file_->descriptor(), &locked) == 0 && ::stat((folder_ / ".lock").c_str(), &now) == 0 &&
+         (locked.st_dev != now.st_dev || locked.st_ino != now.st_ino);
+}
+
 void RunLock::wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const {
   const auto ranks = "ranks of the job that had it (" + holder + ")";
   const auto begin = std::chrono::steady_clock::now();

@@ -45,6 +45,9 @@ class RunLock {
   bool holds() const noexcept { return holds_; }
   /// True if another folder is at the path of the locked one now. False if there is none; then the next write fails.
   bool is_replaced() const noexcept;
+  /// True if another .lock than the locked one is in the folder now: somebody has removed it, and another job may have
+  /// taken the folder. False if there is none.
+  bool is_lock_replaced() const noexcept;
   /// Takes the lease for these processes, or throws an Error as above. On rank 0, if holds() is false on any rank.
   void take_lease(const std::vector<std::string>& processes);
   /// The name of this process in a lease: kernel boot, process namespace, process number and start time.

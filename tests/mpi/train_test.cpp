@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -24,6 +25,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -1361,6 +1363,39 @@ int newest_index(const std::filesystem::path& folder) {
   const int index = list_checkpoints(folder).back().index;
   world().barrier();
   return index;
+}
+
+TEST(Train, AResultIsReadWhileItsRunGoesOn) {
+  const auto storage = test::shared_folder();
+  continue_line(storage, "live", {}, 1);
+  world().barrier();
+  if (world().rank() != 0) return;
+  const auto newest = list_checkpoints(storage / "live").back().path;
+  const auto hidden = newest.parent_path() / ("." + newest.filename().string() + ".pruning");
+  std::atomic<bool> is_done = false;
+  std::thread job([&] {  // publishes and prunes
+    while (!is_done) {
+      std::filesystem::rename(newest, hidden);
+      std::filesystem::rename(hidden, newest);
+    }
+  });
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(Result::from_path(storage / "live").checkpoint);
+  is_done = true;
+  job.join();
+}
+
+TEST(Train, AStorageThroughALinkIsOneFolder) {
+  const auto folder = test::shared_folder();
+  if (world().rank() == 0) {
+    std::filesystem::create_directories(folder / "elsewhere/target");
+    std::filesystem::create_directory_symlink("elsewhere/target", folder / "link");
+  }
+  world().barrier();
+  const auto [code, result] = run({folder / "link/../runs", {}, with_line("")}, [](Session&, const Config&) {});
+  EXPECT_EQ(code, 0);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->path.parent_path(), folder / "runs");
+  EXPECT_FALSE(std::filesystem::exists(folder / "elsewhere/runs"));
 }
 
 TEST(Train, AStepBackIsTakenOnce) {

@@ -121,6 +121,17 @@ TEST(RunLock, ASecondJobHearsWhoHasTheFolder) {
   EXPECT_EQ(read_file(folder / ".lock"), "") << "who ends by himself leaves no name";
 }
 
+TEST(RunLock, ARemovedLockIsSeenOnceAnotherJobHasOne) {
+  const Folder folder;
+  const RunLock first(folder, true);
+  EXPECT_FALSE(first.is_lock_replaced());
+  std::filesystem::remove(folder / ".lock");
+  EXPECT_FALSE(first.is_lock_replaced());
+  const RunLock second(folder, true);
+  EXPECT_TRUE(first.is_lock_replaced());
+  EXPECT_FALSE(second.is_lock_replaced());
+}
+
 TEST(RunLock, RanksThatAreLeftKeepTheFolder) {
   const Folder folder;
   Process root([&] { hold(folder, true); });

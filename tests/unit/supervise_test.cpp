@@ -305,12 +305,19 @@ TEST(Verdict, PreemptionsAreCountedApart) {
   EXPECT_FALSE(what_next({.code = 1}, {.count = 1}, demand, 2, false).again);
 }
 
-/// When a job that always ends so, at that number of checkpoints, is started: seconds of a clock that only waits move.
-std::vector<int> starts(int max_failures, const std::vector<int>& newest_checkpoints) {
+/// The progress of a run whose newest checkpoint is of this step; none for -1.
+train::RunPoints at_step(int step) {
+  if (step < 0) return {};
+  return {{"", {.global_step = step + 1}}};
+}
+
+/// When a job that always ends so, with newest checkpoints of these steps, is started: seconds of a clock that only
+/// waits move.
+std::vector<int> starts(int max_failures, const std::vector<int>& steps) {
   std::vector<int> times{0};
   Failures failures;
-  for (const int newest : newest_checkpoints) {
-    failures = failures.after(newest);
+  for (const int step : steps) {
+    failures = failures.after(at_step(step));
     const auto next = what_next(lost_rank(), failures, {.ranks = 2, .max_failures = max_failures}, 2, false);
     if (!next.again) break;
     times.push_back(times.back() + static_cast<int>(next.wait.count()));
@@ -326,14 +333,32 @@ TEST(Verdict, AlwaysCrashing) {
 }
 
 TEST(Verdict, AFolderThatCannotBeReadIsNoProgress) {
-  const auto failures = train::one_more({.count = 2, .newest = 5}, "/no/such/run");
+  const auto failures = train::one_more({.count = 2, .furthest = at_step(5)}, "/no/such/run");
   EXPECT_EQ(failures.count, 3);
-  EXPECT_EQ(failures.newest, 5);
+  EXPECT_EQ(failures.furthest.at("").global_step, 6);
 }
 
 TEST(Verdict, ProgressResetsTheCount) {
   EXPECT_EQ(starts(2, {0, 1, 2, 3, 4}), (std::vector{0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(starts(2, {0, 0, 1, 1, 1, 1}), (std::vector{0, 0, 1, 1, 2}));
+  EXPECT_EQ(starts(2, {4, 3, 4, 5}), (std::vector{0, 0, 1}))
+      << "an older checkpoint is no progress, nor the same again";
+}
+
+TEST(Verdict, WhatIsProgress) {
+  const auto count_after = [](train::RunPoint before, train::RunPoint now) {
+    return Failures{.count = 2, .furthest = {{"", before}}}.after({{"", now}}).count;
+  };
+  EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {2, 1, 4, 0, "b"}), 3) << "another report after the same batch";
+  EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {3, 1, 4, 0, "a"}), 1) << "a later batch";
+  EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {2, 2, 4, 0, "a"}), 1) << "a later epoch";
+  EXPECT_EQ(count_after({0, 0, 3, 0, "a"}, {0, 0, 4, 0, "a"}), 3) << "no batches are counted, the same state";
+  EXPECT_EQ(count_after({0, 0, 3, 0, "a"}, {0, 0, 4, 0, "b"}), 1) << "no batches are counted, another state";
+  EXPECT_EQ(count_after({0, 0, 3, 0, ""}, {0, 0, 4, 0, ""}), 1) << "the program saves no state";
+  EXPECT_EQ(count_after({9, 5, 9, 0, "a"}, {3, 1, 4, 1, "b"}), 1) << "the user has rolled it back";
+  const Failures trials{.count = 2, .furthest = {{"trial_00000", {.global_step = 5}}}};
+  EXPECT_EQ(trials.after({{"trial_00000", {.global_step = 5}}, {"trial_00001", {}}}).count, 1);
+  EXPECT_EQ(trials.after({{"trial_00000", {.global_step = 4}}}).count, 3);
 }
 
 TEST(Verdict, FewerRanksWhereThereAreNoMore) {
