@@ -3,6 +3,7 @@
 #include "checkpoint/store.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/state_reader.hpp"
@@ -176,6 +177,7 @@ void Store::confirm_rollback() {
   if (!rollback_) return;
   on_all(communicator_, [] { return std::string(); });  // all ranks have restored the checkpoint
   on_root(communicator_, [&] {
+    rollback_->tiers = used_tiers(tier_);
     add_rollback(tier_.folder(), *rollback_);
     move_names();
   });
