@@ -18,9 +18,10 @@ class History final : public Sink {
   /// With all rows that are there: of a run in which nobody trains now. An Error as from read().
   static History of_all(const std::filesystem::path& folder);
 
-  /// Goes on from the rows that count; a last line that was cut off by a crash goes too. The last row is added if it is
-  /// missing, as it is after a crash between a checkpoint and its row. Both files stay as they are until something is
-  /// reported or saved, or training ends: what begins may yet be refused.
+  /// Keeps the rows that led to the checkpoint; drops later ones, those of another course of training, and a last line
+  /// that was cut off by a crash. The row of the checkpoint's own report is taken from the checkpoint: after a crash it
+  /// may be missing or another course's. Both files stay as they are until something is reported, saved or validated,
+  /// or training ends: the start may yet be refused.
   void start(const Start& start) override;
   /// What cannot be written is a warning.
   void report(const Json& row, std::int64_t epochs) override;

@@ -13,10 +13,15 @@ namespace muster::detail::observe {
 
 /// Where an attempt of training begins.
 struct Start {
-  std::int64_t training_iteration = 0;  ///< the last report that counts: later ones are made again
-  Json last_row = nullptr;              ///< of that report, as its checkpoint has it; null where there is none
-  /// Set where the run goes back to a checkpoint that it had given up, so that the reports noted since then are of
-  /// another course of training: whether the checkpoint of that name led to the one that training goes on from.
+  std::int64_t training_iteration = 0;  ///< the last report that counts; later reports are made again
+  /// The row of that report, from the checkpoint that training goes on from. Null if there is no checkpoint, or if it
+  /// was saved between two reports.
+  Json last_row = nullptr;
+  /// The run had given up that checkpoint and returns to it, so the reports noted since then are of another course of
+  /// training.
+  bool was_given_up = false;
+  /// True if the checkpoint of that name is the one that training goes on from, or an earlier one of the same course.
+  /// Unset if the run has no checkpoint.
   std::function<bool(const std::string&)> led_here = {};
 };
 

@@ -111,13 +111,11 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
   return given;
 }
 
-/// observe::Start::led_here of a run that goes on from that checkpoint of its own.
-std::function<bool(const std::string&)> led_to(const std::filesystem::path& checkpoint,
-                                               std::vector<checkpoint::Rollback> rollbacks) {
-  const auto index = checkpoint::Tier::index_of(checkpoint.filename());
-  const auto gave_it_up = [&](const auto& rollback) { return rollback.to < *index && *index <= rollback.over; };
-  if (!index || std::ranges::none_of(rollbacks, gave_it_up)) return {};
-  return [rollbacks = std::move(rollbacks), index = *index](const std::string& name) {
+/// Tells the history which earlier checkpoints led to this one, from which the run goes on.
+void set_course(observe::Start& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
+  moment.was_given_up = std::ranges::any_of(
+      rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.over; });
+  moment.led_here = [rollbacks = std::move(rollbacks), index](const std::string& name) {
     const auto other = checkpoint::Tier::index_of(name);
     return other && *other <= index && !checkpoint::rolled_back(rollbacks, *other);
   };
@@ -180,7 +178,11 @@ void SessionState::resume() {
       else
         row = nullptr;
       moment = {.training_iteration = progress.training_iteration, .last_row = std::move(row)};
-      if (workers.is_first()) moment.led_here = led_to(path, outputs.store->rollbacks());
+      comm::on_root(workers.control, [&] {
+        moment.last_row = checkpoint::measured(path, std::move(moment.last_row));
+        if (const auto index = checkpoint::Tier::index_of(path.filename()))
+          set_course(moment, *index, outputs.store->rollbacks());
+      });
       start.callbacks = progress.callbacks;
       // Which a job that was killed in between has not come to.
       if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();

@@ -1443,6 +1443,23 @@ TEST(Train, AStepBackToWhatWasGivenUpHasNoReportsOfTheOtherCourse) {
   EXPECT_EQ(courses(report({}, "d", 2)), "aaadd");
 }
 
+TEST(Train, AStepBackToASaveBetweenTwoReportsHasItsOwnHistory) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "back";
+  continue_line(storage, "back", {}, 3, 9);
+  Fit fit;
+  const auto stopped = run({storage, {"--time-limit", "0"}, with_line("back")},
+                           [&](Session& session, const Config&) { fit_line(session, 3, fit); });
+  EXPECT_EQ(stopped.first, static_cast<int>(ExitCode::stopped));
+  const int saved = newest_index(folder);
+  EXPECT_EQ(continue_line(storage, "back", {"--resume", checkpoint_of(folder, 0)}, 3, 9), 0);
+  const int newest = newest_index(folder);
+  EXPECT_EQ(continue_line(storage, "back", {"--resume", checkpoint_of(folder, saved)}, 3), saved);
+  for (const auto& row : Result::from_path(folder).metrics_history)
+    for (int index = saved + 1; index <= newest; ++index)
+      EXPECT_NE(row.at("checkpoint_dir_name"), checkpoint_of(folder, index).filename().string());
+}
+
 TEST(Train, AStepBackToNowhereIsRefused) {
   const auto storage = test::shared_folder();
   continue_line(storage, "back", {}, 1);
