@@ -184,10 +184,10 @@ void SessionState::resume() {
           set_course(moment, *index, outputs.store->rollbacks());
       });
       start.callbacks = progress.callbacks;
-      // Which a job that was killed in between has not come to.
+      // A job that was killed may not have come to the name that its report gave.
       if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
-          workers.is_first() && name.is_string() && !wrong_with_name(name))
-        give_name(path, name);
+          name.is_string() && !wrong_with_name(name))
+        start.name = name;
     }
   }
   outputs.sinks.start(workers.control, moment);
@@ -195,11 +195,6 @@ void SessionState::resume() {
     outputs.score_reported = true;  // a validation may have it
     if (workers.is_first())
       outputs.store->keep_while([owing = validation](std::int64_t report) { return owing->owes(report); });
-    comm::on_root(workers.control, [&] {
-      validation->resume(
-          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); },
-          outputs.store->rollbacks());
-    });
   }
   if (start.from && workers.is_first()) {
     const auto& progress = start.content->trainer;
@@ -213,12 +208,27 @@ void SessionState::resume() {
   data.preprocess(preprocessor, own, workers.control);
 }
 
+void SessionState::take_up() {
+  if (start.taken_up) return;
+  comm::on_all(workers.control, [] { return std::string(); });  // no rank has refused the start
+  outputs.store->confirm_rollback();
+  comm::on_root(workers.control, [&] {
+    if (!start.name.empty()) give_name(start.from->path(), start.name);
+    if (validation != nullptr)
+      validation->resume(
+          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); },
+          outputs.store->rollbacks());
+  });
+  start.taken_up = true;
+}
+
 std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
   require_training("looking for the run's checkpoints");
   static_cast<void>(outputs.newest_of_all());  // waits for what is being written
   const auto all = Json::parse(comm::on_root(workers.control, [&] {
     Json found = Json::array();
-    for (const auto& info : checkpoint::reported(run.path())) found.push_back({info.path.string(), info.metrics});
+    for (const auto& info : checkpoint::reported(run.path(), outputs.store->rollbacks()))
+      found.push_back({info.path.string(), info.metrics});
     return found.dump();
   }));
   std::vector<ReportedCheckpoint> reported;
@@ -257,7 +267,7 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   data.cursors->resume_epoch(progress.epoch + (complete ? 1 : 0));
   for (const auto& [name, position] : progress.positions) data.cursors->restore(name, position, complete);
   workers.restore_random_state(saved, progress.training_iteration);
-  outputs.store->confirm_rollback();
+  take_up();
   return true;
 }
 

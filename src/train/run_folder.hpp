@@ -57,7 +57,8 @@ class RunFolder {
   /// Says in it that training is done, and what it has returned; it is done whether that can be written or not. By the
   /// same rank.
   void mark_finished(const Json& returned) noexcept;
-  /// What a finished run's folder said before a start that has changed nothing else. By the same rank.
+  /// Restores params.json as it was before a start that was refused and has changed nothing else. A finished run has no
+  /// error.txt. By the same rank.
   void put_back(Json params) noexcept;
   /// Removes error.txt where what it says is over: training begins, or has been stopped on request. By one rank.
   void clear_error() const noexcept;

@@ -117,9 +117,11 @@ struct SessionData {
 struct StartingPoint {
   std::optional<Checkpoint> from = {};
   std::optional<checkpoint::Restored> content = {};
-  Json callbacks = {};         ///< their states in it, if it is this run's
-  bool handed_out = false;     ///< the training function loads the checkpoint by itself
-  bool loss_reported = false;  ///< that something begins again has been said, or there was no need to
+  std::string name = {};             ///< that a report of this run gave it; may be empty
+  bool taken_up = false;             ///< SessionState::take_up() has been called
+  Json callbacks = {};               ///< their states in it, if it is this run's
+  bool handed_out = false;           ///< the training function loads the checkpoint by itself
+  bool loss_reported = false;        ///< that something begins again has been said, or there was no need to
 };
 
 /// Whether a link of that name may stand in a run's folder; else why not.

@@ -50,8 +50,13 @@ struct SessionState {
 
   // resume.cpp
 
-  /// Chooses what to go on from, and takes counters, history and preprocessor from there. Collective.
+  /// Chooses what to go on from, and takes counters, history and preprocessor from there. Records nothing in the
+  /// run's folder: the start may yet be refused. Collective.
   void resume();
+  /// Called once a start can no longer be refused: after a restore, or at the latest with the first report or save or
+  /// the end of training. Only now the run's folder changes: the rollback is confirmed, the checkpoint gets its name,
+  /// and validations go on. Collective.
+  void take_up();
   /// State::restore(): loads the entries, and epoch, position in the data and random state. Collective.
   bool restore(const std::shared_ptr<const StateEntries>& entries);
   /// Warns, once, of what begins again although the run goes on, when the first batch comes or a state is reported.

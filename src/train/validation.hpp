@@ -57,9 +57,10 @@ class Validation {
 
   // On every rank, after training.
 
-  /// Validates what is pending, by all ranks that can, unless training has failed, and brings the rows up to date.
-  /// Collective over the world.
-  void finish(const std::optional<Error>& error);
+  /// Validates what is pending, by all ranks that can, unless training has failed, and brings the rows up to date. Then
+  /// prunes checkpoints, if training was done or stopped; not if it failed or `has_trained` is false. Collective over
+  /// the world.
+  void finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
   using Clock = ValidationJob::Clock;
@@ -97,7 +98,7 @@ class Validation {
   void take(const Found& found, const Tell& tell);
   void tell_row(std::int64_t training_iteration, const Json& fields, const Tell& tell);
   /// Brings the rows up to date; what is left to do, [index, training_iteration] of each. Collective.
-  Json begin_finish(bool stopped, const std::optional<Error>& error);
+  Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes);
   void tell_others(const Json& letter);
 
   std::shared_ptr<const Plan> plan_;

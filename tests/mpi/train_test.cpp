@@ -1460,6 +1460,60 @@ TEST(Train, AStepBackToASaveBetweenTwoReportsHasItsOwnHistory) {
       EXPECT_NE(row.at("checkpoint_dir_name"), checkpoint_of(folder, index).filename().string());
 }
 
+TEST(Train, ARefusedStartLeavesTheRunAsItWas) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "refused";
+  const auto options = [](double lr) {
+    auto given = with_line("refused");
+    given.train_loop_config["lr"] = lr;
+    return given;
+  };
+  run({storage, {}, options(1)}, [](Session& session, const Config&) {
+    double value = 1;
+    const auto state = session.state({{"value", value}});
+    for (const char* name : {"best", "", "best"}) session.report({{"a", 1}}, state, {.checkpoint_dir_name = name});
+    session.report({{"a", 1}});
+    throw std::runtime_error("not done");
+  });
+  const auto content = [&] {
+    world().barrier();
+    std::string text = std::filesystem::read_symlink(folder / "best").string();
+    for (const char* name : {"params.json", "result.json", "progress.csv"}) text += detail::read_file(folder / name);
+    world().barrier();
+    return text;
+  };
+  const auto before = content();
+  for (const std::vector<std::string>& flags : {std::vector<std::string>{"--resume", checkpoint_of(folder, 0)}, {}}) {
+    std::size_t reported = 0;
+    const auto refused = run({storage, flags, options(2)}, [&](Session& session, const Config&) {
+      reported = session.get_all_reported_checkpoints().size();
+      double other = 1;
+      session.state({{"other", other}}).restore();
+    });
+    EXPECT_EQ(refused.first, 65);
+    EXPECT_EQ(reported, flags.empty() ? 3u : 1u) << "those that led to where the run goes on";
+    EXPECT_EQ(content(), before);
+  }
+}
+
+TEST(Train, ARunThatHasGoneBackIsNotFinished) {
+  const auto storage = test::shared_folder();
+  continue_line(storage, "back", {}, 3);
+  const auto train = [&](const std::vector<std::string>& flags, bool fails) {
+    int began_with = -2;
+    run({storage, flags, with_line("back")}, [&](Session& session, const Config&) {
+      began_with = std::stoi(session.get_checkpoint()->path().filename().string().substr(11));
+      Fit fit;
+      fit_line(session, 3, fit, [&](std::int64_t) {
+        if (fails) throw Error(ExitCode::data, "training", "there is a bad sample");
+      });
+    });
+    return began_with;
+  };
+  EXPECT_EQ(train({"--resume", checkpoint_of(storage / "back", 0)}, true), 0);
+  EXPECT_EQ(train({}, false), 0) << "it goes on from there";
+}
+
 TEST(Train, AStepBackToNowhereIsRefused) {
   const auto storage = test::shared_folder();
   continue_line(storage, "back", {}, 1);
