@@ -90,7 +90,12 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
     if (named && !own.is_own && run.is_first()) say_not_taken(path, newest->path());
     return newest;
   }
-  if (named) return checkpoint_at(path, control);
+  const auto resolved = [&](const Checkpoint& seed) {
+    std::optional<Checkpoint> found;
+    comm::on_all(control, [&] { return found = checkpoint::Store::resolved(seed), std::string(); });
+    return found;
+  };
+  if (named) return resolved(checkpoint_at(path, control));
   const auto& given = plan.options.resume_from_checkpoint;
   if (flags.resume == Resume::must && !given && run.is_first())
     throw Error(ExitCode::data, "resuming the run " + run.path().string(), "it has no checkpoint",
@@ -99,16 +104,16 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
   if (all != 0 && all != control.size())
     throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                 "some ranks give resume_from_checkpoint and others do not", "Give it on every rank");
-  if (given)
-    comm::on_root(control, [&] {
-      if (!std::filesystem::exists(status_of(given->path() / "manifest.json")) &&
-          !checkpoint::Tier(given->path()).list().published.empty())
-        throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
-                    "that is the folder of a run",
-                    "Give resume_from_checkpoint one of its checkpoints: Result::from_path(folder).checkpoint");
-      return std::string();
-    });
-  return given;
+  if (!given) return {};
+  const auto seed = resolved(*given);
+  comm::on_root(control, [&] {
+    if (!std::filesystem::exists(status_of(seed->path() / "manifest.json")) &&
+        !checkpoint::Tier(seed->path()).list().published.empty())
+      throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
+                  "that is the folder of a run",
+                  "Give resume_from_checkpoint one of its checkpoints: Result::from_path(folder).checkpoint");
+  });
+  return seed;
 }
 
 /// Tells the history which earlier checkpoints led to this one, from which the run goes on.
@@ -163,6 +168,7 @@ void SessionState::resume() {
   const bool own = start.from && start.from->path().parent_path() == run.path();
   if (start.from) {
     start.content = outputs.store->read(*start.from);
+    start.manifest_crc32 = start.content->manifest_crc32;
     const auto& progress = start.content->trainer;
     const auto& path = start.from->path();
     preprocessor = progress.preprocessor;
@@ -238,6 +244,17 @@ std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
   return reported;
 }
 
+checkpoint::Restored SessionState::read_again() {
+  auto content = outputs.store->read(*start.from);
+  comm::on_all(workers.control, [&] {
+    if (content.manifest_crc32 != start.manifest_crc32)
+      throw Error(ExitCode::retry, "restoring a state again", start.from->path().string() + " has changed meanwhile",
+                  "Start again, from a checkpoint that stays as it is");
+    return std::string();
+  });
+  return content;
+}
+
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   require_training("restoring a state");
   const auto& newest = outputs.behind ? outputs.behind : outputs.newest;
@@ -250,7 +267,7 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   stop.reserve.expect(bytes_of(*entries));
   if (!start.from) return false;
   // Held no longer than this: its tensors are views of a file that may be pruned.
-  const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store->read(*start.from);
+  const auto saved = start.content ? *std::exchange(start.content, {}) : read_again();
   const auto& progress = saved.trainer;
   if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
   try {

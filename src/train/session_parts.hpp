@@ -14,6 +14,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -117,6 +118,7 @@ struct SessionData {
 struct StartingPoint {
   std::optional<Checkpoint> from = {};
   std::optional<checkpoint::Restored> content = {};
+  std::uint32_t manifest_crc32 = 0;  ///< of its manifest, when it was chosen
   std::string name = {};             ///< that a report of this run gave it; may be empty
   bool taken_up = false;             ///< SessionState::take_up() has been called
   Json callbacks = {};               ///< their states in it, if it is this run's

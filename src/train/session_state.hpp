@@ -114,6 +114,9 @@ struct SessionState {
   void end_training();
 
  private:
+  /// Reads the checkpoint that training started from once more. An Error (ExitCode::retry) if it is not the same any
+  /// more. Collective.
+  checkpoint::Restored read_again();
   void save_and_stop(bool in_report);
   bool has_position() const;
   bool may_wait_for_a_step() const;

@@ -1514,6 +1514,60 @@ TEST(Train, ARunThatHasGoneBackIsNotFinished) {
   EXPECT_EQ(train({}, false), 0) << "it goes on from there";
 }
 
+/// Two checkpoints of a run "seed" with the values 1 and 2; `seed/link` leads to the first.
+std::filesystem::path make_seed(const std::filesystem::path& storage) {
+  run({storage, {}, with_line("seed")}, [](Session& session, const Config&) {
+    double value = 0;
+    const auto state = session.state({{"value", value}});
+    while (++value < 3) session.report({{"a", 1}}, state);
+  });
+  if (world().rank() == 0) std::filesystem::create_directory_symlink("checkpoint_000000", storage / "seed" / "link");
+  world().barrier();
+  return storage / "seed";
+}
+
+TEST(Train, ASeedStaysTheSameUntilAllOfItIsRestored) {
+  const auto storage = test::shared_folder();
+  const auto seed = make_seed(storage);
+  auto options = with_line("seeded");
+  options.resume_from_checkpoint = Checkpoint::from_directory(seed / "link");
+  const auto by_rank_0 = [](const std::function<void()>& work) {
+    world().barrier();
+    if (world().rank() == 0) work();
+    world().barrier();
+  };
+  const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+    double value = 0;
+    auto state = session.state({{"value", value}});
+    EXPECT_TRUE(state.restore());
+    EXPECT_EQ(value, 1);
+    by_rank_0([&] {
+      std::filesystem::remove(seed / "link");
+      std::filesystem::create_directory_symlink("checkpoint_000001", seed / "link");
+    });
+    EXPECT_TRUE(state.restore());
+    EXPECT_EQ(value, 1) << "the link leads elsewhere now";
+    by_rank_0([&] { std::filesystem::rename(checkpoint_of(seed, 0), seed / "gone"); });
+    state.restore();
+    ADD_FAILURE() << "the seed is gone";
+  });
+  EXPECT_EQ(code, static_cast<int>(ExitCode::retry));
+  by_rank_0([&] { std::filesystem::rename(checkpoint_of(seed, 1), checkpoint_of(seed, 0)); });
+  EXPECT_EQ(run({storage, {}, options}, [](Session&, const Config&) { FAIL(); }).first,
+            static_cast<int>(ExitCode::retry))
+      << "the link leads nowhere";
+}
+
+TEST(Train, ASeedIsTheSameOnAllRanks) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto storage = test::shared_folder();
+  const auto seed = make_seed(storage);
+  auto options = with_line("seeded");
+  options.resume_from_checkpoint = Checkpoint::from_directory(checkpoint_of(seed, world().rank() == 0 ? 0 : 1));
+  EXPECT_EQ(run({storage, {}, options}, [](Session&, const Config&) { FAIL(); }).first,
+            static_cast<int>(ExitCode::retry));
+}
+
 TEST(Train, AStepBackToNowhereIsRefused) {
   const auto storage = test::shared_folder();
   continue_line(storage, "back", {}, 1);
