@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/inspect.hpp"
+#include "checkpoint/rollbacks.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
@@ -464,9 +465,13 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
                 (there.empty() ? "its beginning" : there.rbegin()->second.filename().string()) +
                 ", without a fast tier until that file is gone");
     }
+    std::set<std::string> rolled_back;  // IDs; a job may have been killed before it removed them
+    for (const auto& rollback : read_rollbacks(run.folder()))
+      rolled_back.insert(rollback.tiers.begin(), rollback.tiers.end());
     auto noted = Json::array();
     for (const auto& tier : read_note(run))
-      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used, is_of_another_run(tier, run) ? tier.first : -1});
+      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used && !rolled_back.contains(tier.id),
+                       is_of_another_run(tier, run) ? tier.first : -1});
     return noted.dump();
   }));
   if (tiers.empty()) return false;
@@ -517,6 +522,13 @@ std::optional<Place> make_fast_place(const Communicator& communicator, const Tie
     return std::string();
   });
   return Place{.tier = Tier(own), .leads = leads, .of_a_node = true};
+}
+
+std::vector<std::string> used_tiers(const Tier& run) {
+  std::vector<std::string> ids;
+  for (const auto& tier : read_note(run))
+    if (tier.used) ids.push_back(tier.id);
+  return ids;
 }
 
 void note_use(const Tier& run, int index) {

@@ -42,7 +42,8 @@ void copy_to_run(const Communicator& communicator, const Manifest& manifest, con
 
 /// Finishes the copying of interrupted jobs. From each tier it copies the newest checkpoint that is complete on the
 /// present nodes, unless the run's folder has one at least as new. Then it removes the tier. If a tier may hold a newer
-/// checkpoint that cannot be copied now, that tier stays, with a warning. Returns true if a tier stays. Collective.
+/// checkpoint that cannot be copied now, that tier stays, with a warning. A tier that was rolled back is removed
+/// without being read. Returns true if a tier stays. Collective.
 bool finish_copying(const Communicator& communicator, Tier& run);
 
 /// Adds a new tier to the note and creates this node's folder in `folder`. Returns none if the note belongs to another
@@ -50,6 +51,8 @@ bool finish_copying(const Communicator& communicator, Tier& run);
 std::optional<Place> make_fast_place(const Communicator& communicator, const Tier& run,
                                      const std::filesystem::path& folder);
 
+/// Returns the IDs of the tiers in use. Called by one rank.
+std::vector<std::string> used_tiers(const Tier& run);
 /// Sets "used" of this job's tier, before the checkpoint with this index is published in it. Called by one rank.
 void note_use(const Tier& run, int index);
 /// Sets "first" of this job's tier, before the older checkpoints are removed from it. Returns false, after a warning,

@@ -78,11 +78,10 @@ CheckpointInfo verify_checkpoint(const fs::path& path) {
   return look_at(path, true);
 }
 
-std::vector<CheckpointInfo> detail::checkpoint::reported(const fs::path& run) {
-  const auto steps = read_rollbacks(run);
+std::vector<CheckpointInfo> detail::checkpoint::reported(const fs::path& run, const std::vector<Rollback>& rollbacks) {
   auto all = list_checkpoints(run);
-  std::erase_if(all,
-                [&](const CheckpointInfo& info) { return !info.problem.empty() || rolled_back(steps, info.index); });
+  std::erase_if(
+      all, [&](const CheckpointInfo& info) { return !info.problem.empty() || rolled_back(rollbacks, info.index); });
   return all;
 }
 

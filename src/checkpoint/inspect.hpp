@@ -32,8 +32,8 @@ int next_index(const std::filesystem::path& run);
 /// damaged ones with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read.
 std::optional<std::filesystem::path> newest_whole(const std::filesystem::path& run);
 
-/// Returns the checkpoints that are intact and not rolled back, oldest first.
-std::vector<CheckpointInfo> reported(const std::filesystem::path& run);
+/// Returns the checkpoints that are intact and that none of these rollbacks gives up, oldest first.
+std::vector<CheckpointInfo> reported(const std::filesystem::path& run, const std::vector<Rollback>& rollbacks);
 
 /// Runs `look` and returns the message of its Error if that means damaged content (ExitCode::data); otherwise an empty
 /// string. Rethrows NewerFormat and all other errors, such as a failure to read.

@@ -38,6 +38,7 @@ struct Restored {
   Json metrics;
   std::map<std::string, bool> per_rank = {};  ///< as in the manifest
   int world_size = 1;                         ///< number of ranks that saved
+  std::uint32_t manifest_crc32 = 0;           ///< of the manifest that was read; 0 if there is none
 };
 
 /// Unless they say otherwise, member functions are collective over the communicator and end the same way on every rank.
@@ -95,8 +96,13 @@ class Store {
 
   /// Reads a checkpoint, after verifying it unless newest() just did. A checkpoint that no run made is read by
   /// merge_entries(). Tensors may be views of the file, whose disk space stays in use until they are gone. Returns an
-  /// empty result for a directory that is not a muster checkpoint.
+  /// empty result for a directory that is not a muster checkpoint. Throws an Error (ExitCode::retry) if the directory
+  /// is not there any more, or if the ranks see different checkpoints of a run.
   Restored read(const Checkpoint& checkpoint) const;
+
+  /// Returns the handle with the path that its links lead to now, so that later reads find the same directory. Throws
+  /// an Error (ExitCode::retry) if it is not there. Not collective.
+  static Checkpoint resolved(Checkpoint checkpoint);
 
   /// Returns the handle with this rank's number, so that its load() with per_rank returns what this rank saved. Not
   /// collective.

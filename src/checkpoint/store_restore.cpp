@@ -3,8 +3,10 @@
 #include "checkpoint/store.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/pieces.hpp"
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
@@ -181,6 +183,7 @@ void Store::confirm_rollback() {
   if (!rollback_) return;
   on_all(communicator_, [] { return std::string(); });  // all ranks have restored the checkpoint
   on_root(communicator_, [&] {
+    rollback_->tiers = used_tiers(tier_);
     add_rollback(tier_.folder(), *rollback_);
     move_names();
   });
@@ -194,6 +197,16 @@ std::vector<Rollback> Store::rollbacks() const {
   return all;
 }
 
+Checkpoint Store::resolved(Checkpoint checkpoint) {
+  std::error_code error;
+  auto path = fs::canonical(checkpoint.path_, error);
+  if (error)
+    throw Error(ExitCode::retry, "starting from " + checkpoint.path_.string(), error.message(),
+                "Name a checkpoint that stays: another run may prune its own, and its names move");
+  checkpoint.path_ = std::move(path);
+  return checkpoint;
+}
+
 Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {
   checkpoint.rank_ = communicator_.rank();
   checkpoint.ranks_ = communicator_.size();
@@ -202,17 +215,31 @@ Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {
 
 Restored Store::read(const Checkpoint& checkpoint) const {
   const auto& path = checkpoint.path();
-  const auto kinds = on_all(communicator_, [&] {
-    if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return std::string("files");
-    const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
-    return std::string(manifest.progress.empty() ? "entries" : "run");
-  });
-  if (std::ranges::any_of(kinds, [&](const auto& kind) { return kind != kinds.front(); }))
-    throw Error(ExitCode::usage, "reading " + path.string(), "the ranks give different kinds of checkpoints",
-                "Give the same checkpoint on every rank");
+  const auto doing = "reading " + path.string();
   Restored restored;
-  if (kinds.front() == "files") return restored;
-  if (kinds.front() == "entries") {
+  // Of a run's checkpoint the manifest must be the same on all ranks; of others each rank may have its own.
+  const auto manifests = on_all(communicator_, [&] {
+    if (!fs::exists(status_of(path)))
+      throw Error(ExitCode::retry, doing, "it is not there any more",
+                  "Name a checkpoint that stays: another run may prune its own, and its names move");
+    if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return std::string("[\"files\"]");
+    const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
+    const auto text = to_text(manifest);
+    restored.manifest_crc32 = crc32(std::as_bytes(std::span(text)));
+    return manifest.progress.empty() ? std::string("[\"entries\"]") : Json{"run", restored.manifest_crc32}.dump();
+  });
+  const auto kind_of = [](const std::string& manifest) { return Json::parse(manifest)[0].get<std::string>(); };
+  const auto kind = kind_of(manifests.front());
+  if (std::ranges::any_of(manifests, [&](const auto& manifest) { return kind_of(manifest) != kind; }))
+    throw Error(ExitCode::usage, doing, "the ranks give different kinds of checkpoints",
+                "Give the same checkpoint on every rank");
+  if (std::ranges::any_of(manifests, [&](const auto& manifest) { return manifest != manifests.front(); }))
+    throw Error(
+        ExitCode::retry, doing, "the ranks see different checkpoints",
+        "Give the same checkpoint on every rank. If it is named by a link, which may have been moved meanwhile, "
+        "start again");
+  if (kind == "files") return restored;
+  if (kind == "entries") {
     restored.state = merge_entries(communicator_, checkpoint);
     return restored;
   }

@@ -24,7 +24,7 @@ double score_of(const Json& metrics, const std::string& attribute, ScoreOrder or
 
 /// The run's checkpoints, without those that it has gone back from: best score first, or newest first without a score.
 std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
-  auto all = checkpoint::reported(run);
+  auto all = checkpoint::reported(run, checkpoint::read_rollbacks(run));
   std::reverse(all.begin(), all.end());
   const auto& attribute = config.checkpoint_score_attribute;
   if (attribute.empty()) return all;

@@ -301,7 +301,8 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
 }
 
 void RunFolder::put_back(Json params) noexcept {
-  clear_error();
+  if (params.value("finished", false)) clear_error();
+  if (params == params_) return;
   try {
     write_params(std::move(params));
   } catch (const std::exception& error) {

@@ -831,6 +831,26 @@ TEST_P(Tiers, ANewerCheckpointInTheRunsFolderEndsTheWaitForNodes) {
   }
 }
 
+TEST_P(Tiers, WhatWasRolledBackIsNotTakenAfterAKill) {
+  save_two();
+  const auto away = test::shared_folder();
+  const auto note = detail::read_file(folder / "fast_tier.json");
+  move_all(fast, away);
+  {
+    Store store(communicator, folder, {});
+    EXPECT_TRUE(store.newest());
+    store.roll_back(0);
+    store.confirm_rollback();
+  }
+  // As if the job had been killed after it recorded the rollback, and before it removed the tier.
+  by_rank_0([&] { detail::write_file(folder / "fast_tier.json", note); });
+  move_all(away, fast);
+  EXPECT_EQ(start(communicator).value, 1);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+  EXPECT_FALSE(fs::exists(folder / "fast_tier.json"));
+}
+
 TEST_P(Tiers, AHostMayHaveAnotherNameNextTime) {
   save_two();
   EXPECT_EQ(start(ranks("other")).value, 2);

@@ -512,6 +512,17 @@ TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
   EXPECT_EQ(said.find("another configuration") != std::string::npos, world().rank() == 0) << said;
 }
 
+TEST(Operators, ARefusedStartLeavesTheParamsOfTheRun) {
+  EXPECT_EQ(run_calls("refused", {.fails_at = 7}).code, 1);
+  const auto before = params_of("refused");
+  world().barrier();
+  const auto code = program({"--name", "refused"}, [](Launch& launch) {
+    OperatorTrainer<Noisy> trainer(launch, all_ranks(launch, {{BATCH_SIZE, 0}}));
+  });
+  EXPECT_EQ(code, 64);
+  EXPECT_EQ(params_of("refused"), before);
+}
+
 // --- Several trainers ---
 
 struct Folds {
