@@ -245,9 +245,8 @@ void RunLock::wait(bool for_earlier_start, const std::string& holder, const std:
     if (std::chrono::steady_clock::now() - begin > most)
       throw Error(for_earlier_start ? ExitCode::retry : ExitCode::usage, "opening the run " + folder_.string(),
                   ranks + " are still there",
-                  for_earlier_start
-                      ? "They may wait for a device or a file system; end them, then start it again"
-                      : "End them, or choose another --name");
+                  for_earlier_start ? "They may wait for a device or a file system; end them, then start it again"
+                                    : "End them, or choose another --name");
     if (!logged) {
       log::info("waiting for the " + ranks + " to end");
       if (on_wait_) on_wait_(most);

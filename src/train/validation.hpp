@@ -58,7 +58,8 @@ class Validation {
   // On every rank, after training.
 
   /// Validates what is pending on all ranks that can, unless training has failed, and updates the rows. Then prunes
-  /// checkpoints if training was done or stopped; not if it failed or `has_trained` is false. Collective over the world.
+  /// checkpoints if training was done or stopped; not if it failed or `has_trained` is false. Collective over the
+  /// world.
   void finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
