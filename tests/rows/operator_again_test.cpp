@@ -520,6 +520,7 @@ TEST(Operators, ARefusedStartLeavesTheParamsOfTheRun) {
     OperatorTrainer<Noisy> trainer(launch, all_ranks(launch, {{BATCH_SIZE, 0}}));
   });
   EXPECT_EQ(code, 64);
+  world().barrier();
   EXPECT_EQ(params_of("refused"), before);
 }
 
