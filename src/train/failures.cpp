@@ -29,21 +29,21 @@ std::string content_of(const checkpoint::Manifest& manifest) {
   return std::to_string(checkpoint::crc32(std::as_bytes(std::span(text))));
 }
 
-Json to_json(const RunPoints& progress) {
+}  // namespace
+
+Json to_json(const RunPoints& points) {
   auto json = Json::object();
-  for (const auto& [name, point] : progress)
+  for (const auto& [name, point] : points)
     json[name] = {point.global_step, point.epoch, point.training_iteration, point.rollbacks, point.content};
   return json;
 }
 
-RunPoints progress_from(const Json& json) {
-  RunPoints progress;
+RunPoints points_from(const Json& json) {
+  RunPoints points;
   for (const auto& [name, point] : json.items())
-    progress[name] = {point.at(0), point.at(1), point.at(2), point.at(3), point.at(4)};
-  return progress;
+    points[name] = {point.at(0), point.at(1), point.at(2), point.at(3), point.at(4)};
+  return points;
 }
-
-}  // namespace
 
 bool RunPoint::is_beyond(const RunPoint& before) const noexcept {
   if (rollbacks > before.rollbacks || global_step > before.global_step || epoch > before.epoch) return true;
@@ -51,22 +51,26 @@ bool RunPoint::is_beyond(const RunPoint& before) const noexcept {
          (content.empty() || content != before.content);
 }
 
+bool is_progress(const RunPoints& now, const RunPoints& before) noexcept {
+  return std::ranges::any_of(now, [&](const auto& item) {
+    const auto known = before.find(item.first);
+    return known == before.end() || item.second.is_beyond(known->second);
+  });
+}
+
 Failures Failures::after(const RunPoints& now) const {
-  Failures next = *this;
-  bool made_progress = false;
+  Failures next{.count = is_progress(now, furthest) ? 1 : count + 1, .furthest = furthest};
   for (const auto& [name, point] : now) {
     const auto [at, is_new] = next.furthest.try_emplace(name, point);
     auto& before = at->second;
-    if (!is_new && !point.is_beyond(before)) continue;
-    made_progress = true;
-    auto furthest = point;
+    if (is_new || !point.is_beyond(before)) continue;
+    auto beyond = point;
     if (point.rollbacks == before.rollbacks) {
-      furthest.global_step = std::max(point.global_step, before.global_step);
-      furthest.epoch = std::max(point.epoch, before.epoch);
+      beyond.global_step = std::max(point.global_step, before.global_step);
+      beyond.epoch = std::max(point.epoch, before.epoch);
     }
-    before = furthest;
+    before = beyond;
   }
-  next.count = made_progress ? 1 : count + 1;
   return next;
 }
 
@@ -93,7 +97,7 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
       const auto manifest = checkpoint::read_manifest(newest->second);
       const auto trainer = checkpoint::trainer_state_from_json(manifest.progress);
       return RunPoint{.global_step = trainer.global_step,
-                      .epoch = trainer.epoch,
+                      .epoch = trainer.epoch_counted ? trainer.epoch : 0,  // otherwise it counts reports
                       .training_iteration = trainer.training_iteration,
                       .rollbacks = static_cast<std::int64_t>(rollbacks.size()),
                       .content = content_of(manifest)};
@@ -122,7 +126,7 @@ std::optional<Failures> read_failures(const std::filesystem::path& run, const st
   try {
     const auto saved = read_json(file_of(run));
     if (saved.at("supervisor") != supervisor) return {};
-    return Failures{saved.at("failures"), progress_from(saved.at("furthest"))};
+    return Failures{saved.at("failures"), points_from(saved.at("furthest"))};
   } catch (const std::exception&) {  // missing or incomplete: nothing was counted
     return {};
   }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "muster/error.hpp"
+#include "muster/json.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -32,6 +33,11 @@ struct RunPoint {
 
 /// The points of all runs that count: by name of the trial in a sweep, and by the empty name for the run itself.
 using RunPoints = std::map<std::string, RunPoint>;
+Json to_json(const RunPoints& points);
+RunPoints points_from(const Json& json);
+
+/// True if a run has come further in `now` than in `before`, or is not in `before`.
+bool is_progress(const RunPoints& now, const RunPoints& before) noexcept;
 
 struct Failures {
   int count = 0;

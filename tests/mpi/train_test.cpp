@@ -1365,6 +1365,27 @@ int newest_index(const std::filesystem::path& folder) {
   return index;
 }
 
+TEST(Train, AListForAllIsNotEachRanksOwn) {
+  const auto storage = test::shared_folder();
+  for (const bool of_each : {false, true}) {
+    const auto options = with_line(of_each ? "of_each" : "for_all");
+    auto labels = Json::array();
+    for (int rank = 0; rank < world().size(); ++rank) labels.push_back(rank);
+    const auto saved = run({storage, {}, options}, [&](Session& session, const Config&) {
+      session.report({}, of_each ? session.state({{"labels", per_rank(labels)}}) : session.state({{"labels", labels}}));
+      throw std::runtime_error("not done");
+    });
+    EXPECT_EQ(saved.first, 1);
+    const auto before = labels;
+    const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+      auto state = of_each ? session.state({{"labels", labels}}) : session.state({{"labels", per_rank(labels)}});
+      state.restore();
+    });
+    EXPECT_EQ(code, 65);
+    EXPECT_EQ(labels, before);
+  }
+}
+
 TEST(Train, AResultIsReadWhileItsRunGoesOn) {
   const auto storage = test::shared_folder();
   continue_line(storage, "live", {}, 1);
