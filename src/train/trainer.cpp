@@ -1,6 +1,7 @@
 #include "muster/trainer.hpp"
 
 #include "base/log.hpp"
+#include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
@@ -57,7 +58,8 @@ Json saved_preprocessor(const std::filesystem::path& run) {
   namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";
   try {
-    if (const auto newest = checkpoint::newest_of(checkpoint::Tier(run).list(), checkpoint::read_rollbacks(run)))
+    auto listing = checkpoint::Tier(run).list();
+    if (const auto newest = checkpoint::newest_own(listing, checkpoint::read_rollbacks(run)))
       return checkpoint::preprocessor_state(newest->second);
   } catch (const Error& error) {
     fact = std::string("has a checkpoint that cannot be read: ") + error.what();
