@@ -513,15 +513,15 @@ TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
 }
 
 TEST(Operators, ARefusedStartLeavesTheParamsOfTheRun) {
-  EXPECT_EQ(run_calls("refused", {.fails_at = 7}).code, 1);
-  const auto before = params_of("refused");
+  EXPECT_EQ(run_calls("refused_start", {.fails_at = 7}).code, 1);
+  const auto before = params_of("refused_start");
   world().barrier();
-  const auto code = program({"--name", "refused"}, [](Launch& launch) {
+  const auto code = program({"--name", "refused_start"}, [](Launch& launch) {
     OperatorTrainer<Noisy> trainer(launch, all_ranks(launch, {{BATCH_SIZE, 0}}));
   });
   EXPECT_EQ(code, 64);
   world().barrier();
-  EXPECT_EQ(params_of("refused"), before);
+  EXPECT_EQ(params_of("refused_start"), before);
 }
 
 // --- Several trainers ---
