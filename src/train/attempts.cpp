@@ -174,7 +174,11 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
                 (time.count() > 0 ? " in " + std::to_string(time.count()) + " s" : "") + " (failure " +
                 std::to_string(count.failures().count) +
                 (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
-    if (!pause(plan, time)) return {.error = stopped_between_attempts(plan, run)};
+    if (!pause(plan, time)) {
+      // An attempt that could not save its state, for example, has not stopped well.
+      if (error->code() == ExitCode::retry) return {.error = error};
+      return {.error = stopped_between_attempts(plan, run)};
+    }
   }
 }
 

@@ -219,7 +219,7 @@ void SessionState::resume() {
 }
 
 void SessionState::take_up() {
-  if (start.taken_up) return;
+  if (start.taken_up || !start.from) return;                    // a run that starts anew has nothing to confirm
   comm::on_all(workers.control, [] { return std::string(); });  // no rank has refused the start
   outputs.store->confirm_rollback();
   comm::on_root(workers.control, [&] {
