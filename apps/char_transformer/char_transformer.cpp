@@ -1,7 +1,7 @@
 // Pre-trains a transformer on the characters of Shakespeare's sonnets, then fine-tunes it to tell his lines from lines
-// whose words have been shuffled.
+// with shuffled words.
 //
-//   mpirun -n 2 char_transformer --name sonnets                # pre-trains, and writes some lines of its own
+//   mpirun -n 2 char_transformer --name sonnets                # pre-trains, and generates some lines
 //   mpirun -n 2 char_transformer --classify --from runs/sonnets/checkpoint_* --name order
 //   mpirun -n 2 char_transformer --classify --name order0      # without pre-training, to compare
 #include "models/data.hpp"
@@ -25,9 +25,9 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr std::int64_t context = 64, characters = 128;  // ASCII; 0 fills up short lines
+constexpr std::int64_t context = 64, characters = 128;  // ASCII; 0 pads short lines
 
-/// A layer of GPT-2 (Radford et al. 2019): attention to what comes before, then a perceptron, each beside a shortcut.
+/// A layer of GPT-2 (Radford et al. 2019): causal attention, then a perceptron, each with a residual connection.
 class Block : public nn::Module {
  public:
   Block(std::int64_t width, std::int64_t heads)
@@ -58,7 +58,7 @@ class Block : public nn::Module {
   std::int64_t heads;
 };
 
-/// Characters [N, length] to what is known after each of them, [N, length, width].
+/// Characters [N, length] to features of the text up to each of them, [N, length, width].
 class BodyImpl : public nn::Module {
  public:
   BodyImpl(std::int64_t width, std::int64_t layers, std::int64_t heads)
@@ -80,16 +80,16 @@ class BodyImpl : public nn::Module {
 };
 TORCH_MODULE(Body);
 
-/// The body with a head: to the next character when it is pre-trained, to two classes when it is fine-tuned.
+/// The body with a head: for the next character in pre-training, for two classes in fine-tuning.
 class Model : public nn::Module {
  public:
   Model(const muster::Config& config, std::int64_t classes)
       : body(register_module("body", Body(config.at("width"), config.at("layers"), config.at("heads")))),
         head(register_module("head", nn::Linear(config.at("width").get<std::int64_t>(), classes))) {}
 
-  /// [N, length] to [N, length, characters]: what may come after each.
+  /// [N, length] to [N, length, characters]: logits of the next character after each.
   torch::Tensor next(const torch::Tensor& text) { return head(body(text)); }
-  /// [N, context] to [N, classes]: what the line is, from what is known after its last character.
+  /// [N, context] to [N, classes]: logits of the line's class, from the features at its last character.
   torch::Tensor classify(const torch::Tensor& lines) {
     const auto last = lines.ne(0).sum(1).sub(1).view({-1, 1, 1});
     const auto known = body(lines);
@@ -104,24 +104,24 @@ torch::Tensor as_tensor(const std::string& text) {
   return torch::tensor(std::vector<std::uint8_t>(text.begin(), text.end()), torch::kUInt8);
 }
 
-/// Pieces of the text, each a character longer than the context and beginning in the middle of the one before.
+/// Pieces of the text, each one character longer than the context; each overlaps half of the one before.
 muster::Dataset pieces(const std::string& text) {
   return muster::Dataset::from_tensors({{"text", as_tensor(text).unfold(0, context + 1, context / 2).contiguous()}});
 }
 
-/// The line with its words in another order; a capital at the beginning and the mark at the end stay where they are.
+/// The line with its words in random order; a capital at the beginning and the mark at the end stay in place.
 std::string shuffled(std::string line, std::mt19937& random) {
   std::string mark;
   while (!line.empty() && std::ispunct(line.back()) != 0) {
     mark.insert(0, 1, line.back());
     line.pop_back();
   }
-  // "I" and "O" are capitals in any place.
+  // "I" and "O" are capitals everywhere.
   if (const auto first = line.substr(0, line.find_first_of(" ,!")); first != "I" && first != "O")
     line[0] = static_cast<char>(std::tolower(line[0]));
   std::istringstream stream(line);
   std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
-  // By hand: std::shuffle is not the same in all libraries.
+  // Not std::shuffle, whose results differ between libraries.
   for (auto i = words.size(); i > 1; --i) std::swap(words[i - 1], words[random() % i]);
   line.clear();
   for (const auto& word : words) line += (line.empty() ? "" : " ") + word;
@@ -129,7 +129,7 @@ std::string shuffled(std::string line, std::mt19937& random) {
   return line + mark;
 }
 
-/// Each line of the text twice: as it is, with label 1, and shuffled, with label 0. The same on all ranks.
+/// Each line of the text twice: unchanged, with label 1, and shuffled, with label 0. The same on all ranks.
 muster::Dataset lines(const std::string& text) {
   std::mt19937 random(1609);
   std::vector<torch::Tensor> rows;
@@ -149,7 +149,7 @@ muster::Dataset lines(const std::string& text) {
   return muster::Dataset::from_tensors({{"line", torch::stack(rows)}, {"label", torch::tensor(labels)}});
 }
 
-/// Goes on with the text, a character at a time, each drawn from what the model thinks may come.
+/// Continues the text character by character, each drawn from the model's probabilities.
 std::string write(Model& model, std::string text, int length) {
   for (int i = 0; i < length; ++i) {
     const auto seen = text.substr(text.size() - std::min<std::size_t>(text.size(), context));
@@ -159,13 +159,13 @@ std::string write(Model& model, std::string text, int length) {
   return text;
 }
 
-// 1. Pre-training: what is the next character?
+// 1. Pre-training: predict the next character.
 void pretrain(muster::Session& session, const muster::Config& config) {
   auto model = session.prepare_model(std::make_shared<Model>(config, characters));
   auto optimizer = session.prepare_optimizer(torch::optim::AdamW(model->parameters(), config.at("lr").get<double>()),
                                              {.max_grad_norm = 1.0});
   muster::Mean loss;
-  // Body and head are saved under names of their own: fine-tuning takes the one and not the other.
+  // Body and head are saved under separate names: fine-tuning loads only the body.
   auto state = session.state({{"body", model->body}, {"head", model->head}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
 
@@ -196,10 +196,10 @@ void pretrain(muster::Session& session, const muster::Config& config) {
   if (session.world_rank() == 0) std::cout << write(*model, "Shall I compare thee", 300) << std::endl;
 }
 
-// 2. Fine-tuning: are the words of this line in Shakespeare's order?
+// 2. Fine-tuning: are this line's words in Shakespeare's order?
 void classify(muster::Session& session, const muster::Config& config) {
   auto model = std::make_shared<Model>(config, 2);
-  // The pre-trained weights, before prepare_model(). The head is new: it answers another question.
+  // Load the pre-trained weights before prepare_model(). The head is new, since it has another task.
   const auto from = config.at("from").get<std::string>();
   if (!from.empty()) muster::Checkpoint::from_directory(from).load("body", model->body);
   session.prepare_model(model);
@@ -231,7 +231,7 @@ void classify(muster::Session& session, const muster::Config& config) {
   }
 }
 
-/// The sonnets, the last tenth of them apart.
+/// The sonnets, with the last tenth of them separately.
 std::pair<std::string, std::string> read_sonnets() {
   std::ifstream file(example::data("char_transformer", "sonnets.txt"));
   const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -7,13 +7,13 @@
 #include <muster/muster.hpp>
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The model, made parallel: the same weights everywhere, gradients averaged in backward().
+  // 1. The model, made parallel: the same weights on all ranks, gradients averaged in backward().
   auto net = session.prepare_model(
       torch::nn::Sequential(torch::nn::Linear(1, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1)));
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
 
-  // 2. What is saved, and comes back when the program is started again with the same --name. The loss too, since
-  //    a run may be stopped in the middle of an epoch.
+  // 2. The state to save; it is restored when the program is started again with the same --name. The loss belongs to
+  //    it, since a run may be stopped in the middle of an epoch.
   muster::Mean loss;
   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
@@ -21,7 +21,7 @@ void train(muster::Session& session, const muster::Config& config) {
   auto shard = session.get_dataset_shard("train");
   const auto epochs = config.at("epochs").get<std::int64_t>();
   for (auto epoch : session.epochs(epochs)) {
-    // 3. One pass over the samples, of which each rank takes its share.
+    // 3. One pass over the samples; each rank takes its share.
     for (auto& batch : shard.iter_torch_batches(
              {.batch_size = 32, .shuffle = true, .dtypes = {{"x", torch::kFloat}, {"y", torch::kFloat}}})) {
       optimizer.zero_grad();
@@ -34,7 +34,7 @@ void train(muster::Session& session, const muster::Config& config) {
     if (epoch % 20 == 0 && session.world_rank() == 0)
       std::cout << "epoch: " << epoch << "/" << epochs << ", loss: " << loss.value() << std::endl;
 
-    // 4. The mean over all ranks, and a checkpoint.
+    // 4. Report the mean over all ranks, and save a checkpoint.
     session.report({{"loss", loss.take()}, {"epoch", epoch}}, state);
   }
 }

@@ -5,7 +5,7 @@
 
 namespace example {
 
-/// The path of a file in an example's folder data/: as installed with the program, else in the source tree.
+/// The path of a file in an example's folder data/: as installed with the program, otherwise in the source tree.
 std::string data(const std::string& name, const std::string& file);
 
 }  // namespace example

@@ -47,7 +47,7 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
   return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
-/// Two 3 × 3 convolutions beside a shortcut.
+/// Two 3 × 3 convolutions with a residual connection.
 class BasicBlock final : public nn::Module {
  public:
   BasicBlock(std::int64_t in, std::int64_t out, std::int64_t stride)

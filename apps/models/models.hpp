@@ -7,7 +7,7 @@
 
 namespace fashion {
 
-/// Any of the models, behind one forward().
+/// The common base class of the models, with one forward().
 class Classifier : public torch::nn::Module {
  public:
   virtual torch::Tensor forward(torch::Tensor x) = 0;

@@ -1,4 +1,4 @@
-// Learns a table of numbers: the loss of pressure in a pipe from its size, what flows in it, and what it is made of.
+// Learns from a table of numbers: the loss of pressure in a pipe, from its size, its material and the liquid in it.
 //
 //   regression_table 20000 > pipes.csv
 //   muster convert csv pipes.csv pipes.h5 --split train=0.9 --split test=0.1
@@ -15,8 +15,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// Makes a column of its own from the last feature of `x`, a number that only names something. A preprocessor of the
-/// user's own, which has nothing to learn.
+/// Moves the last feature of `x`, a number that only identifies a material, into a column of its own. A preprocessor of
+/// the user's own, which needs no fitting.
 class SplitOffMaterial final : public muster::Preprocessor {
  public:
   void fit(const muster::Dataset&, const muster::Communicator&) override {}
@@ -46,7 +46,7 @@ void train(muster::Session& session, const muster::Config& config) {
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
-    // 2. One pass over the training set. What comes has been through the preprocessors.
+    // 2. One pass over the training set. The preprocessors have already been applied to the batches.
     for (auto& batch : train_shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       optimizer.zero_grad();
       const auto l = torch::mse_loss(predict(batch), batch["y"]);
@@ -84,8 +84,8 @@ int main(int argc, char** argv) {
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   launch.app().add_flag("--unscaled", unscaled, "Leave the features as they are, to see what scaling them is for");
   return launch.run([&] {
-    // Diameters are hundredths and densities a thousand: the scaler gives each feature mean 0 and deviation 1. It and
-    // the encoder learn from the training set, and what they have learned is saved with the checkpoints.
+    // Diameters are hundredths and densities are about a thousand: the scaler gives each feature mean 0 and deviation
+    // 1. Scaler and encoder are fitted on the training set, and their fitted state is saved with the checkpoints.
     std::vector<muster::PreprocessorPtr> steps{std::make_shared<SplitOffMaterial>(),
                                                muster::one_hot_encoder({"material"})};
     if (!unscaled) steps.push_back(muster::standard_scaler({"x"}));

@@ -1,6 +1,6 @@
-// Writes the table that regression.cpp learns: the loss of pressure in straight pipes, by the formula of Darcy and
-// Weisbach with the friction factor of Haaland (1983), measured with an error of 5%. It is made up: a table of real
-// measurements looks like it, and this one has no licence to mind.
+// Writes the table from which regression.cpp learns: the loss of pressure in straight pipes, by the formula of Darcy
+// and Weisbach with the friction factor of Haaland (1983), with a measurement error of 5%. The data are generated, so
+// they have no licence; a table of real measurements has the same form.
 //
 //   regression_table 20000 > pipes.csv
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-/// xorshift64* (Vigna 2016): the same numbers everywhere.
+/// xorshift64* (Vigna 2016): the same numbers on every machine.
 double uniform() {
   static std::uint64_t state = 2016;
   state ^= state >> 12;
@@ -19,7 +19,7 @@ double uniform() {
 double between(double low, double high) { return low + (high - low) * uniform(); }
 
 int main(int argc, char** argv) {
-  // Roughness in metres of plastic, steel, cast iron, concrete.
+  // Roughness in metres: plastic, steel, cast iron, concrete.
   const double roughness[] = {1.5e-6, 4.5e-5, 2.6e-4, 2e-3};
   std::puts("diameter_m,length_m,velocity_m_s,density_kg_m3,viscosity_pa_s,material,log10_pressure_loss_pa");
   const long rows = argc > 1 ? std::atol(argv[1]) : 20000;

@@ -1,5 +1,5 @@
-// Trains ResNet-50 as one does on ImageNet: random crops and flips, mixed precision, a learning rate that warms up and
-// falls as a cosine, the ranks' shares of a large step.
+// Trains ResNet-50 as on ImageNet: random crops and flips, mixed precision, a learning rate that warms up and falls as
+// a cosine, and large steps that are divided among the ranks.
 //
 //   resnet50_images                                  # pictures.train.h5, pictures.test.h5
 //   mpirun -n 2 resnet50 --train pictures.train.h5 --test pictures.test.h5
@@ -18,7 +18,7 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
   return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
-/// Convolutions of 1 × 1, 3 × 3 and 1 × 1 beside a shortcut; the middle one has the stride.
+/// Convolutions of 1 × 1, 3 × 3 and 1 × 1 with a residual connection; the middle one has the stride.
 class Bottleneck : public nn::Module {
  public:
   static constexpr std::int64_t expansion = 4;
@@ -30,7 +30,7 @@ class Bottleneck : public nn::Module {
         bn2(register_module("bn2", nn::BatchNorm2d(width))),
         conv3(register_module("conv3", convolution(width, expansion * width, 1))),
         bn3(register_module("bn3", nn::BatchNorm2d(expansion * width))) {
-    // Each block begins as its shortcut alone.
+    // Each block begins as the identity: the residual branch gives 0.
     nn::init::zeros_(bn3->weight);
     if (stride != 1 || in != expansion * width)
       downsample = register_module("downsample", nn::Sequential(convolution(in, expansion * width, 1, stride),
@@ -54,7 +54,8 @@ class Bottleneck : public nn::Module {
   nn::Sequential downsample{nullptr};
 };
 
-/// ResNet-50 (He et al. 2015), with torchvision's names of parameters where `width` is 64: [N, 3, H, W] to logits.
+/// ResNet-50 (He et al. 2015): [N, 3, H, W] to logits. If `width` is 64, parameters have torchvision's names and
+/// shapes.
 class ResNet50 : public nn::Module {
  public:
   ResNet50(std::int64_t width, std::int64_t classes)
@@ -85,11 +86,11 @@ class ResNet50 : public nn::Module {
   nn::Linear fc;
 };
 
-/// Bytes to numbers about 0.
+/// Bytes to numbers around 0.
 torch::Tensor normalize(const torch::Tensor& pictures) { return pictures.to(torch::kFloat).sub_(127.5).div_(64); }
 
-/// Of each picture [N, 3, H, W] a square of `crop` pixels from a place of its own, half of them mirrored. Drawn from
-/// this rank's generator, which each rank has of its own and a checkpoint keeps.
+/// Cuts a square of `crop` pixels at a random position out of each picture [N, 3, H, W], and mirrors half of them. Uses
+/// torch's generator, which is different on each rank and saved in checkpoints.
 torch::Tensor random_crop_and_flip(const torch::Tensor& pictures, std::int64_t crop) {
   const auto n = pictures.size(0), channels = pictures.size(1), height = pictures.size(2), width = pictures.size(3);
   const auto index = torch::TensorOptions(torch::kLong).device(pictures.device());
@@ -106,17 +107,17 @@ torch::Tensor centre_crop(const torch::Tensor& pictures, std::int64_t crop) {
 }
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The model, and stochastic gradient descent with momentum, at a rate for 256 samples in a step.
+  // 1. The model, and stochastic gradient descent with momentum. The configured rate is for 256 samples per step.
   auto net = session.prepare_model(
       std::make_shared<ResNet50>(config.at("width").get<std::int64_t>(), config.at("classes").get<std::int64_t>()));
-  const auto step_size = config.at("batch_size").get<std::int64_t>();  // over all ranks, however many
+  const auto step_size = config.at("batch_size").get<std::int64_t>();  // over all ranks
   auto optimizer = session.prepare_optimizer(
       torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(config.at("lr").get<double>() * step_size / 256)
                                                .momentum(0.9)
                                                .weight_decay(1e-4)
                                                .nesterov(true)));
 
-  // 2. The rate rises during the first epochs, then falls to 0 as a cosine, step by step.
+  // 2. The learning rate rises during the first epochs, then falls to 0 as a cosine, step by step.
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   const muster::BatchOptions batches{.global_batch_size = step_size, .shuffle = true, .drop_last = true};
@@ -124,8 +125,8 @@ void train(muster::Session& session, const muster::Config& config) {
   muster::CosineWithWarmup schedule(optimizer, {.warmup_steps = steps * config.at("warmup_epochs").get<std::int64_t>(),
                                                 .total_steps = steps * epochs});
 
-  // 3. 16 bits where that is safe and fast. Gradients of half would vanish without a scaler; bfloat16 has the range of
-  // float.
+  // 3. 16 bits where that is safe and fast. In half precision small gradients would vanish without a scaler; bfloat16
+  // has the range of float.
   const auto precision = config.at("precision").get<std::string>();
   const muster::AutocastOptions autocast{.dtype = precision == "half" ? torch::kHalf : torch::kBFloat16,
                                          .enabled = precision != "float"};
@@ -138,7 +139,7 @@ void train(muster::Session& session, const muster::Config& config) {
 
   const auto crop = config.at("crop").get<std::int64_t>();
   for ([[maybe_unused]] auto epoch : session.epochs(epochs)) {
-    // 4. One pass over the training set, each time with other crops.
+    // 4. One pass over the training set, with new crops in each.
     for (auto& batch : train_shard.iter_torch_batches(batches)) {
       optimizer.zero_grad();
       torch::Tensor l;
@@ -155,7 +156,7 @@ void train(muster::Session& session, const muster::Config& config) {
       loss.add(l, batch.size());
     }
 
-    // 5. The middle of each picture of the test set.
+    // 5. Test on the centre of each picture of the test set.
     muster::Mean val_accuracy;
     {
       const auto evaluation = session.evaluation(net);

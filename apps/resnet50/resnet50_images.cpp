@@ -1,5 +1,5 @@
-// Makes colour pictures to train resnet50.cpp on, where there is no ImageNet: each shows a garment of Fashion-MNIST,
-// scaled and coloured by chance, somewhere on a darker ground, with noise.
+// Makes colour pictures to train resnet50.cpp on if you have no ImageNet: each shows a garment of Fashion-MNIST,
+// randomly scaled, coloured and placed on a darker background, with noise.
 //
 //   resnet50_images --size 72 --train 20000 --test 2000          # pictures.train.h5 and pictures.test.h5
 #include "models/data.hpp"
@@ -16,11 +16,11 @@
 
 namespace {
 
-/// A picture [3, size, size] of a garment [28, 28].
+/// Makes a picture [3, size, size] of a garment [28, 28].
 torch::Tensor picture(const torch::Tensor& garment, std::int64_t size) {
   const auto side = torch::randint(size * 3 / 4, size + 1, {1}).item<std::int64_t>();
   const auto corner = torch::randint(size - side + 1, {2});
-  auto shade = torch::zeros({size, size});  // 0 is ground, 1 the brightest spot of the garment
+  auto shade = torch::zeros({size, size});  // 0 is background, 1 the brightest spot of the garment
   shade.narrow(0, corner[0].item<std::int64_t>(), side)
       .narrow(1, corner[1].item<std::int64_t>(), side)
       .copy_(torch::upsample_bilinear2d(garment.to(torch::kFloat).div_(255).view({1, 1, 28, 28}), {side, side}, false)
@@ -30,7 +30,7 @@ torch::Tensor picture(const torch::Tensor& garment, std::int64_t size) {
   return coloured.clamp(0, 1).mul(255).to(torch::kUInt8);
 }
 
-/// The beginning of a file in the format of MNIST (IDX), which holds bytes: magic and extents, big-endian.
+/// Writes a file in the format of MNIST (IDX) with bytes; first a magic number and the sizes, big-endian.
 std::ofstream idx_file(const std::filesystem::path& path, const std::vector<std::int64_t>& shape) {
   std::ofstream file(path, std::ios::binary);
   file.exceptions(std::ios::failbit | std::ios::badbit);

@@ -18,12 +18,12 @@ namespace nn = torch::nn;
 
 constexpr std::int64_t scene_size = 48, garment_size = 28, garments_per_scene = 2;
 
-/// What a pixel can be, and which of it each class of Fashion-MNIST is; garments of other classes are left out.
+/// The kinds of pixels, and the kind of each class of Fashion-MNIST; garments of other classes are left out.
 enum Kind : std::uint8_t { ground, pullover, trousers, bag, boot, kinds };
 const std::vector<std::uint8_t> kind_of_class{ground, trousers, pullover, ground, ground,
                                               ground, ground,   ground,   bag,    boot};
 
-/// Scenes [N, 48, 48] in which garments lie on noise, the later ones over the earlier, and of each pixel its kind. The
+/// Scenes [N, 48, 48] of garments on noise, where later garments cover earlier ones, with the kind of each pixel. The
 /// same scenes on every rank.
 muster::Dataset make_scenes(const muster::Dataset& garments, std::int64_t scenes, std::uint64_t seed) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(garments.count()));
@@ -59,8 +59,8 @@ nn::Sequential convolutions(std::int64_t in, std::int64_t out) {
                         nn::BatchNorm2d(out), nn::ReLU());
 }
 
-/// U-Net (Ronneberger, Fischer and Brox 2015) of three levels: [N, 1, H, W] to logits [N, kinds, H, W], where H and W
-/// are multiples of 4.
+/// U-Net (Ronneberger, Fischer and Brox 2015) with three levels: [N, 1, H, W] to logits [N, kinds, H, W]; H and W must
+/// be multiples of 4.
 class UNet : public nn::Module {
  public:
   explicit UNet(std::int64_t width)
@@ -111,8 +111,8 @@ void train(muster::Session& session, const muster::Config& config) {
       loss.add(l, batch.size());
     }
 
-    // 3. Intersections and unions are counted over the test scenes of all ranks, and divided at the end: the mean over
-    //    ranks or batches of their quotients would be another number.
+    // 3. Intersections and unions are counted over the test scenes of all ranks, and divided only at the end: a mean of
+    //    the quotients of each rank or batch would be a different number.
     muster::MeanIoU mean_iou({.num_classes = kinds});
     muster::ConfusionMatrix confusion({.num_classes = kinds});
     {

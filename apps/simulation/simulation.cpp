@@ -1,5 +1,5 @@
-// A simulation that has MPI to itself trains a model on half of its ranks while the other half computes: pendulums, and
-// a network that learns where they will be.
+// A simulation that already uses MPI trains a model on half of its ranks while the other half computes: pendulums, and
+// a network that learns to predict their positions.
 //
 //   mpirun -n 4 simulation
 //   mpirun -n 8 simulation --set rounds=200 --name long
@@ -19,10 +19,10 @@ namespace {
 constexpr int inputs = 3, outputs = 2, numbers = inputs + outputs;
 constexpr int samples_per_round = 2048;
 
-/// What a trainer sends its simulator after its last round, in the place of the number of the next.
+/// A trainer sends this to its simulator after its last round, in place of the number of the next round.
 constexpr int stop = -1;
 
-/// By the method of Runge and Kutta, of fourth order.
+/// The classical Runge-Kutta method of fourth order.
 std::array<double, 2> swing(std::array<double, 2> state, double damping, double seconds) {
   constexpr int steps = 400;
   const double h = seconds / steps;
@@ -39,7 +39,7 @@ std::array<double, 2> swing(std::array<double, 2> state, double damping, double 
   return state;
 }
 
-/// The samples of a round for one of the trainers; no two rounds have the same, whenever they are computed.
+/// The samples of a round for one of the trainers. They depend only on these numbers, and differ between rounds.
 std::vector<float> samples_of(int trainer, int round) {
   std::seed_seq seed{trainer, round};
   std::mt19937_64 random(seed);
@@ -53,20 +53,20 @@ std::vector<float> samples_of(int trainer, int round) {
   return samples;
 }
 
-/// The half that computes: a round ahead, for as long as the trainer asks for one.
+/// The simulating half: computes one round ahead, as long as the trainer asks for rounds.
 void simulate(int trainer) {
   int ahead = 0;
   for (auto samples = samples_of(trainer, ahead);; samples = samples_of(trainer, ++ahead)) {
     int round = stop;
     MPI_Recv(&round, 1, MPI_INT, trainer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     if (round == stop) return;
-    // A run that goes on begins with another round than the first.
+    // A run that continues does not begin with round 0.
     if (round != ahead) samples = samples_of(trainer, ahead = round);
     MPI_Send(samples.data(), static_cast<int>(samples.size()), MPI_FLOAT, trainer, 0, MPI_COMM_WORLD);
   }
 }
 
-/// The half that trains: each rank on what its simulator has sent, while that one computes the next round.
+/// The training half: each rank trains on its simulator's samples, while the simulator computes the next round.
 void train(muster::Session& session, const muster::Config& config, int simulator) {
   using namespace torch::nn;
   auto net =
@@ -82,7 +82,7 @@ void train(muster::Session& session, const muster::Config& config, int simulator
     MPI_Recv(samples.mutable_data_ptr<float>(), samples.numel(), MPI_FLOAT, simulator, 0, MPI_COMM_WORLD,
              MPI_STATUS_IGNORE);
 
-    // Nobody has seen these yet: the loss before each step is as good as that of a test.
+    // The network has not seen these samples, so the loss before each step is a test loss.
     muster::Mean loss;
     for (const auto& part : samples.split(64)) {
       optimizer.zero_grad();
@@ -98,7 +98,7 @@ void train(muster::Session& session, const muster::Config& config, int simulator
 }  // namespace
 
 int main(int argc, char** argv) {
-  // 1. MPI is the simulation's, and so are its ranks.
+  // 1. MPI and all ranks belong to the simulation.
   int threads = 0, rank = 0, ranks = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   MPI_Comm half = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, trains ? 0 : 1, rank, &half);
 
-  // 2. One half is a launch of muster, in which everything is as ever. The other half knows nothing of it.
+  // 2. One half is a launch of muster, used as in any program. The other half does not use muster.
   int code = 0;
   if (trains) {
     {
@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
     simulate(partner);
   }
 
-  // 3. MPI ends when the simulation says so.
+  // 3. The simulation finalises MPI.
   MPI_Comm_free(&half);
   MPI_Finalize();
   return code;

@@ -1,9 +1,9 @@
-// Looks for good settings: many trainings of a small network side by side, of which the bad ones end early.
+// Searches for good settings: many trials of a small network side by side; bad ones end early.
 //
 //   mpirun -n 2 sweep --name search
 //   mpirun -n 8 sweep --samples 8 --ranks-per-trial 2 --name large
 //
-// Start it again with the same --name: trials that are done stay as they are, the others go on.
+// Start it again with the same --name: trials that are done are kept, the others continue.
 #include "models/data.hpp"
 
 #include <torch/torch.h>
@@ -19,7 +19,7 @@ torch::Tensor normalize(const torch::Tensor& images) {
   return images.to(torch::kFloat).div_(255).sub_(0.28604).div_(0.32025);
 }
 
-// 1. A training function as any other. What the sweep chooses comes in its settings.
+// 1. A training function like any other. The sweep's choices are in its configuration.
 void train(muster::Session& session, const muster::Config& config) {
   const auto width = config.at("width").get<std::int64_t>();
   auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(28 * 28, width),
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   launch.app().add_option("--ranks-per-trial", ranks_per_trial, "Ranks that train together")->capture_default_str();
   launch.app().add_option("--epochs", epochs, "Passes over the training set, of the good ones")->capture_default_str();
   return launch.run([&] {
-    // 2. What one trial is.
+    // 2. One trial.
     muster::TorchTrainer trainer(launch, train,
                                  {
                                      .train_loop_config = {{"lr", 0.01}, {"width", 64}, {"epochs", epochs}},
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
                                      .run_config = {.checkpoint_config = {.num_to_keep = 1}},
                                      .datasets = {{"train", train_set}, {"test", test_set}},
                                  });
-    // 3. What is tried. After 1 and 3 epochs the better third goes on.
+    // 3. The space to search. After 1 and 3 epochs, the better third of the trials continues.
     auto result =
         muster::Sweep(launch, trainer.as_trainable(),
                       {
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
                           .scheduler = muster::asha({.grace_period = 1, .reduction_factor = 3, .max_t = epochs}),
                       })
             .fit();
-    // 4. The best one, from whose checkpoint its model can be loaded.
+    // 4. The best trial; its model can be loaded from its checkpoint.
     if (const auto best = result.best(); best && launch.rank() == 0)
       std::cout << best->checkpoint->path().string() << ": accuracy " << best->metrics.at("val_accuracy") << std::endl;
     return result;

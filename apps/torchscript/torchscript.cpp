@@ -1,4 +1,4 @@
-// Trains a model that Python has made, and gives it back: TorchScript on Fashion-MNIST.
+// Trains a model that was made in Python, and gives it back: TorchScript on Fashion-MNIST.
 //
 //   python3 make_model.py model.pt                               # or the one in data/
 //   mpirun -n 2 torchscript --model model.pt --save trained.pt
@@ -19,7 +19,7 @@ torch::Tensor normalize(const torch::Tensor& images) {
 }
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The file's program with the file's weights; from here on a module as any other.
+  // 1. The file's program with its weights; from here on it is a module like any other.
   auto net = session.prepare_model(muster::load_script(config.at("model").get<std::string>()));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
   muster::Mean loss;
@@ -29,7 +29,7 @@ void train(muster::Session& session, const muster::Config& config) {
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
-    // 2. Training and validation. Dropout and batch-norm inside of the program know which of them it is.
+    // 2. Training and validation. Dropout and batch-norm inside the program follow the module's mode.
     muster::Mean val_accuracy;
     for (auto& batch : train_shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       optimizer.zero_grad();
@@ -48,7 +48,7 @@ void train(muster::Session& session, const muster::Config& config) {
     session.report({{"loss", loss.take()}, {"val_accuracy", val_accuracy}}, state);
   }
 
-  // 3. The program with what it has learned, for Python's torch.jit.load().
+  // 3. Write the trained program, for Python's torch.jit.load().
   const auto evaluation = session.evaluation(net);
   if (session.world_rank() == 0) net->save(config.at("save").get<std::string>(), {.replace = true});
 }

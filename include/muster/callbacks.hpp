@@ -1,14 +1,14 @@
-// Callbacks that are ready: early stopping, learning rates, a budget of time.
+// Callbacks that are ready to use: early stopping, learning rates, a time budget.
 //
 //   muster::TorchTrainer(launch, train, {.run_config = {.callbacks = {
 //       muster::early_stopping({.metric = "val_loss", .patience = 5}), muster::time_budget(std::chrono::hours(8))}}});
 //
-// Two refer to objects of the training function, which gives them to the session itself:
+// Two of them refer to objects of the training function, which adds them to the session itself:
 //
 //   session.add_callback(muster::learning_rate_monitor(optimizer));
 //   session.add_callback(muster::plateau(scheduler, {.metric = "val_loss"}));
 //
-// A report that lacks the metric, as one in the middle of an epoch may, does not count.
+// A report that lacks the metric, such as one in the middle of an epoch, does not count.
 #pragma once
 
 #include <muster/callback.hpp>
@@ -27,21 +27,21 @@ class ReduceLROnPlateauScheduler;
 namespace muster {
 
 struct EarlyStoppingOptions {
-  /// A reported number. NaN is no better than anything.
+  /// A reported number. NaN is never better.
   std::string metric = {};
-  /// Which is the better one.
+  /// Whether a larger or a smaller value is better.
   ScoreOrder mode = ScoreOrder::min;
-  /// Reports, one after the other, that may be no better than the best before training ends.
+  /// How many reports in a row may be no better than the best one before training ends.
   int patience = 3;
-  /// How much better is better.
+  /// The least difference that counts as better.
   double min_delta = 0;
 };
 void to_json(Json& json, const EarlyStoppingOptions& options);
 void from_json(const Json& json, EarlyStoppingOptions& options);
 
-/// Ends training, as done, where a metric does not get better. A run that is taken up again goes on counting; with
-/// another metric or mode it begins anew, with a warning. One that has ended so is finished, and trains no more unless
-/// it is started with another train_loop_config or --resume must; then it goes on where there is more patience.
+/// Ends training, as finished, when a metric no longer improves. A run that is continued keeps its count; with another
+/// metric or mode it begins anew, with a warning. A run that has ended this way is finished. It trains no more unless
+/// it is started with another train_loop_config or --resume must; then it continues if there is more patience.
 std::shared_ptr<Callback> early_stopping(const EarlyStoppingOptions& options);
 
 struct PlateauOptions {
@@ -51,23 +51,23 @@ struct PlateauOptions {
 void to_json(Json& json, const PlateauOptions& options);
 void from_json(const Json& json, PlateauOptions& options);
 
-/// Steps the scheduler by each report's metric, before its checkpoint is made: put the scheduler into the state. Where
-/// a run goes on with another metric, or the scheduler with another mode, the best value begins anew, with a warning;
-/// the learning rate stays.
+/// Steps the scheduler with each report's metric, before the report's checkpoint is made: put the scheduler into the
+/// state. If a run continues with another metric, or the scheduler with another mode, the best value begins anew, with
+/// a warning; the learning rate stays.
 std::shared_ptr<Callback> plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options);
 
 struct LearningRateMonitorOptions {
-  /// Of the metric; where there are several groups of parameters theirs are lr_0, lr_1, …
+  /// The metric's name; with several parameter groups: lr_0, lr_1, …
   std::string name = "lr";
 };
 void to_json(Json& json, const LearningRateMonitorOptions& options);
 void from_json(const Json& json, LearningRateMonitorOptions& options);
 
-/// The learning rate in each report's row.
+/// Adds the learning rate to each report's row.
 std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,
                                                 const LearningRateMonitorOptions& options = {});
 
-/// Ends training, as done, with the first report whose time_total_s, in which earlier jobs count, has come to that.
+/// Ends training, as finished, at the first report whose time_total_s has reached `time`. It includes earlier jobs.
 std::shared_ptr<Callback> time_budget(std::chrono::duration<double> time);
 
 }  // namespace muster

@@ -22,7 +22,7 @@ namespace detail::checkpoint {
 class Store;
 }
 
-/// What Checkpoint::from_dict takes under a name: an object as a StateEntry refers to it, or the value itself.
+/// A value for Checkpoint::from_dict: an object to which a StateEntry can refer, or the value itself.
 class DictEntry {
  public:
   template <class T>
@@ -33,7 +33,7 @@ class DictEntry {
           else if constexpr (std::convertible_to<T, at::Tensor>)
             return copy_of(at::Tensor(std::forward<T>(value)));
           else if constexpr (std::floating_point<std::remove_cvref_t<T>>)
-            return copy_of(static_cast<double>(value));  // which may be infinite, and JSON may not
+            return copy_of(static_cast<double>(value));  // not as JSON, which has no infinity
           else
             return copy_of(Json(std::forward<T>(value)));
         }()) {}
@@ -67,30 +67,32 @@ class CheckpointDict {
   StateEntries entries_ = {};
 };
 
-/// A handle to a directory; copies are cheap.
+/// A handle to a checkpoint's directory; copies are cheap.
 class Checkpoint {
  public:
   /// An existing directory. It need not have been written by muster.
   static Checkpoint from_directory(std::filesystem::path path);
-  /// A new temporary directory with these entries in its state.h5, this rank's alone, removed with this handle's last
-  /// copy.
+  /// A new temporary directory with these entries in its state.h5, for this rank only. It is removed with the last copy
+  /// of this handle.
   static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }
-  /// The directory, for reading.
+  /// The directory, to read from.
   const std::filesystem::path& as_directory() const noexcept { return path_; }
-  /// A copy of everything under `path`, which is made, by several ranks at once too. Another file there is an Error.
+  /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. An Error
+  /// if a different file is there.
   void to_directory(const std::filesystem::path& path) const;
-  /// Everything in state.h5 as tensors on the CPU, and the JSON values. Verifies checksums. What each rank had of its
-  /// own (per_rank) is there of all ranks: tensors as [world, …], values as a list.
+  /// Everything in state.h5: tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank) have
+  /// the values of all ranks: tensors as [world, …], other values as a list.
   StateDict to_dict() const;
-  /// Loads the entry of that name ("model") into `entry`; names, shapes and types are compared first, and nothing is
-  /// changed if they differ. Through per_rank this rank's part is loaded, from a checkpoint that from_dict() or the
-  /// session gave; a directory's own handle does not know which rank this is, and refuses.
+  /// Loads the entry of that name ("model") into `entry`. Names, shapes and types are compared first; if they differ,
+  /// nothing is changed. Through per_rank(), this rank's part is loaded, if the checkpoint came from from_dict() or the
+  /// session; a handle made from a directory does not know this rank, and throws.
   void load(const std::string& name, const StateEntry& entry) const;
 
-  /// JSON that travels with the checkpoint; an empty object where there is none. Reported, a checkpoint's metadata is
-  /// merged with the trainer's and with other ranks'; a key that several have is the user's, of the lowest rank.
+  /// The checkpoint's JSON metadata; an empty object if it has none. When a checkpoint is reported, its metadata is
+  /// merged with the trainer's and with other ranks'. For a key that several have, the user's value on the lowest rank
+  /// is kept.
   Json get_metadata() const;
   void set_metadata(const Json& metadata) const;
 
@@ -99,20 +101,20 @@ class Checkpoint {
   explicit Checkpoint(std::filesystem::path path, std::shared_ptr<void> owner = {});
   std::filesystem::path path_;
   std::shared_ptr<void> owner_;
-  int rank_ = 0, ranks_ = 0;  // to whom it was handed out; of no ranks where that is not known
+  int rank_ = 0, ranks_ = 0;  // the rank that got this handle, of how many; 0 ranks: unknown
 };
 
-/// How far a checkpoint of a run has come; "checkpoint_status" in the row of a report that asked for a validation has
-/// it by these names.
+/// The status of a run's checkpoint. In the row of a report that asked for a validation, "checkpoint_status" has one of
+/// these names.
 enum class CheckpointStatus {
-  committed,  ///< and no validation was asked for
+  committed,  ///< no validation was asked for
   pending_validation,
   validated,
   validation_timeout,
   validation_failed,
 };
 
-/// What `muster checkpoint ls` shows of one.
+/// What `muster checkpoint ls` shows about a checkpoint.
 struct CheckpointInfo {
   std::filesystem::path path;
   int index = 0;
@@ -121,16 +123,16 @@ struct CheckpointInfo {
   int world_size = 0;
   std::uint64_t bytes = 0;
   std::string time = {};  ///< UTC, ISO 8601
-  Json metrics = {};      ///< those of its report and of its validation
+  Json metrics = {};      ///< the metrics of its report and of its validation
   CheckpointStatus status = CheckpointStatus::committed;
-  std::string problem = {};  ///< empty if it is whole: manifest and file sizes (ls), all checksums too (verify)
-  /// Of the problem: data if the checkpoint is damaged, retry if it could not be read, which says nothing about it.
+  std::string problem = {};  ///< empty if it is whole: manifest and file sizes (ls), also all checksums (verify)
+  /// The code of the problem: data if the checkpoint is damaged, retry if it could not be read and may be whole.
   ExitCode code = ExitCode::done;
 };
 
-/// The checkpoints under a run's directory, oldest first.
+/// Lists the checkpoints in a run's directory, oldest first.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
-/// One checkpoint with every checksum recomputed.
+/// Describes one checkpoint after recomputing every checksum.
 CheckpointInfo verify_checkpoint(const std::filesystem::path& checkpoint);
 
 }  // namespace muster

@@ -1,6 +1,6 @@
-// Metrics that no mean over batches or ranks gives: accuracy, F1, confusion matrix, area under the ROC curve, mean IoU,
-// perplexity. Each keeps counts, or scores; reported, those of all ranks are put together before the value is made of
-// them, so uneven shards give what one rank with all samples would.
+// Metrics that cannot be computed as a mean over batches or ranks: accuracy, F1, confusion matrix, area under the ROC
+// curve, mean IoU, perplexity. Each keeps counts, or scores. A report combines those of all ranks before it computes
+// the value, so uneven shards give the same as one rank with all samples.
 //
 //   muster::Accuracy top5({.top_k = 5});
 //   muster::F1 f1({.num_classes = 10, .average = muster::Average::macro});
@@ -11,23 +11,23 @@
 //   }
 //   session.report({{"val_top5", top5}, {"val_f1", f1}});
 //
-// Here the metrics are made anew for each validation. One that lives longer, as the accuracy over a training epoch
-// does, is taken by the report that ends the epoch, {"accuracy", accuracy.take()}, so that what is saved there begins
-// the next.
+// Here the metrics are made anew for each validation. A metric that lives longer, such as the accuracy over a training
+// epoch, should be taken by the report at the end of the epoch, {"accuracy", accuracy.take()}, so that the saved metric
+// is that of the next epoch.
 //
-// A dataset that is not split (DataConfig) is whole on each worker, so each sample counts once per worker. That changes
-// no ratio, but the counts of a ConfusionMatrix: a report warns.
+// A dataset that is not split (DataConfig) is whole on each worker, so each sample counts once per worker. This changes
+// no ratio, but it does change the counts of a ConfusionMatrix: a report warns about it.
 //
-// What add() takes, unless it says otherwise:
+// The arguments of add(), unless it says otherwise:
 //
 //   prediction  logits or probabilities [N, C, …], as torch::cross_entropy takes them, or classes [N, …]
 //   target      classes [N, …]: integers from 0, or bools
-//   samples     only the first so many of N count, as Batch::size() says; all of them unless given
-//   weight      what each counts, [N] or in the shape of the target: numbers, or a mask of bools. Those that count
-//               nothing are not looked at: iou.add(logits, target, batch.size(), target.ne(255))
+//   samples     how many of the N samples count (the first ones), as Batch::size() says; default: all
+//   weight      the weight of each, [N] or in the shape of the target: numbers, or a mask of bools. Elements of
+//               weight 0 are ignored: iou.add(logits, target, batch.size(), target.ne(255))
 //
-// It waits for the values; what does not fit is an Error (ExitCode::user_error). value() is this rank's alone, NaN
-// where nothing defines it, which a report writes as null.
+// add() waits for the tensors' values. Arguments that do not fit are an Error (ExitCode::user_error). value() is this
+// rank's value only; where it is undefined it is NaN, which a report writes as null.
 #pragma once
 
 #include <muster/json.hpp>
@@ -44,13 +44,13 @@ namespace muster {
 class Metric;
 class StateEntry;
 
-/// What these metrics have in common. One over a training epoch belongs into the state, and the report that ends the
-/// epoch takes it; see Mean. Each has take(): what it is until now; it begins anew.
+/// The base class of these metrics. Put a metric over a training epoch into the state, and let the report at the end of
+/// the epoch take() it; see Mean. take() returns the metric so far and resets it.
 class SampleMetric {
  public:
   void reset() noexcept;
 
-  /// Refers to this. Each rank's own in a checkpoint; at another number of ranks the first gets what all had.
+  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all.
   operator StateEntry();
 
  protected:
@@ -60,7 +60,7 @@ class SampleMetric {
   SampleMetric(const SampleMetric&) = default;
   SampleMetric& operator=(const SampleMetric&) = default;
 
-  /// Of this rank's samples.
+  /// The value for this rank's samples.
   Json evaluate() const;
   /// Adds to the sums.
   void count(const at::Tensor& sums);
@@ -80,13 +80,14 @@ class SampleMetric {
 };
 
 struct AccuracyOptions {
-  /// Of how many of the largest logits the target's is to be one. Of equal logits the first is the larger.
+  /// A sample counts as correct if its class is among this many largest logits. Of equal logits, the first counts as
+  /// larger.
   std::int64_t top_k = 1;
 };
 void to_json(Json& json, const AccuracyOptions& options);
 void from_json(const Json& json, AccuracyOptions& options);
 
-/// The part of the samples that are classified rightly. With `top_k` above 1 it takes logits.
+/// The fraction of the samples that are classified correctly. With `top_k` above 1, add() takes logits only.
 class Accuracy : public SampleMetric {
  public:
   Accuracy(const AccuracyOptions& options = {});
@@ -96,10 +97,10 @@ class Accuracy : public SampleMetric {
 };
 
 enum class Average {
-  binary,  ///< of class 1, of two
-  macro,   ///< the mean over the classes that there are, in predictions or targets
-  micro,   ///< of all classes' counts together, which is the accuracy
-  none,    ///< one for each class: a list in the report
+  binary,  ///< of class 1, of two classes
+  macro,   ///< the mean over the classes that occur in predictions or targets
+  micro,   ///< of the counts of all classes together; this is the accuracy
+  none,    ///< one value for each class: a list in the report
 };
 
 struct F1Options {
@@ -109,8 +110,8 @@ struct F1Options {
 void to_json(Json& json, const F1Options& options);
 void from_json(const Json& json, F1Options& options);
 
-/// The harmonic mean of precision and recall. As scikit-learn's f1_score with zero_division = nan: a class that neither
-/// a prediction nor a target has is undefined and not part of the mean.
+/// The harmonic mean of precision and recall, as scikit-learn's f1_score with zero_division = nan: a class that occurs
+/// neither in predictions nor in targets is undefined and left out of the mean.
 class F1 : public SampleMetric {
  public:
   F1(const F1Options& options = {});
@@ -127,7 +128,7 @@ struct ConfusionMatrixOptions {
 void to_json(Json& json, const ConfusionMatrixOptions& options);
 void from_json(const Json& json, ConfusionMatrixOptions& options);
 
-/// How many samples of each class, by row, were taken for which, by column. A list of rows in the report.
+/// The number of samples by class (row) and predicted class (column). A list of rows in the report.
 class ConfusionMatrix : public SampleMetric {
  public:
   ConfusionMatrix(const ConfusionMatrixOptions& options = {});
@@ -143,8 +144,8 @@ struct MeanIoUOptions {
 void to_json(Json& json, const MeanIoUOptions& options);
 void from_json(const Json& json, MeanIoUOptions& options);
 
-/// Intersection over union of segmentations: of each class over all pixels of all samples, then the mean over the
-/// classes that there are, in predictions or targets, as torchmetrics' JaccardIndex.
+/// Intersection over union of segmentations: for each class over all pixels of all samples, then the mean over the
+/// classes that occur in predictions or targets, as torchmetrics' JaccardIndex.
 class MeanIoU : public SampleMetric {
  public:
   MeanIoU(const MeanIoUOptions& options = {});
@@ -154,26 +155,26 @@ class MeanIoU : public SampleMetric {
   std::vector<double> per_class() const;
 };
 
-/// The area under the ROC curve of two classes: how often a sample of class 1 has a larger score than one of class 0,
-/// where equal ones count half (the statistic of Mann and Whitney; Hanley and McNeil 1982, doi:10.1148/radiology.143.1.
-/// 7063747). Exact, from the scores of all samples, which it keeps and a report gathers: some 30 bytes for each.
-/// Undefined where one of the classes is missing, or a score is NaN.
+/// The area under the ROC curve of two classes: the probability that a sample of class 1 has a larger score than one of
+/// class 0, where equal scores count half (the Mann-Whitney statistic; Hanley and McNeil 1982,
+/// doi:10.1148/radiology.143.1.7063747). It is exact: it keeps the scores of all samples, about 30 bytes each, and a
+/// report gathers them. Undefined if one of the classes is missing or a score is NaN.
 class AUC : public SampleMetric {
  public:
   AUC();
-  /// `score`: of class 1, [N, …], any numbers that order the samples.
+  /// `score`: the score of class 1, [N, …], any numbers that order the samples.
   void add(const at::Tensor& score, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
   double value() const;
   AUC take() { return taken(*this); }
 };
 
-/// exp of the mean negative log-likelihood of tokens.
+/// exp of the mean negative log-likelihood of the tokens.
 class Perplexity : public SampleMetric {
  public:
   Perplexity();
   /// `logits`: [N, C, …], as cross_entropy takes them.
   void add(const at::Tensor& logits, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// What cross_entropy gave as the mean over so many tokens; with 0 of them it is ignored.
+  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if there are 0.
   void add(const at::Tensor& loss, std::int64_t tokens);
   double value() const;
   Perplexity take() { return taken(*this); }

@@ -1,15 +1,15 @@
-// Communication hooks: what is sent when gradients are averaged. ModelOptions::comm_hook takes one.
+// Communication hooks: how gradients are averaged over the ranks. Passed to ModelOptions::comm_hook.
 //
 //   session.prepare_model(net, {.comm_hook = muster::bf16_compress_hook()});
 //
-// One of your own averages a bucket as it likes, for instance as it is done without a hook:
+// Your own hook averages a bucket as you like. This one does the same as no hook:
 //
 //   auto hook = [](muster::GradBucket& bucket, c10d::ProcessGroup& group) {
 //     std::vector<at::Tensor> tensors{bucket.gradients};
 //     group.allreduce(tensors)->wait();
 //   };
 //
-// for which it includes <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+// It needs <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 #pragma once
 
 #include <muster/json.hpp>
@@ -28,58 +28,57 @@ class ProcessGroup;
 
 namespace muster {
 
-/// Gradients that travel together.
+/// Gradients that are averaged in one message.
 struct GradBucket {
   /// [elements], of one type on one device: this rank's gradients, weighted by its samples and divided by the number of
-  /// ranks, so that their sum over the ranks is the average. The hook leaves the average in it, the same on all ranks.
+  /// ranks, so that their sum over the ranks is the average. The hook replaces them by the average, the same on all
+  /// ranks.
   const at::Tensor gradients;
-  /// The parts of it, each in the shape of its parameter.
+  /// Views of its parts, each in the shape of its parameter.
   const std::vector<at::Tensor> views;
-  /// Of the model's buckets, which come one after the other.
+  /// The bucket's number among the model's buckets, which are averaged one after the other.
   const std::size_t index = 0;
   const bool last = false;
-  /// The hook's own, kept for this bucket from one backward() to the next. Empty at first, and again when the buckets
-  /// change: after the first backward(), if it made gradients in another order than that of the parameters, and when
-  /// parameters have been unfrozen that were frozen in prepare_model.
+  /// The hook's own data, kept for this bucket from one backward() to the next. Empty at first, and again when the
+  /// buckets change: after the first backward(), if it computed gradients in another order than that of the parameters,
+  /// and when parameters are unfrozen that were frozen in prepare_model.
   std::any memory = {};
-  /// [views]: whether a sample of any rank has used the parameter since its .grad was last averaged; the same on all
-  /// ranks. What the hook leaves in a view that is not used goes nowhere: that .grad stays as it is. Empty: all are
-  /// used.
+  /// [views]: true if a sample of any rank has used the parameter since its .grad was last averaged; the same on all
+  /// ranks. The result in an unused view is ignored: that .grad stays as it is. Empty: all are used.
   std::vector<bool> used = {};
 };
 
 /// Called at the end of every backward() that averages, for each bucket, on all ranks in the same order, without
-/// recording gradients. The group is the model's own, so a hook may start and wait for what it likes. Which ranks have
-/// used a parameter need not concern it, unless it keeps a memory of what it has sent. NaNs are passed on.
+/// recording gradients. The group belongs to the model alone, so a hook may start and wait for any operations. A hook
+/// may ignore `used`, unless it remembers what it has sent. NaNs are passed on.
 using CommHook = std::function<void(GradBucket& bucket, c10d::ProcessGroup& group)>;
 
-/// Sends gradients as bfloat16 or half precision; those of 16 bits, and complex ones, as they are. Where muster's own
-/// backend makes the sum, the ranks of a node are added in float and the node's part is rounded to 16 bits before it
-/// goes to other nodes. In half precision values above 65504 become infinite.
+/// Sends gradients as bfloat16 or half precision; gradients of 16 bits and complex ones are sent as they are. With
+/// muster's own backend, the ranks of a node are summed in float, and the node's sum is rounded to 16 bits before it is
+/// sent to other nodes. In half precision, values above 65504 become infinite.
 CommHook bf16_compress_hook();
 CommHook fp16_compress_hook();
 
 struct PowerSgdOptions {
-  /// Of the approximation: higher is nearer to the gradient, and more to send.
+  /// The rank of the approximation: a higher one is closer to the gradient, and sends more.
   int rank = 1;
-  /// The first averages are exact; they are those in which gradients change the most.
+  /// Averages before this iteration are exact; gradients change most in these first iterations.
   std::int64_t start_iteration = 10;
-  /// A matrix is compressed where that makes it smaller by more than this factor.
+  /// A matrix is compressed if this makes it smaller by more than this factor.
   double min_compression_rate = 2;
-  /// What the approximation has left out is added to this rank's next gradient. It takes as much memory as the
-  /// gradients.
+  /// Adds the error of the approximation to this rank's next gradient. This takes as much memory as the gradients.
   bool error_feedback = true;
-  /// Of the first approximation; the same on all ranks.
+  /// The seed of the first approximation; the same on all ranks.
   std::uint64_t seed = 0;
 };
 void to_json(Json& json, const PowerSgdOptions& options);
 void from_json(const Json& json, PowerSgdOptions& options);
 
-/// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): a gradient that is a matrix M travels as two thin ones, P = M Q and
-/// Q = Mᵀ P with orthogonal P, and becomes P Qᵀ. A gradient of more than two dimensions is a matrix of its first and
-/// all others. Vectors and matrices that would not gain are averaged as they are. A bucket that is not finite on some
-/// rank, as with a GradScaler, is NaN on all of them and leaves no trace in the memory of errors. Nor does a parameter
-/// that no rank's batch has used.
+/// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): sends a gradient that is a matrix M as two thin matrices, P = M Q
+/// and Q = Mᵀ P with orthogonal P, and replaces it by P Qᵀ. A gradient of more than two dimensions is treated as a
+/// matrix of its first dimension by all others. Vectors, and matrices that would not become small enough, are averaged
+/// as they are. A bucket that is not finite on some rank, as may happen with a GradScaler, becomes NaN on all ranks and
+/// does not change the stored errors. Neither does a parameter that no rank's batch has used.
 CommHook powersgd_hook(const PowerSgdOptions& options = {});
 
 }  // namespace muster

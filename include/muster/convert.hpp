@@ -1,4 +1,4 @@
-// Making datasets: files as downloaded become one HDF5 file that training reads fast.
+// Making datasets: converts downloaded files into one HDF5 file that training reads fast.
 #pragma once
 
 #include <muster/json.hpp>
@@ -16,31 +16,31 @@ namespace muster {
 struct ConvertOptions {
   /// Names of the columns, one per input (idx, npy), or one for features and one for the target (csv).
   std::vector<std::string> columns = {"x", "y"};
-  /// Samples per chunk; contiguous, the layout that reads fastest, unless given (compression needs chunks and chooses
-  /// some 256 KiB).
+  /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
+  /// 256 KiB).
   std::optional<std::int64_t> chunk = {};
-  /// Level of deflate, 1 … 9; none unless given.
+  /// Level of deflate, 1 … 9; empty: no compression.
   std::optional<int> compress = {};
-  /// Splits by name, each with its share of the samples, which it gets in their order as OUT.NAME.h5; shares sum to 1
-  /// at the most. One file, OUT.h5, unless given.
+  /// Names of splits with their shares of the samples. They get the samples in order, and are written as OUT.NAME.h5.
+  /// The shares must sum to at most 1. Empty: one file, OUT.h5.
   std::vector<std::pair<std::string, double>> split = {};
-  /// Puts the samples into a random order first, the same for the same seed on every machine.
+  /// Shuffles the samples first with this seed; the order is the same on every machine.
   std::optional<std::uint64_t> shuffle = {};
-  /// Keeps the first so many samples of each value of the last column, after the shuffle.
+  /// Keeps only the first so many samples of each value of the last column, after the shuffle.
   std::optional<std::int64_t> per_class = {};
-  /// Of CSV: whether the first line of each file is a header. Unless given, it is one where its last field is no
-  /// number; a warning says so where the line could be either.
+  /// For CSV: true if the first line of each file is a header. Empty: it is a header if its last field is not a number;
+  /// a warning says so if the line could be either.
   std::optional<bool> header = {};
-  /// Called now and then with the bytes written and those to write in all; what it throws ends the conversion.
+  /// Called from time to time with the bytes written so far and in total; what it throws ends the conversion.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
 void to_json(Json& json, const ConvertOptions& options);
 void from_json(const Json& json, ConvertOptions& options);
 
-// Each writes under a temporary name beside `output`, which ends in .h5 or .hdf5, and renames at the end: a failure
-// leaves no half file, and a file that was there before is replaced only then. The files written come back. Bad input
-// is an Error with ExitCode::data, an option that does not fit one with ExitCode::usage, a full disk one with
-// ExitCode::retry. Inputs are read as a stream; shuffling holds one column at a time in memory.
+// Each function writes under a temporary name beside `output`, which must end in .h5 or .hdf5, and renames the file at
+// the end: a failure leaves no partial file, and an existing file is replaced only by a complete one. It returns the
+// files written. Bad input is an Error with ExitCode::data, unsuitable options are one with ExitCode::usage, and a full
+// disk is one with ExitCode::retry. Inputs are read as a stream; shuffling holds one column at a time in memory.
 
 /// IDX files (the format of MNIST: magic 0 0 TYPE NDIM, sizes and data big-endian), gzipped or not; one column each.
 std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,
@@ -48,15 +48,15 @@ std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem
 /// NumPy .npy files, version 1 to 3, C order, numbers and booleans, gzipped or not; one column each.
 std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options = {});
-/// Comma-separated numbers: the last field of a line is the target (int64 where all are
-/// integers, else float32), those before it the features (float32). ConvertOptions::header says whether the first line
-/// is a header. Several files are one after the other; the numbers of all are held in memory.
+/// Comma-separated numbers: the last field of a line is the target (int64 if all are integers, otherwise float32), the
+/// fields before it are the features (float32). ConvertOptions::header says whether the first line is a header. Several
+/// files are concatenated; the numbers of all of them are held in memory.
 std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options = {});
 
-/// What a dataset "FILE.h5[:/group]" is: {"path", "samples" (null where columns differ), "bytes" (of the file),
+/// Describes a dataset "FILE.h5[:/group]": {"path", "samples" (null if columns differ), "bytes" (of the file),
 /// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes"}], "groups": [those inside the
-/// group], "advice": [what keeps it from being read, or will make it slow, and the remedy]}.
+/// group], "advice": [problems that prevent reading it or make it slow, with remedies]}.
 Json describe_dataset(const std::string& path);
 
 }  // namespace muster

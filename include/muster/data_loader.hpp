@@ -7,9 +7,10 @@
 //     for (auto& batch : *loader) …                      // on the session's device
 //   }
 //
-// Samples are divided as DatasetShard divides them: every sample once per epoch, the same number of steps on every
-// worker, the last one divided evenly. Passes count as a shard's do (see BatchOptions::training), and a stopped run
-// goes on in the middle of one, by the loader's name: what counts is what was taken, not what was read ahead.
+// Samples are divided as in a DatasetShard: every sample once per epoch, and the same number of steps on every worker,
+// with the last step divided evenly. Passes count like a shard's passes (see BatchOptions::training). A stopped run
+// continues in the middle of a pass, which it finds by the loader's name; batches that were only read ahead do not
+// count as taken.
 #pragma once
 
 #include <muster/detail/data_loader.hpp>
@@ -28,47 +29,47 @@ namespace muster {
 class Session;
 
 struct DataLoaderOptions {
-  /// Under which its position is saved. Loaders of which training passes are under way together have different ones,
-  /// and so have a loader and a dataset.
+  /// The name under which its position is saved. Two loaders whose training passes are open at the same time need
+  /// different names, and so do a loader and a dataset.
   std::string name = "train_loader";
   /// Samples per worker and step.
   std::size_t batch_size = 256;
-  /// Samples per step over all workers, in place of batch_size. An error with a sampler of one's own.
+  /// Samples per step over all workers, in place of batch_size. An error with your own sampler.
   std::optional<std::size_t> global_batch_size = {};
-  /// A permutation of the whole dataset, another one in each pass of each epoch. An error with a sampler of one's
-  /// own.
+  /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch. An error with your
+  /// own sampler.
   bool shuffle = false;
   /// Leaves out the last step of a pass if it is not full.
   bool drop_last = false;
-  /// As BatchOptions::training.
+  /// See BatchOptions::training.
   bool training = true;
-  /// Threads that read, each with its own copy of the dataset; with 0 the one that iterates.
+  /// Threads that read, each with its own copy of the dataset; 0: the iterating thread reads.
   std::size_t workers = 0;
-  /// How long to wait for them; without end unless given.
+  /// How long to wait for these threads; empty: without limit.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 void to_json(Json& json, const DataLoaderOptions& options);
 void from_json(const Json& json, DataLoaderOptions& options);
 
-/// Made by prepare_data_loader, for the thread that runs the training function. begin() begins a pass; one at a time,
-/// and one that is left early may be followed by another.
+/// Made by prepare_data_loader(), for the thread that runs the training function. begin() begins a pass; only one may
+/// be open, but a pass that is left early may be followed by another.
 template <class Dataset>
 class DataLoader : public detail::data::Loader<Dataset> {
  public:
   using detail::data::Loader<Dataset>::Loader;
 
-  /// Fixes the epoch that seeds the order. The passes of one epoch have different orders too.
+  /// Sets the epoch that seeds the order. The passes of one epoch have different orders too.
   void set_epoch(std::int64_t epoch) { this->sampler_->set_epoch(epoch); }
-  /// Samples of the batch in hand that count: 0 where a worker is left empty in the last step and got a sample of
-  /// somebody else's, which its gradient leaves out and so should a mean over samples.
+  /// How many samples of the current batch count. It is 0 if the last step has none left for this worker: the batch
+  /// then has a copy of another worker's sample, which its gradient leaves out, and so should a mean over samples.
   std::int64_t batch_samples() const noexcept { return this->samples_; }
-  /// Whether it was given a sampler, which divides the samples among the workers.
+  /// True if it was given a sampler, which divides the samples among the workers.
   bool has_own_sampler() const noexcept { return this->sampler_->is_own(); }
-  /// For session.step(*loader): the batch in hand.
+  /// For session.step(*loader): the weight of the current batch.
   const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return this->sampler_->batch(); }
 };
 
-/// A loader of this worker's share. The dataset must have the same size on every worker. An Error with
+/// Returns a loader of this worker's share. The dataset must have the same size on every worker. An Error with
 /// ScalingConfig::virtual_workers.
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> prepare_data_loader(const Session& session, Dataset dataset,
@@ -76,9 +77,9 @@ std::unique_ptr<DataLoader<Dataset>> prepare_data_loader(const Session& session,
   return detail::data::make_loader<DataLoader<Dataset>>(detail::data::worker_of(session), std::move(dataset), options);
 }
 
-/// With a distributed sampler of one's own (torch's DistributedRandomSampler, say), which is kept: it says who reads
-/// what, and every worker counts the same in each step. The numbers of steps must agree. Where it stands nobody can
-/// save: a report with a state is made between its passes, and one inside is an error.
+/// Returns a loader with your own distributed sampler (such as torch's DistributedRandomSampler). The sampler decides
+/// who reads what, and in each step every worker has the same weight. All workers must take the same number of steps.
+/// The sampler's position cannot be saved: report a state between its passes; inside a pass it is an error.
 template <class Dataset, class Sampler>
 std::unique_ptr<DataLoader<Dataset>> prepare_data_loader(const Session& session, Dataset dataset,
                                                          const DataLoaderOptions& options, Sampler sampler) {

@@ -45,7 +45,7 @@ struct BatchWeight;
 
 class Preprocessor;
 
-/// One column: `shape` is that of a sample, without the leading dimension.
+/// One column: `shape` is the shape of one sample, without the leading dimension.
 struct Column {
   std::string name;
   at::ScalarType dtype;
@@ -54,34 +54,34 @@ struct Column {
 };
 using Schema = std::vector<Column>;
 
-/// An ordered map of columns to tensors of shape [rows, …], as many rows in each.
+/// An ordered map from column names to tensors of shape [rows, …], all with the same number of rows.
 class Batch {
  public:
   using Item = std::pair<std::string, at::Tensor>;
 
   Batch() = default;
-  /// `samples`: how many rows count, here and over all ranks of the step; all rows, and as many, unless given. `step`:
-  /// what it is of a step of a split dataset.
+  /// `samples`: how many rows count; default: all. `global_samples`: the same over all ranks of the step; default:
+  /// `samples`. `step`: the batch's weight in a step of a split dataset.
   explicit Batch(std::vector<Item> items, std::optional<std::int64_t> samples = {},
                  std::optional<std::int64_t> global_samples = {},
                  std::shared_ptr<const detail::step::BatchWeight> step = {});
 
-  /// The column of that name; an Error that lists the columns if there is none. The reference stays good as long as the
-  /// batch, whatever set() adds.
+  /// The column of that name; an Error that lists the columns if there is none. The reference stays valid as long as
+  /// the batch, whatever set() adds.
   at::Tensor& operator[](std::string_view name);
   const at::Tensor& operator[](std::string_view name) const;
-  /// Adds the column or replaces it.
+  /// Adds or replaces a column.
   void set(std::string name, at::Tensor value);
   bool contains(std::string_view name) const noexcept;
 
-  /// Samples in this batch: the rows, but 0 in the batch of a rank that is left empty in the last step of an epoch,
-  /// which has one row of somebody else's so that nothing has to be a special case.
+  /// Samples in this batch: the number of rows. In the last step of an epoch a rank may get an empty batch: its size is
+  /// 0, but it has one row (a copy of another rank's), so that training code needs no special case.
   std::int64_t size() const noexcept { return samples_; }
   /// Samples in this step over all ranks that share the dataset.
   std::int64_t global_size() const noexcept { return global_samples_; }
-  /// What this batch's gradient counts, in units of an even batch: size() × micro-batches of the step (one per worker,
-  /// unless there are ScalingConfig::virtual_workers) / global_size(). 1 where all have as many and for a batch of no
-  /// split dataset, 0 for a rank that is left empty. It stays with the batch.
+  /// The weight of this batch's gradient, relative to an even batch: size() × micro-batches of the step (one per worker
+  /// unless ScalingConfig::virtual_workers is set) / global_size(). It is 1 if all batches of the step have the same
+  /// size or if the dataset is not split, and 0 for an empty batch. It does not change later.
   double weight() const;
   const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return step_; }
 
@@ -90,39 +90,40 @@ class Batch {
   std::size_t num_columns() const noexcept { return items_.size(); }
 
  private:
-  std::deque<Item> items_;  // whose references stay good
+  std::deque<Item> items_;  // keeps references valid when columns are added
   std::int64_t samples_ = 0;
   std::int64_t global_samples_ = 0;
   std::shared_ptr<const detail::step::BatchWeight> step_;
 };
 
 struct DatasetOptions {
-  /// Chooses and orders; every dataset of the group with the same first dimension unless given, in the order of names.
+  /// Selects and orders the columns; empty: every dataset of the group with the same first dimension, in the order of
+  /// names.
   std::vector<std::string> columns = {};
   /// Chunked, compressed or byte-swapped columns are read once, whole, and kept in memory by every rank that reads
-  /// them, as long as they take no more than this together; those beyond are read from the file batch by batch, which
-  /// is far slower in a random order. Contiguous columns need neither: they are read where they lie.
+  /// them, as long as they take no more than this together. Columns beyond that are read from the file batch by batch,
+  /// which is far slower in a random order. Contiguous columns need no cache: they are read directly from the file.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 void to_json(Json& json, const DatasetOptions& options);
 void from_json(const Json& json, DatasetOptions& options);
 
-/// Which share of a stream is asked for: that of `worker`, 0 … workers − 1, whose rows no other worker gives.
+/// A worker's share of a stream: the rows of `worker`, 0 … workers − 1, which no other worker gets.
 struct StreamShard {
   int worker = 0;
   int workers = 1;
   std::int64_t epoch = 0;
-  /// For random numbers that the reader draws; no other thread uses it. Seeded from the run's seed, the dataset's name,
-  /// the epoch, the number of the pass in the epoch, and `worker`. torch's default generator belongs to the thread that
-  /// trains: what another thread draws from it is different in every run.
+  /// For the reader's random numbers; no other thread uses it. Seeded from the run's seed, the dataset's name, the
+  /// epoch, the number of the pass in the epoch, and `worker`. torch's default generator belongs to the training
+  /// thread: what another thread draws from it differs from run to run.
   at::Generator generator = {};
-  /// Asked to stop when nobody wants more rows: the pass is left early, or an exception ends it. A reader that may wait
-  /// for long looks at it, or registers a std::stop_callback, and then returns; what it returns is dropped.
+  /// Requests a stop when no more rows are needed: when the pass is left early, or an exception ends it. A reader that
+  /// may wait for long should check it, or register a std::stop_callback, and then return; its last rows are dropped.
   std::stop_token stop = {};
 };
 
-/// What a stream gives at a time: a row as a JSON object of numbers, booleans and arrays of them, or a Batch of any
-/// number of rows, whose tensors are its own from then on.
+/// What a stream's reader returns: one row as a JSON object of numbers, booleans and arrays of them, or a Batch of any
+/// number of rows. The tensors of the Batch belong to muster from then on.
 class StreamRows {
  public:
   template <std::same_as<Json> Row>
@@ -135,13 +136,14 @@ class StreamRows {
   std::variant<Json, Batch> rows_;
 };
 
-/// Gives the next rows of a share, none at its end.
+/// Returns the next rows of a share, and nothing at its end.
 using StreamReader = std::function<std::optional<StreamRows>()>;
-/// Begins a share.
+/// Starts reading a share; returns its reader.
 using MakeStream = std::function<StreamReader(const StreamShard&)>;
 
-/// A handle to a dataset; copies are cheap and share it. Files are opened at first use and checked whole then (an Error
-/// with ExitCode::data). The same on all ranks: count, columns, sizes and some blocks are compared before training.
+/// A handle to a dataset; copies are cheap and share it. Files are opened and fully checked at first use (an Error with
+/// ExitCode::data). A dataset must be the same on all ranks: count, columns, sizes and some blocks are compared before
+/// training.
 class Dataset {
  public:
   /// "FILE.h5" or "FILE.h5:/group".
@@ -149,23 +151,24 @@ class Dataset {
   Dataset(const std::string& path);
   Dataset(const std::filesystem::path& path);
 
-  /// Several files are one dataset, in that order; their columns must agree.
+  /// One dataset from several files, in that order; their columns must agree.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
-  /// In memory. All tensors have the same first dimension, and the same values on all ranks.
+  /// In memory. All tensors must have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
-  /// In memory, row by row: a list of JSON objects with the same keys, which are the columns in the order of names, or
-  /// of plain values, which make one column "item" (from_items({1, 2, 3})). Values are numbers, booleans, or arrays of
-  /// them, of the same shape in every row: a number makes a column [rows]. Whole numbers become int64, others float64,
-  /// as in Ray and NumPy; BatchOptions::dtypes makes float32 of them. The same rows on all ranks.
+  /// In memory, row by row. `items` is a list of JSON objects with the same keys, which are the columns in the order of
+  /// names, or a list of plain values, which make one column "item" (from_items({1, 2, 3})). Values are numbers,
+  /// booleans, or arrays of them, with the same shape in every row; numbers make a column of shape [rows]. Whole
+  /// numbers become int64 and others float64, as in Ray and NumPy; BatchOptions::dtypes converts them to float32. The
+  /// rows must be the same on all ranks.
   static Dataset from_items(const Json& items);
-  /// Rows that come one after the other and have no index: lines of a socket, what a simulation makes, files in a
-  /// format of one's own. In every pass `make` is called on each worker, and gives a function that gives the rows of
-  /// that worker's share, JSON objects or Batches, until it gives none. That function is called on another thread,
-  /// which reads ahead, and what it throws ends training on all workers.
+  /// Rows that arrive one after the other and have no index: lines of a socket, the output of a simulation, files in
+  /// your own format. In every pass `make` is called on each worker. It returns the reader of that worker's share: a
+  /// function that returns rows (JSON objects or Batches) until there are none. The reader is called on another thread,
+  /// which reads ahead; what it throws ends training on all workers.
   ///
-  /// All rows have the same columns, types and shapes. The first row of JSON settles the types: whole numbers make
-  /// int64, other numbers float64. Whole numbers may follow in a column of float64. A float in a column of int64 is an
-  /// Error (ExitCode::data), unless BatchOptions::dtypes makes a floating type of that column.
+  /// All rows must have the same columns, types and shapes. The first JSON row determines the types: whole numbers make
+  /// int64, other numbers float64. Later rows may have whole numbers in a float64 column. A float in an int64 column is
+  /// an Error (ExitCode::data), unless BatchOptions::dtypes converts that column to a floating type.
   ///
   ///   auto lines = muster::Dataset::from_stream([](const muster::StreamShard& shard) {
   ///     auto file = std::make_shared<std::ifstream>("part-" + std::to_string(shard.worker) + ".txt");
@@ -176,29 +179,29 @@ class Dataset {
   ///     };
   ///   });
   ///
-  /// All workers take as many steps: before each they agree on how many rows it has, so a split stream's passes, those
-  /// that do not train too, are collective. A worker whose rows have come to an end has a batch of weight 0, as a rank
-  /// that is left empty has (Batch::size), and a pass ends when nobody has rows. A stream that is not split is asked
-  /// for by each worker as the only one.
+  /// All workers take the same number of steps. Before each step they agree on its number of rows, so the passes of a
+  /// split stream are collective, even those that do not train. A worker that has no more rows gets an empty batch of
+  /// weight 0 (see Batch::size), and a pass ends when no worker has rows. If a stream is not split, each worker reads
+  /// all of it, as share 0 of 1.
   ///
-  /// A reader that waits should look at StreamShard::stop. A pass that is left while its reader is in a call waits for
-  /// that call, at most for the job's --timeout; after that the job ends (ExitCode::retry).
+  /// A reader that waits should check StreamShard::stop. If a pass is left during a call of its reader, it waits for
+  /// that call, at most for the job's --timeout; then the job ends (ExitCode::retry).
   ///
-  /// A position in a stream is not known. So a State is reported, and a stop is obeyed, when the pass is over; a run
-  /// that goes on, at any number of workers, begins with a new pass. What needs a count or an index is an Error
-  /// (ExitCode::usage): count(), schema(), read(), fitting a preprocessor (a fitted one is applied), `shuffle`,
+  /// A stream has no known position. So report a State only after the pass is over; a stop is obeyed there too. A run
+  /// that continues, at any number of workers, begins with a new pass. Everything that needs a count or an index is an
+  /// Error (ExitCode::usage): count(), schema(), read(), fitting a preprocessor (a fitted one is applied), `shuffle`,
   /// `local_shuffle_buffer_size`, ScalingConfig::virtual_workers.
   static Dataset from_stream(MakeStream make);
 
-  /// Samples.
+  /// The number of samples.
   std::int64_t count() const;
-  /// Columns in order.
+  /// The columns, in order.
   Schema schema() const;
-  /// The samples of those indices (0 ≤ i < count(), any order, repeats allowed), in that order. Random numbers of a
-  /// preprocessor depend on the first index alone.
+  /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed). The random numbers of a
+  /// preprocessor depend on the first index only.
   Batch read(std::span<const std::int64_t> samples) const;
-  /// Every batch goes through `preprocessor` (already fitted) after it was read. An Error (ExitCode::data) where the
-  /// batch then has another number of rows.
+  /// The dataset with a preprocessor (already fitted) that is applied to every batch after reading. An Error
+  /// (ExitCode::data) if it changes the number of rows.
   Dataset transform(std::shared_ptr<const Preprocessor> preprocessor) const;
 
   const std::shared_ptr<detail::data::Source>& source() const noexcept { return source_; }
@@ -208,7 +211,7 @@ class Dataset {
   std::shared_ptr<detail::data::Source> source_;
 };
 
-/// The types that columns are converted to: one for all columns, or one for each that is named.
+/// The types that columns are converted to: one for all columns, or one for each named column.
 ///
 ///   {.dtypes = at::kFloat}
 ///   {.dtypes = {{"x", at::kFloat}, {"y", at::kLong}}}
@@ -221,11 +224,11 @@ class ColumnTypes {
   ColumnTypes(Named named) : named_(std::move(named)) {}
   ColumnTypes(std::initializer_list<Named::value_type> named) : named_(named) {}
 
-  /// The type of all columns, if there is one.
+  /// The type for all columns, if one was given.
   const std::optional<at::ScalarType>& all() const noexcept { return all_; }
-  /// The columns that are named.
+  /// The types by column name.
   const Named& named() const noexcept { return named_; }
-  /// The type that the column becomes; none if it keeps its own.
+  /// The type to which `column` is converted; none if it keeps its own.
   std::optional<at::ScalarType> of(const std::string& column) const {
     const auto found = named_.find(column);
     return found != named_.end() ? found->second : all_;
@@ -240,35 +243,36 @@ class ColumnTypes {
 struct BatchOptions {
   /// Samples per worker and step.
   std::int64_t batch_size = 256;
-  /// Samples per step over all workers, in place of batch_size: the same at any number of workers, among whom they are
-  /// divided as evenly as they go.
+  /// Samples per step over all workers, in place of batch_size: the same at any number of workers. They are divided
+  /// among the workers as evenly as possible.
   std::optional<std::int64_t> global_batch_size = {};
-  /// Whether a pass over a split dataset trains: its batches weigh gradients, count as steps and samples, and it is
-  /// part of the epoch that a stopped run goes on with. All workers take them alike, batch by batch, and may stop
-  /// between two (see Session). A pass that begins while no gradients are recorded (torch::NoGradGuard,
-  /// session.evaluation) never does.
+  /// True if a pass over a split dataset trains: its batches weight the gradients and are counted as steps and samples,
+  /// and it belongs to the epoch from which a stopped run continues. All workers must take its batches alike, one by
+  /// one, and may stop between two of them (see Session). A pass that begins while no gradients are recorded
+  /// (torch::NoGradGuard, session.evaluation) never trains.
   bool training = true;
-  /// A permutation of the whole dataset, another one in each pass of each epoch, drawn from the run's seed.
+  /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
+  /// run's seed.
   bool shuffle = false;
-  /// Leaves out the last step of an epoch if it is not full; of a stream each worker its last batch.
+  /// Leaves out the last step of an epoch if it is not full. In a stream, each worker leaves out its last batch.
   bool drop_last = false;
-  /// Batches that are read ahead.
+  /// How many batches are read ahead.
   int prefetch_batches = 1;
-  /// Shuffles within stretches of so many samples per worker: cheaper for the disk than `shuffle`.
+  /// Shuffles only within blocks of this many samples per worker, which is cheaper for the disk than `shuffle`.
   std::optional<std::int64_t> local_shuffle_buffer_size = {};
-  /// Seed of the local shuffle, and only with one; the run's unless given.
+  /// The seed of the local shuffle, allowed only with one; empty: the run's seed.
   std::optional<std::uint64_t> local_shuffle_seed = {};
-  /// Converts columns after reading, as in {{"x", at::kFloat}}, or all columns, as in at::kFloat.
+  /// Converts columns after reading, as in {{"x", at::kFloat}}, or all of them, as in at::kFloat.
   ColumnTypes dtypes = {};
-  /// Where the batches go; the session's device unless given.
+  /// The batches' device; empty: the session's device.
   std::optional<at::Device> device = {};
 };
 void to_json(Json& json, const BatchOptions& options);
 void from_json(const Json& json, BatchOptions& options);
 
-/// One pass over a shard, which begins with begin() and ends with its last batch, or with the range. Owns what it
-/// iterates; begin() once. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
-/// throws) is thrown by begin() or ++, in the place of the batch, and again by each ++ after it.
+/// One pass over a shard. It begins with begin(), which may be called once, and ends after its last batch or with the
+/// range. Owns what it iterates over. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
+/// throws) is thrown by begin() or ++ when that batch is due, and again by each ++ after it.
 class BatchRange {
  public:
   class iterator {
@@ -295,52 +299,54 @@ class BatchRange {
 
   iterator begin();
   std::default_sentinel_t end() const noexcept { return {}; }
-  /// Batches of this pass on this worker, or of that which would begin now; one a step unless it takes several
-  /// micro-batches of each (ScalingConfig::virtual_workers). Those before a resumed position are left out. An Error for
-  /// a stream.
+  /// The number of batches of this pass on this worker, or of the pass that would begin now: one per step, unless a
+  /// step has several micro-batches on a worker (ScalingConfig::virtual_workers). Batches before a resumed position are
+  /// not counted. An Error for a stream.
   std::int64_t num_batches() const;
 
  private:
   std::unique_ptr<detail::data::BatchStream> stream_;
 };
 
-/// What a worker sees of a dataset: its share of each step if the dataset is split, else all of it.
+/// A worker's view of a dataset: its share of each step if the dataset is split, otherwise all of it.
 ///
-/// In a split dataset step s takes the next workers × batch_size samples of one order f(seed, epoch, pass), the same on
-/// all ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks run the same
-/// number of steps, and a position is one number. A report inside a training pass counts the batch in hand as taken;
-/// resumed, at any number of workers, the training passes of that epoch that were finished come back empty and that one
-/// goes on after it. What was done inside one batch of another pass, as is validation every so many steps, is not done
-/// again, and the next such pass is whole. A dataset that is whole on each worker has no position: its passes are
-/// always whole, and do not make an epoch. A shard belongs to the thread that runs the training function.
+/// In a split dataset, step s takes the next workers × batch_size samples of one order f(seed, epoch, pass), which is
+/// the same on all ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks take
+/// the same number of steps, and the position is a single number.
 ///
-/// Passes inside the loop over session.epochs() and passes outside of it are counted apart. So statistics before the
-/// loop, at every start or on a fresh one alone, change nothing in where a run goes on. Inside the loop an epoch makes
-/// the same passes at every start; an epoch that ends before the pass in whose middle the run was saved is an Error.
+/// A report inside a training pass counts the current batch as taken. A run that resumes there, at any number of
+/// workers, gets empty ranges for the training passes of that epoch that were already finished, and continues the
+/// current one after that batch. Other passes inside that batch, such as a validation every so many steps, are not
+/// repeated; the next such pass is whole. A dataset that is whole on each worker has no position: its passes are always
+/// whole and do not count for an epoch. Use a shard only in the thread that runs the training function.
 ///
-/// Between two starts the number of workers, batch sizes and `shuffle` may change: a pass in the middle is brought to
-/// its end in the order that it began with, and the next one has the new order. The names of datasets and the number of
-/// their samples stay.
+/// Passes inside and outside of the loop over session.epochs() are counted separately. So statistics before the loop,
+/// in every start or only in a fresh one, do not change where a run continues. Inside the loop an epoch must make the
+/// same passes in every start; it is an Error if the epoch ends before the pass in whose middle the run was saved.
 ///
-/// Only one training pass over a shard can be saved at a time. A report with a State is an Error while another one has
-/// begun before the first was over (two side by side, or one inside a batch of the other), and no stop is obeyed there.
-/// Two names for the same data in the trainer's datasets have a position each; an inner pass that is begun with
-/// `.training = false` or under torch::NoGradGuard has none, and session.step(batch) still weighs its batches.
+/// Between two starts the number of workers, the batch sizes and `shuffle` may change: a pass that was interrupted is
+/// finished in its original order, and the next pass has the new order. The names of datasets and the numbers of their
+/// samples must stay.
+///
+/// Only one open training pass over a shard can be saved. It is an Error to report a State while a second one is open
+/// (side by side, or one inside a batch of the other), and a stop is not obeyed there. Two names for the same data in
+/// the trainer's datasets have separate positions. An inner pass that begins with `.training = false` or under
+/// torch::NoGradGuard has no position, and session.step(batch) still weights its batches.
 class DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<detail::data::ShardState> state);
 
-  /// Batches on the session's device, with `dtypes` applied.
+  /// A pass of batches on the session's device, converted as `dtypes` says.
   BatchRange iter_torch_batches(BatchOptions options = {}) const;
-  /// Batches as stored: on the CPU, types kept; `dtypes` and `device` are ignored.
+  /// A pass of batches as they are stored: on the CPU, with their types; `dtypes` and `device` are ignored.
   BatchRange iter_batches(BatchOptions options = {}) const;
 
-  /// Fixes the epoch that seeds the order; session.epochs() does it, a loop of one's own calls this: without it all its
-  /// passes are those of one epoch. The session is in that epoch then, and with it every shard whose epoch has never
-  /// been set. Inside session.epochs() an Error (ExitCode::usage) for another epoch than the loop's.
+  /// Sets the epoch that seeds the order. session.epochs() calls it; call it in your own loops, where otherwise all
+  /// passes belong to the same epoch. It also sets the epoch of the session and of every shard whose epoch was never
+  /// set. Inside session.epochs(), another epoch than the loop's is an Error (ExitCode::usage).
   void set_epoch(std::int64_t epoch) const;
 
-  /// Samples of the whole dataset.
+  /// The number of samples of the whole dataset.
   std::int64_t count() const;
   Schema schema() const;
 

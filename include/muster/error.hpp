@@ -1,4 +1,4 @@
-// Errors: what was being done, the fact, the remedy, and the code that the process ends with.
+// Errors: what was being done, the fact, the remedy, and the exit code of the process.
 #pragma once
 
 #include <stdexcept>
@@ -14,23 +14,23 @@ enum class ExitCode : int {
   usage = 64,            ///< flags, --set, --workers, the run's name, its directory in use
   data = 65,             ///< data, configuration file, checkpoint, model; a GPU that is wanted and missing
   missing_package = 69,  ///< a package is missing
-  retry = 75,            ///< a lost rank, a time-out, a disk full or not writable: trying again may help
+  retry = 75,            ///< a lost rank, a time-out, a disk that is full or not writable: trying again may help
   stopped = 85,          ///< stopped on request, state saved
   interrupted = 130,     ///< Ctrl-C
 };
 
-/// An error that muster found. what() reads "DOING: FACT. REMEDY".
+/// An error that muster has detected. what() reads "DOING: FACT. REMEDY".
 class Error : public std::runtime_error {
  public:
-  /// `doing` as in "opening train.h5", `fact` as in "there is no such file", `remedy` as a sentence without its stop;
-  /// an empty remedy is left out.
+  /// `doing` as in "opening train.h5", `fact` as in "there is no such file", `remedy` as a sentence without its full
+  /// stop; an empty remedy is left out.
   Error(ExitCode code, std::string_view doing, std::string_view fact, std::string_view remedy = {});
 
-  /// What the ranks have agreed on: the whole text, the same on all of them.
+  /// An error on which the ranks have agreed: its whole text, the same on all of them.
   Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code), agreed_(true) {}
 
   ExitCode code() const noexcept { return code_; }
-  /// Whether every rank has this same error; otherwise it is this rank's own.
+  /// True if every rank has this same error; otherwise it is this rank's own.
   bool agreed() const noexcept { return agreed_; }
 
  private:
@@ -38,12 +38,12 @@ class Error : public std::runtime_error {
   bool agreed_ = false;
 };
 
-/// What happened on another rank, raised here so that this rank leaves its work too. what() names rank and host.
+/// An error of another rank, thrown here so that this rank ends its work too. what() names rank and host.
 class RemoteError : public Error {
  public:
   RemoteError(ExitCode code, int rank, const std::string& text) : Error(code, text), rank_(rank) {}
 
-  /// The rank of the launch on which it happened.
+  /// The launch's rank on which it happened.
   int rank() const noexcept { return rank_; }
 
  private:

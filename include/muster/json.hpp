@@ -1,17 +1,17 @@
-// JSON, as everything that is read, written or reported as such.
+// JSON: the type of everything that is read, written or reported as JSON.
 //
-// Structs of options are JSON too, by to_json and from_json beside each: Json(options), json.get<BatchOptions>(). An
-// object has a key for each field. What is optional may be null; enumerators go by their names, types of tensors by
-// torch's ("float32"), devices as "cuda:0"; durations are whole milliseconds, with _ms behind the key. What is not data
-// (functions, callbacks, datasets) is left out. When read, a missing key leaves its field as it is; a key that is
-// unknown or a value that cannot be is an Error (ExitCode::data) that names it.
+// Option structs convert to and from JSON by to_json and from_json: Json(options), json.get<BatchOptions>(). The JSON
+// object has a key for each field. Optional fields may be null; enumerators are written as their names, tensor types as
+// torch's ("float32"), devices as "cuda:0"; durations are whole milliseconds, with _ms appended to the key. Fields that
+// are not data (functions, callbacks, datasets) are left out. When reading, a missing key leaves its field unchanged;
+// an unknown key or an invalid value is an Error (ExitCode::data) that names it.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
 namespace muster {
 
-/// Any JSON. What a training function is set by is a Config (muster/config.hpp).
+/// Any JSON value. The settings of a training function are a Config (muster/config.hpp).
 using Json = nlohmann::json;
 
 }  // namespace muster

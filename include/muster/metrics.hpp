@@ -1,4 +1,4 @@
-// Metrics: what session.report takes, and running means for a training loop.
+// Metrics: the values that session.report takes, and running means for a training loop.
 #pragma once
 
 #include <muster/json.hpp>
@@ -20,11 +20,11 @@ namespace muster {
 class SampleMetric;
 class StateEntry;
 
-/// A mean over samples. The mean over ranks is weighted by the samples too, so uneven shards do not falsify it.
+/// A mean over samples. The mean over ranks is weighted by the samples too, so uneven shards do not distort it.
 ///
-/// One over an epoch belongs into the state: where a run was stopped in the middle, it goes on with what it had, and
-/// would cover only the rest of the epoch otherwise. The report that ends the epoch takes it, so that what is saved
-/// there begins the next:
+/// Put a mean over an epoch into the state: if the run is stopped in the middle, the mean continues with its earlier
+/// samples; otherwise it would cover only the rest of the epoch. Let the report at the end of the epoch take() it, so
+/// that the saved mean is that of the next epoch:
 ///
 ///   muster::Mean loss;
 ///   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
@@ -38,17 +38,17 @@ class Mean {
     sum_ += value * static_cast<double>(samples);
     samples_ += samples;
   }
-  /// A tensor of one element; waits for its value. Any other is an Error (ExitCode::user_error).
+  /// A tensor of one element; waits for its value. Any other tensor is an Error (ExitCode::user_error).
   void add(const at::Tensor& value, std::int64_t samples = 1);
 
   /// NaN before the first sample.
   double value() const noexcept { return samples_ > 0 ? sum_ / static_cast<double>(samples_) : std::nan(""); }
   std::int64_t samples() const noexcept { return samples_; }
   void reset() noexcept { *this = {}; }
-  /// What it is until now; it begins anew.
+  /// Returns the mean so far and resets it.
   Mean take() noexcept { return std::exchange(*this, {}); }
 
-  /// Refers to this. Each rank's own in a checkpoint; at another number of ranks the first gets what all had.
+  /// Refers to this object. Each rank saves its own; at another number of ranks, the first rank gets the total of all.
   operator StateEntry();
 
  private:
@@ -57,7 +57,7 @@ class Mean {
 };
 
 /// One reported value: a number, a Mean, a metric of classification.hpp, a tensor of one real number, or any JSON (rank
-/// 0's is kept). A report refuses any other tensor with the name that it has there (ExitCode::user_error).
+/// 0's is kept). A report rejects any other tensor and names its metric (ExitCode::user_error).
 class Metric {
  public:
   template <std::integral T>
@@ -70,13 +70,13 @@ class Metric {
   Metric(const at::Tensor& value);
   Metric(const char* text) : value_(text) {}
   Metric(Json value) : value_(std::move(value)) {}
-  /// A mean over so many samples.
+  /// A mean over `samples` samples.
   Metric(double value, std::int64_t samples) : value_(value), weight_(samples) {}
 
   const Json& value() const noexcept { return value_; }
-  /// Samples behind the value; -1 where the user gave none.
+  /// The number of samples behind the value; -1 if the user gave none.
   std::int64_t weight() const noexcept { return weight_; }
-  /// What the value is made of, if it is to be made of all ranks' together; null otherwise.
+  /// The sums of which the value is computed, if it must be computed from those of all ranks together; otherwise null.
   const Json& tally() const noexcept { return tally_; }
   /// Why this cannot be reported; empty if it can.
   const std::string& fault() const noexcept { return fault_; }

@@ -1,5 +1,5 @@
-// Mixed precision: a scope in which torch computes in 16 bits where that is safe, and the scaler without which half's
-// small gradients would vanish. bfloat16 has the range of float and needs no scaler.
+// Mixed precision: a scope in which torch computes in 16 bits where that is safe, and the scaler that keeps the small
+// gradients of half precision from vanishing. bfloat16 has the range of float and needs no scaler.
 //
 //   auto scaler = session.grad_scaler();                                  // collective
 //   for (auto& batch : …) {
@@ -7,7 +7,7 @@
 //     at::Tensor loss;
 //     { auto scope = session.autocast({.dtype = at::kHalf}); loss = criterion(net->forward(batch["x"]), batch["y"]); }
 //     scaler.scale(loss).backward();                                      // outside of the scope
-//     scaler.step(optimizer);                                             // or not, where a gradient is infinite
+//     scaler.step(optimizer);                                             // skipped if a gradient is infinite
 //     scaler.update();
 //   }
 #pragma once
@@ -35,16 +35,16 @@ class StateEntry;
 struct AutocastOptions {
   /// at::kBFloat16 or at::kHalf.
   at::ScalarType dtype = at::kBFloat16;
-  /// Without it the scope computes in the types of its tensors, inside of another scope too.
+  /// False: the scope computes in the types of its tensors, even inside of another scope.
   bool enabled = true;
 };
 void to_json(Json& json, const AutocastOptions& options);
 void from_json(const Json& json, AutocastOptions& options);
 
-/// While it lives, torch's operations on this thread and that kind of device cast as torch.autocast does: matrix
-/// products and convolutions to `dtype`, what needs the range to float. Parameters keep their type. Scopes nest, and
-/// end in the reverse of their order. backward() belongs outside: it computes in the types of the forward pass. On a
-/// CPU without AVX-512, 16 bits take many times as long as float; the first scope warns of it.
+/// While it lives, torch's operations on this thread and this type of device cast as torch.autocast does: matrix
+/// products and convolutions to `dtype`, operations that need its range to float. Parameters keep their type. Scopes
+/// may be nested. backward() belongs outside the scope: it computes in the types of the forward pass. On a CPU without
+/// AVX-512, 16 bits take many times as long as float; the first scope warns about this.
 class Autocast {
  public:
   /// An Error (ExitCode::usage) for another dtype.
@@ -61,24 +61,27 @@ class Autocast {
 
 struct GradScalerOptions {
   double init_scale = 65536;
-  /// What the scale is multiplied by after `growth_interval` steps in a row without an infinite gradient; above 1.
+  /// The scale is multiplied by this after `growth_interval` steps in a row without an infinite gradient; above 1.
   double growth_factor = 2;
-  /// What the scale is multiplied by after a step with one; between 0 and 1.
+  /// The scale is multiplied by this after a step with an infinite gradient; between 0 and 1.
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;
-  /// Without it the loss is not scaled, and step() is the optimizer's.
+  /// False: the loss is not scaled, and step() is the optimizer's step.
   bool enabled = true;
 };
 void to_json(Json& json, const GradScalerOptions& options);
 void from_json(const Json& json, GradScalerOptions& options);
 
-/// Scales the loss, so that gradients do not vanish in half precision, and leaves out the steps in which one of them is
-/// infinite or NaN: torch.amp.GradScaler over ranks, which all decide alike. Made by Session::grad_scaler.
+/// Scales the loss, so that gradients do not vanish in half precision, and skips steps in which a gradient is infinite
+/// or NaN. It is torch.amp.GradScaler for several ranks: all of them make the same decisions. Made by
+/// Session::grad_scaler().
 ///
-/// Several optimizers may share one: each has its own unscale_() and step(), and update() comes after all of them.
+/// Several optimizers may share one scaler: call unscale_() and step() for each of them, and update() after all of
+/// them.
 class GradScaler {
  public:
-  /// `communicator`, for this scaler alone: the ranks that step together. Senseless options: Error (ExitCode::usage).
+  /// `communicator`: the ranks that step together; used by this scaler alone. Throws an Error (ExitCode::usage) if an
+  /// option is out of its range.
   GradScaler(Communicator communicator, at::Device device, const GradScalerOptions& options = {});
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
@@ -87,26 +90,27 @@ class GradScaler {
   at::Tensor scale(const at::Tensor& loss) const;
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses) const;
 
-  /// Divides the optimizer's gradients by the scale, in place, so that they may be clipped or looked at before step().
-  /// They are the averages, also where the optimizer is fused (muster/optimizer.hpp).
-  /// Once per optimizer between two update(), after its last backward(), else an Error (ExitCode::user_error), as for
-  /// gradients in half precision. A rank may lack some gradients, or all of them. Collective.
+  /// Divides the optimizer's gradients by the scale, in place, so that they may be read or clipped before step(). They
+  /// are the averages, even if the optimizer is fused (muster/optimizer.hpp). Call it once per optimizer between two
+  /// calls of update(), after the optimizer's last backward(); anything else is an Error (ExitCode::user_error), and so
+  /// are gradients in half precision. A rank may lack some or all gradients. Collective.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// unscale_(), unless it was called; then optimizer.step(), unless a gradient of any rank was infinite or NaN.
-  /// Whether it stepped, the same on all ranks. Once per optimizer between two update(). Collective.
+  /// Calls unscale_() if you have not; then optimizer.step(), unless a gradient of any rank was infinite or NaN.
+  /// Returns true if it stepped, the same on all ranks. Once per optimizer between two calls of update(). Collective.
   bool step(torch::optim::Optimizer& optimizer);
 
-  /// Adapts the scale to what the gradients were since the last call, or sets it. An Error (ExitCode::user_error) if
-  /// there was no step() or unscale_(). Before the last batch of a step, where it has several on a worker
-  /// (ScalingConfig::virtual_workers), the scale stays. Local, and the same on all ranks.
+  /// Adapts the scale to the gradients since the last call, or sets it to `new_scale`. An Error (ExitCode::user_error)
+  /// if there was no step() or unscale_() before. If a step has several batches on a worker
+  /// (ScalingConfig::virtual_workers), the scale changes only after the last one. Local; the same on all ranks.
   void update(std::optional<double> new_scale = {});
 
-  /// 1 where it is not enabled.
+  /// 1 if it is not enabled.
   double get_scale() const;
   bool is_enabled() const noexcept { return options_.enabled; }
 
-  /// Scale, steps since it last changed, and options, for session.state({{"scaler", scaler}, …}). Refers to this.
+  /// An entry with scale, steps since it last changed, and options: session.state({{"scaler", scaler}, …}). Refers to
+  /// this object.
   operator StateEntry();
 
  private:
@@ -114,11 +118,11 @@ class GradScaler {
     bool unscaled = false;
     bool stepped = false;
     bool found_inf = false;  // on any rank
-    bool amid_step = false;  // before the step's last batch
+    bool amid_step = false;  // true before the step's last batch
   };
-  /// `fetch`: gradients that are left to a fused optimizer are averaged first.
+  /// `fetch`: true if gradients that were left to a fused optimizer must be averaged first.
   void unscale(torch::optim::Optimizer& optimizer, bool fetch);
-  /// Unscales on this rank; whether a gradient is infinite or NaN.
+  /// Unscales on this rank only; returns true if a gradient is infinite or NaN.
   bool unscale_here(const torch::optim::Optimizer& optimizer) const;
 
   Communicator communicator_;

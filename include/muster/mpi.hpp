@@ -1,4 +1,4 @@
-// For those who bring an MPI communicator of their own. The one public header that needs MPI.
+// Communicators from MPI communicators of the program. The only public header that needs MPI.
 #pragma once
 
 #include <muster/communicator.hpp>
@@ -7,11 +7,12 @@
 
 namespace muster {
 
-/// A communicator over a duplicate of `comm`, which stays the caller's. MPI must be initialised and outlive it; below
-/// MPI_THREAD_SERIALIZED its main thread calls (else an Error, ExitCode::usage), here and in all that is done with the
-/// communicator. Collective over `comm`; an Error (ExitCode::retry) where ranks of it do not come within half an hour.
+/// Returns a communicator over a duplicate of `comm`, which remains the caller's. MPI must be initialised and outlive
+/// it. Below MPI_THREAD_SERIALIZED, MPI's main thread must make this call and all calls that use the communicator (else
+/// an Error, ExitCode::usage). Collective over `comm`; an Error (ExitCode::retry) if some of its ranks do not make the
+/// call within half an hour.
 ///
-/// Any number of launches may follow one another: they use the same MPI communicators again, about 20 for a launch that
+/// Any number of launches may follow one another: they reuse the same MPI communicators, about 20 for a launch that
 /// trains, which stay until MPI ends.
 ///
 ///   MPI_Comm_split(MPI_COMM_WORLD, rank < size / 2, rank, &half);   // a simulation, which trains on half of its ranks

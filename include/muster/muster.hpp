@@ -1,5 +1,5 @@
-// Everything of muster but mpi.hpp, which needs MPI, data_loader.hpp, which needs all of torch/data, and script.hpp and
-// sync_batch_norm.hpp, which need torch's modules.
+// All public headers except mpi.hpp, which needs MPI, data_loader.hpp, which needs all of torch/data, and script.hpp
+// and sync_batch_norm.hpp, which need torch's modules.
 #pragma once
 
 #include <muster/callback.hpp>

@@ -1,4 +1,4 @@
-// RaySGD's operator API: a class that says what is trained, and a trainer whose train() and validate() main calls.
+// RaySGD's operator API: a class that defines what is trained, and a trainer whose train() and validate() main calls.
 //
 //   struct Fit : muster::TrainingOperator {
 //     void setup(const muster::Config& config) override {
@@ -17,19 +17,21 @@
 //                                                     .num_workers = launch.size()});
 //       for (int epoch = 0; epoch < 5; ++epoch) {
 //         const auto results = trainer.train();
-//         if (launch.rank() == 0) std::cout << results << "\n";       // what only a driver would do
+//         if (launch.rank() == 0) std::cout << results << "\n";       // what a driver would do
 //       }
 //       trainer.save("fit");
 //       trainer.shutdown();
 //     });
 //   }
 //
-// There is no driver: main runs on every rank, all ranks make the same calls of the trainer and get the same results.
-// Ranks that do not train make them too, and wait. What is to be done once stands behind `if (launch.rank() == 0)`.
+// There is no driver: main runs on every rank, and all ranks make the same calls of the trainer and get the same
+// results. Ranks that do not train make the calls too, and wait. Put what must happen only once behind
+// `if (launch.rank() == 0)`.
 //
-// The default train_batch() and validate_batch() take a batch as (features…, target): the columns of the dataset in the
-// order in which they were given (Dataset::from_tensors, DatasetOptions::columns), the last one being the target; or
-// those that BatchColumns names. Columns of a file or of JSON objects have no order of their own and need the names.
+// The default train_batch() and validate_batch() take a batch as (features…, target). These are the columns that
+// BatchColumns names; by default all columns in the order in which they were given (Dataset::from_tensors,
+// DatasetOptions::columns), with the last one as the target. Columns of a file or of JSON objects have no order, so
+// they must be named.
 #pragma once
 
 #include <muster/config.hpp>
@@ -56,36 +58,36 @@
 
 namespace muster {
 
-/// The key of the configuration under which the samples of a step over all workers stand. The operator finds there
-/// what one worker takes of them: one that does not divide is rounded down, with a warning.
+/// The configuration's key for the number of samples per step over all workers. In the operator's configuration its
+/// value is already one worker's share; a share that is not a whole number is rounded down, with a warning.
 inline constexpr const char* BATCH_SIZE = "*batch_size";
 
-/// When the default train_epoch() steps the schedulers. One that waits for a metric is stepped by
-/// OperatorTrainer::update_scheduler() alone. The first step() of torch::optim::StepLR changes nothing, which in Python
-/// the constructor makes: register_training() makes it, so that rates are those of Python. One of your own is left
-/// alone.
+/// When the default train_epoch() steps the schedulers. A scheduler that needs a metric is stepped by
+/// OperatorTrainer::update_scheduler() only. The first step() of a torch::optim::StepLR changes nothing in C++ (in
+/// Python the constructor makes that step); register_training() makes it, so that the rates are the same as in Python.
+/// It does not step schedulers of your own classes.
 enum class SchedulerStepFreq { batch, epoch, manual };
 
-/// What a call of train() or validate() is.
+/// Describes one call of train() or validate().
 struct EpochInfo {
-  std::int64_t epoch_idx = 0;                  ///< passes over the training data begun before the one that goes on
-  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; those of the pass unless given
+  std::int64_t epoch_idx = 0;                  ///< passes over the training data begun before the current one
+  std::optional<std::int64_t> num_steps = {};  ///< batches of this call; empty: the rest of the pass
   Json info = Json::object();                  ///< TrainOptions::info
 };
-/// What a batch is of its call.
+/// Describes one batch of a call of train() or validate().
 struct BatchInfo : EpochInfo {
   std::int64_t batch_idx = 0;
   std::int64_t global_step = 0;  ///< training batches of all calls before this one
 };
 
-/// Means over batches, for those who write a train_epoch() or validate() of their own.
+/// Means over batches, for your own train_epoch() or validate().
 class AverageMeterCollection {
  public:
-  /// What one batch has given. It weighs `n`, or what it says as num_samples, or 1; one that weighs 0 counts as a batch
-  /// and in nothing else.
+  /// Adds the metrics of one batch. The batch's weight is `n`, or else its metric num_samples, or else 1. A batch of
+  /// weight 0 only increases batch_count.
   void update(const Metrics& metrics, std::optional<std::int64_t> n = {});
-  /// num_samples and batch_count; of each metric m its mean as m and its last value as last_m. What is not a number is
-  /// the last value in both.
+  /// num_samples and batch_count; and for each metric m its mean as m and its last value as last_m. For a metric that
+  /// is not a number, both are the last value.
   Metrics summary() const;
 
  private:
@@ -98,7 +100,7 @@ class AverageMeterCollection {
   std::int64_t samples_ = 0, batches_ = 0;
 };
 
-/// Seconds by name, while a call is profiled.
+/// Measures seconds by name while profiling is enabled.
 class Timers {
  public:
   class Scope {
@@ -117,14 +119,14 @@ class Timers {
     std::string name_;
     Clock::time_point begin_ = Clock::now();
   };
-  /// While it lives, time is taken: { auto scope = timers.record("fwd"); … }
+  /// While the scope lives, its time is measured: { auto scope = timers.record("fwd"); … }
   [[nodiscard]] Scope record(std::string name) { return {enabled_ ? this : nullptr, std::move(name)}; }
-  /// Forgets what was taken.
+  /// Enables or disables the timers, and forgets all earlier measurements.
   void enable(bool enabled) {
     seconds_.clear();
     enabled_ = enabled;
   }
-  /// The mean of each, as mean_NAME_s.
+  /// The mean of each timer, as mean_NAME_s.
   Json stats() const;
 
  private:
@@ -132,29 +134,29 @@ class Timers {
   bool enabled_ = false;
 };
 
-/// Which columns of a dataset an operator's batches have: the features in this order, and the target as the last one.
+/// The columns of an operator's batches: the features in this order, and then the target.
 struct BatchColumns {
-  std::vector<std::string> features = {};  ///< all columns but the target unless given
-  std::string target = {};                 ///< the one column that is no feature unless given
+  std::vector<std::string> features = {};  ///< empty: all columns but the target
+  std::string target = {};                 ///< empty: the one column that is not a feature
 };
 
-/// Where an operator's batches come from. A pass over it takes each sample once.
+/// A source of an operator's batches. A pass over it takes each sample once.
 class OperatorLoader {
  public:
-  /// Split among the workers; whole on each without OperatorTrainerOptions::add_dist_sampler. Without names a batch has
-  /// all columns of the dataset.
+  /// A dataset, split among the workers; without OperatorTrainerOptions::add_dist_sampler each worker takes all of it.
+  /// Without `columns`, a batch has all columns of the dataset.
   ///
   ///   register_data({muster::Dataset("train.h5"), {.batch_size = 64}, {.features = {"x"}, .target = "label"}});
   OperatorLoader(Dataset dataset, BatchOptions options = {}, BatchColumns columns = {});
-  /// One of torch's, in the same way; needs <muster/data_loader.hpp>. Examples are stacked unless they are already, and
-  /// a batch has the columns data and target.
+  /// A torch dataset, divided in the same way; needs <muster/data_loader.hpp>. Examples are stacked unless they are
+  /// already, and a batch has the columns data and target.
   template <class TorchDataset>
   requires requires { typename TorchDataset::BatchType; }
   OperatorLoader(TorchDataset dataset, const DataLoaderOptions& options)
       : make_(detail::train::make_passes_of(std::move(dataset), options)) {}
-  /// What prepare_data_loader(session(), …) has given; for one of train() and validate(). It is divided among the
-  /// workers already, so it is an Error with OperatorTrainerOptions::add_dist_sampler = false, unless it has a sampler
-  /// of your own.
+  /// A loader that prepare_data_loader(session(), …) returned, for either train() or validate(). It is already divided
+  /// among the workers, so with OperatorTrainerOptions::add_dist_sampler = false it is an Error, unless it has your own
+  /// sampler.
   template <class Loader>
   requires requires(Loader& loader) { loader.batch_samples(); }
   OperatorLoader(std::unique_ptr<Loader> loader) : make_(detail::train::make_passes_of(std::move(loader))) {}
@@ -165,7 +167,7 @@ class OperatorLoader {
   detail::train::MakePasses make_;
 };
 
-/// The batches of one call of train() or validate(), one after the other: for (auto& batch : batches) …
+/// The batches of one call of train() or validate(): for (auto& batch : batches) …
 class OperatorBatches {
  public:
   class iterator {
@@ -188,8 +190,8 @@ class OperatorBatches {
     Batch* batch_ = nullptr;
   };
   explicit OperatorBatches(detail::train::Feed& feed) : feed_(&feed) {}
-  /// A call of validate() may go over its batches several times, each time from the first one on. A call of train() has
-  /// each of its batches once: begin() goes on with those that are left.
+  /// A call of validate() may iterate over its batches several times, each time from the first one. A call of train()
+  /// gets each of its batches once: begin() continues with those that are left.
   iterator begin() {
     iterator first;
     first.feed_ = feed_;
@@ -202,9 +204,9 @@ class OperatorBatches {
   detail::train::Feed* feed_;
 };
 
-/// What is trained, and how; one on every worker. Users derive their own and override setup(), and of the rest what is
-/// to be otherwise. What takes part in training (register_training, the losses' backward()) is called by all workers
-/// alike.
+/// Defines what is trained and how; there is one on every worker. Derive your own, override setup(), and override other
+/// methods where you need something else. All workers must call what takes part in training (register_training(), the
+/// losses' backward()) alike.
 class TrainingOperator {
  public:
   TrainingOperator();
@@ -212,27 +214,27 @@ class TrainingOperator {
   TrainingOperator& operator=(const TrainingOperator&) = delete;
   virtual ~TrainingOperator();
 
-  /// Registers what is trained and the data, before the first call. `config` has what one worker takes of BATCH_SIZE.
+  /// Registers the models and the data, before the first call. `config` has this worker's share of BATCH_SIZE.
   virtual void setup(const Config& config) = 0;
 
-  /// A call of train(): the models are in training mode, train_batch() of each batch, the schedulers. What comes back
-  /// is reduced over the workers.
+  /// One call of train(): puts the models into training mode, calls train_batch() for each batch, and steps the
+  /// schedulers. Its result is reduced over the workers.
   virtual Metrics train_epoch(OperatorBatches& batches, const EpochInfo& info);
-  /// forward, backward, step, with one model, optimizer and criterion; gives train_loss and num_samples. An Error where
-  /// the criterion would broadcast output and target against each other, as [8, 1] and [8] to [8, 8].
+  /// Forward, backward and step, with one model, optimizer and criterion; returns train_loss and num_samples. An Error
+  /// if the criterion would broadcast output and target against each other, such as [8, 1] and [8] to [8, 8].
   virtual Metrics train_batch(Batch& batch, const BatchInfo& info);
-  /// A call of validate(), during which no gradients are recorded and the models are in evaluation mode.
+  /// One call of validate(). No gradients are recorded, and the models are in evaluation mode.
   virtual Metrics validate(OperatorBatches& batches, const EpochInfo& info);
-  /// Gives val_loss, val_accuracy and num_samples, and refuses a loss as train_batch() does. The accuracy is that of
-  /// the largest output of each row; it is NaN where targets are no classes or there is one output.
+  /// Returns val_loss, val_accuracy and num_samples. Rejects the same losses as train_batch(). The predicted class is
+  /// the largest output of each row; the accuracy is NaN if targets are not classes or there is only one output.
   virtual Metrics validate_batch(Batch& batch, const BatchInfo& info);
 
-  /// What is to be saved beside models, optimizers, schedulers and counters; the same on all workers.
+  /// State to save in addition to models, optimizers, schedulers and counters; the same on all workers.
   virtual StateDict state_dict() { return {}; }
   virtual void load_state_dict(const StateDict& /*state*/) {}
 
-  /// What setup() registers: of each one, or several as a std::tuple. The models are moved to the device, get mixed
-  /// precision, and their gradients are averaged.
+  /// What setup() registers: one of each, or several as a std::tuple. The models are moved to the device and prepared
+  /// for mixed precision, and their gradients are averaged.
   ///
   ///   auto [g, d, g_optimizer, d_optimizer] = register_training(Components{
   ///       .models = std::tuple(Generator(), Discriminator()), .optimizers = std::tuple(…), .criterion = bce});
@@ -240,30 +242,31 @@ class TrainingOperator {
   struct Components {
     Models models;
     Optimizers optimizers;
-    /// Any callable (output, target) that gives the loss, a module too; none where the default train_batch() and
-    /// validate_batch() are not used.
+    /// Any callable (output, target) that returns the loss, including a module; may be left out if the default
+    /// train_batch() and validate_batch() are not used.
     Criterion criterion = {};
-    /// What makes a scheduler of its optimizer, the first of the first optimizer and so on:
+    /// Functions that make a scheduler for an optimizer: the first for the first optimizer and so on, as in
     /// [](auto& optimizer) { return torch::optim::StepLR(optimizer, 10); }. Needs
     /// OperatorTrainerOptions::scheduler_step_freq.
     Schedulers schedulers = {};
-    /// Of all optimizers.
+    /// For all optimizers.
     OptimizerOptions optimizer_options = {};
-    /// RaySGD's, of NVIDIA's Apex, which no libtorch has: an Error where it is given.
+    /// RaySGD's options for NVIDIA's Apex. libtorch has no Apex, so giving them is an Error.
     Json apex_args = {};
   };
-  /// Gives the models, then the optimizers as std::shared_ptr<PreparedOptimizer<O>>, then the schedulers as
+  /// Returns the models, then the optimizers as std::shared_ptr<PreparedOptimizer<O>>, then the schedulers as
   /// std::shared_ptr, in one std::tuple. Collective.
   template <class Models, class Optimizers, class Criterion, class Schedulers>
   auto register_training(Components<Models, Optimizers, Criterion, Schedulers> components);
 
-  /// What train() and validate() go over. May be called again between two calls of the trainer: a pass under way is
-  /// over then, and the next train() begins one over the new data; an Error (ExitCode::user_error) inside a call.
+  /// Registers the data of train() and validate(). May be called again between two calls of the trainer: this ends the
+  /// current pass, and the next train() begins a pass over the new data. An Error (ExitCode::user_error) inside a call.
   void register_data(OperatorLoader train_loader, std::optional<OperatorLoader> validation_loader = {});
 
-  /// An operator of functions, for RaySGD's creators: model_creator(config) gives one or a std::tuple of several,
-  /// optimizer_creator(models, config) likewise, data_creator(config) an OperatorLoader or a std::pair of them,
-  /// loss_creator(config) the criterion, scheduler_creator(optimizer, config) the first optimizer's scheduler.
+  /// Makes an operator from functions, like RaySGD's creators. model_creator(config) returns a model or a std::tuple of
+  /// several, optimizer_creator(models, config) an optimizer or a std::tuple, data_creator(config) an OperatorLoader or
+  /// a std::pair of them, loss_creator(config) the criterion, scheduler_creator(optimizer, config) the scheduler of the
+  /// first optimizer.
   ///
   ///   muster::OperatorTrainer<> trainer(launch, muster::TrainingOperator::from_creators(…), {…});
   template <class ModelCreator, class OptimizerCreator, class DataCreator, class LossCreator = std::nullptr_t,
@@ -274,7 +277,7 @@ class TrainingOperator {
                                                                           LossCreator loss_creator = {},
                                                                           SchedulerCreator scheduler_creator = {});
 
-  /// Everything else of the run: barrier(), mean(), process_group(), and add_callback() for setup(), …
+  /// The session gives everything else: barrier(), mean(), process_group(), add_callback() for setup(), …
   Session& session() const;
   at::Device device() const;
   const Config& config() const;
@@ -285,9 +288,9 @@ class TrainingOperator {
   bool use_tqdm() const;
   std::optional<SchedulerStepFreq> scheduler_step_freq() const;
 
-  /// For a train_batch() of one's own with mixed precision: while autocast() lives, forward passes are cast;
-  /// scaler().scale(loss).backward(), scaler().step(*optimizer), scaler().update(). Neither does anything without
-  /// use_fp16, nor the scaler with bfloat16, which is taken on the CPU.
+  /// For your own train_batch() with mixed precision: while autocast() lives, forward passes are cast; then
+  /// scaler().scale(loss).backward(), scaler().step(*optimizer), scaler().update(). Without use_fp16 both do nothing.
+  /// The scaler does nothing with bfloat16 either, which is used on the CPU.
   [[nodiscard]] Autocast autocast() const;
   GradScaler& scaler() const;
 
@@ -311,54 +314,54 @@ class TrainingOperator {
   std::unique_ptr<detail::train::OperatorParts> parts_;
 };
 
-/// What an OperatorTrainer is asked for, the same on all ranks. Designated initialisers keep this order of fields.
+/// Options of an OperatorTrainer, the same on all ranks. Designated initialisers must keep this order of fields.
 struct OperatorTrainerOptions {
-  /// Called on every rank before anything else, as for environment variables.
+  /// Called on every rank before anything else, for example to set environment variables.
   std::function<void()> initialization_hook = {};
-  /// For setup(); --config and --set are laid over it.
+  /// The configuration that setup() gets; values from --config and --set override it.
   Config config = Config::object();
-  /// Ranks that train, as ScalingConfig::num_workers: a number, or {least, most}; --workers wins. 1 unless given, as in
-  /// RaySGD: in a launch of several a warning says how many wait.
+  /// Ranks that train, as ScalingConfig::num_workers: a number, or {least, most}; --workers overrides it. The default
+  /// is 1, as in RaySGD; in a launch of several ranks a warning says how many of them wait.
   NumWorkers num_workers = {};
-  /// Threads of torch per rank; the launch's choice unless given.
+  /// Threads of torch per rank; empty: the launch's choice.
   std::optional<int> num_cpus_per_worker = {};
-  /// true, false or "auto": where every rank sees one. More ranks than GPUs on a node share them.
+  /// true, false or "auto": true if every rank sees a GPU. If a node has more ranks than GPUs, they share them.
   Json use_gpu = "auto";
-  /// As TorchConfig::backend.
+  /// See TorchConfig::backend.
   std::string backend = "auto";
-  /// Without it gradients are nobody's business but the operator's.
+  /// False: muster does not average gradients; the operator must do so itself.
   bool wrap_ddp = true;
   ModelOptions ddp_args = {};
-  /// How long ranks wait for each other before the job ends; --timeout wins.
+  /// How long ranks wait for each other before the job ends; --timeout overrides it.
   std::chrono::seconds timeout{1800};
-  /// true: 16 bits where that is safe, half with a scaler on a GPU, bfloat16 on the CPU. Nobody casts by hand. "apex"
-  /// is refused.
+  /// true: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
+  /// hand. "apex" is refused.
   Json use_fp16 = false;
   /// A progress line while training, and a line for each call.
   bool use_tqdm = false;
-  /// Whether the workers divide the samples of register_data(); without it each takes all.
+  /// True: the workers divide the samples of register_data(). False: each worker takes all of them.
   bool add_dist_sampler = true;
-  /// Must be given where a scheduler is registered.
+  /// Required if a scheduler is registered.
   std::optional<SchedulerStepFreq> scheduler_step_freq = {};
 };
 
 struct TrainOptions {
-  /// Batches, which go on where the last call has stopped and begin the data again at its end; unless given, those that
-  /// are left of a pass. In a run that is kept (see OperatorTrainerBase) an Error over a stream, or a loader with a
-  /// sampler of one's own: where it stands cannot be saved.
+  /// The number of batches. They continue where the last call stopped, and start over at the end of the data. Empty:
+  /// the rest of the current pass. In a run that is kept (see OperatorTrainerBase) it is an Error for a stream or a
+  /// loader with your own sampler, whose positions cannot be saved.
   std::optional<std::int64_t> num_steps = {};
-  /// Adds what one worker's timers have taken, as `profile`.
+  /// Adds one worker's timers to the result, as `profile`.
   bool profile = false;
-  /// Without it the list of what each worker has.
+  /// True: results are reduced over the workers. False: the result is the list of each worker's results.
   bool reduce_results = true;
-  /// How often `muster run` starts the job again for a rank that is lost in this call or, until the next one, after it.
-  /// An exception is not tried again. --max-failures wins, and counts exceptions too.
+  /// How often `muster run` starts the job again after a rank is lost during this call or between it and the next one.
+  /// A job is not started again after an exception. --max-failures overrides it, and counts exceptions too.
   int max_retries = 3;
-  /// For the operator, as EpochInfo::info.
+  /// Passed on to the operator as EpochInfo::info.
   Json info = Json::object();
 };
 struct ValidateOptions {
-  /// Batches, from the beginning of the data and no more than there are; all unless given.
+  /// The number of batches, from the beginning of the data, at most all; empty: all.
   std::optional<std::int64_t> num_steps = {};
   bool profile = false;
   bool reduce_results = true;
@@ -366,70 +369,72 @@ struct ValidateOptions {
 };
 
 /// Runs an operator on the workers, call by call. Every member function is collective over all ranks of the launch
-/// unless it says otherwise, and gives the same on all of them. What is thrown on any worker leaves the call on every
-/// rank as one Error; the trainer is over then. It goes on after a call that was refused before it changed anything:
-/// a number of steps below 1, no loader, no scheduler for a metric, a checkpoint to load that is not there, is damaged
-/// or does not fit, and a save() that fails.
+/// unless it says otherwise, and returns the same on all of them. What is thrown on any worker is thrown on every rank
+/// as the same Error, and the trainer cannot be used afterwards. It can still be used after a call that was refused
+/// before it changed anything (a number of steps below 1, no loader, no scheduler for a metric, a checkpoint to load
+/// that is missing, damaged or does not fit), and after a save() that failed.
 ///
-/// Results. train(): num_samples, epoch (passes begun so far), batch_count, and of each metric m of train_batch(), by
-/// default train_loss, its mean m and its last value last_m. validate(): the same without epoch, by default of val_loss
-/// and val_accuracy. `epoch` in the rows of result.json is the same number, also in those of validate() and of a
-/// trial's steps, unless a step gives one. Means are over the samples of all workers, so uneven shards do not falsify
-/// them; num_samples is the sum, batch_count the mean; a metric of classification.hpp, which a train_epoch() or
-/// validate() of one's own gives, is that of all workers' samples; what else is no number is the first worker's.
-/// profile=true adds the map `profile`: mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s,
-/// mean_validation_s.
+/// Results. train() returns num_samples, epoch (passes begun so far), batch_count, and for each metric m of
+/// train_batch() (by default train_loss) its mean m and its last value last_m. validate() returns the same without
+/// epoch (by default for val_loss and val_accuracy). The rows of result.json have the same number as `epoch`, including
+/// rows of validate() and of a trial's steps, unless a step gives its own. Means are over the samples of all workers,
+/// so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean. A metric of
+/// classification.hpp, from your own train_epoch() or validate(), is computed over all workers' samples. Any other
+/// value that is not a number is the first worker's. profile=true adds the map `profile`: mean_fwd_s, mean_grad_s,
+/// mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s.
 ///
-/// A lost rank ends the job. Under `muster run`, and in a run that --name has given a name, train() saves the state and
-/// what all calls have given: at its end, and at its beginning where other calls have changed the state. When the job
-/// is started again, with the ranks that there are, main runs from its beginning, calls that the saved state knows of
-/// give at once what they gave, and training goes on at the train() that was cut off, or the one before where the state
-/// was still being written. What main does besides is done again, and so is apply_all_workers(). A state_dict() of
-/// before is gone; save() and load() keep one. An apply_all_operators() that has registered data is made again. A run
-/// that is stopped on request saves in the middle of a call, which then goes on with the batches that are left, and
-/// gives the means over those.
+/// Restarts. A lost rank ends the job. Under `muster run`, and in a run that was named by --name, train() saves the
+/// state and the results of all calls so far: at its end, and also at its beginning if other calls have changed the
+/// state. When the job is started again, with the ranks that are then available, main runs from its beginning. Calls
+/// that the saved state contains return their saved results at once, and training continues at the train() that was cut
+/// off, or at the one before it if the state was still being written. Everything else in main is done again, including
+/// apply_all_workers(). A state_dict() that main took before is gone; save() and load() keep one. An
+/// apply_all_operators() that registered data is made again. A run that is stopped on request saves in the middle of a
+/// call; the call then continues with the batches that are left, and returns the means over those.
 ///
-/// shutdown() marks the run as finished. Started again under its name, its calls up to the last train() give what they
-/// gave, also where the configuration is another one now, of which a warning tells; those after it are made anew, and a
-/// main that has become longer trains on. Several trainers of one main have runs of their own: under --name NAME these
-/// are NAME, NAME_2, NAME_3, ..., in the order in which main makes the trainers, which is the same in each start.
+/// shutdown() marks the run as finished. If it is started again under its name, its calls up to the last train() return
+/// their saved results, even if the configuration has changed since, which is a warning. Later calls are made again,
+/// and if main has become longer, training continues. Several trainers of one main have separate runs: under --name
+/// NAME they are NAME, NAME_2, NAME_3, ..., in the order in which main makes the trainers, which must be the same in
+/// each start.
 ///
 /// A trainer without --name, --storage and `muster run` leaves no folder in ./runs when it is shut down, unless
 /// something was saved there. After an error, and after a stop on request, the folder stays.
 ///
-/// Where a Callback wants training to end, the call after whose report it was asked still gives its results. Each
-/// train() from then on throws an Error with ExitCode::done, on all ranks, and Launch::run() ends as done with it; who
-/// catches it may go on with all other calls.
+/// If a Callback asks for training to end, the call whose report it was still returns its results. Each later train()
+/// throws an Error with ExitCode::done on all ranks, with which Launch::run() ends as done. A program that catches it
+/// may continue with all other calls.
 class OperatorTrainerBase {
  public:
   OperatorTrainerBase(const OperatorTrainerBase&) = delete;
   OperatorTrainerBase& operator=(const OperatorTrainerBase&) = delete;
-  /// shutdown(), or shutdown(true) during an exception.
+  /// Calls shutdown(), or shutdown(true) during an exception.
   ~OperatorTrainerBase();
 
-  /// Trains over the rest of a pass, or for so many batches.
+  /// Trains for the rest of a pass, or for TrainOptions::num_steps batches.
   Json train(const TrainOptions& options = {});
   Json validate(const ValidateOptions& options = {});
 
-  /// Calls `function` on every worker; the list of what it gives.
+  /// Calls `function` on every worker; returns the list of its results.
   Json apply_all_workers(const std::function<Json()>& function);
-  /// Steps the schedulers that wait for a metric, with the one that rank 0 gives.
+  /// Steps the schedulers that need a metric, with the value that rank 0 gives.
   void update_scheduler(double metric);
 
-  /// Models, optimizers, schedulers, scaler, counters and what the operator adds: copies, on the CPU.
+  /// Models, optimizers, schedulers, scaler, counters and the operator's own state: copies, on the CPU.
   StateDict state_dict();
-  /// Everything is compared first, and nothing changed if a name, a shape or a type differs. RaySGD's `blocking` is not
-  /// there: it always returns when all workers have it. The next train() begins a pass.
+  /// Compares everything first; if a name, a shape or a type differs, nothing is changed. There is no `blocking` as in
+  /// RaySGD: the call returns when all workers have the state. The next train() begins a new pass.
   void load_state_dict(const StateDict& state);
-  /// state_dict() as a checkpoint in the folder `path`, in the place of a checkpoint that is there, when it is whole;
-  /// anything else that stands there is an Error, and stays. One model is its entry "model", several are "model_0" and
-  /// so on. Rank 0 writes.
+  /// Saves state_dict() as a checkpoint in the folder `path`. It replaces a checkpoint there once the new one is
+  /// complete; if anything else is there, it stays, and the call is an Error. One model is the entry "model"; several
+  /// are "model_0" and so on. Rank 0 writes.
   void save(const std::filesystem::path& path);
-  /// Rank 0 reads.
+  /// Loads a checkpoint that save() has written. Rank 0 reads.
   void load(const std::filesystem::path& path);
 
-  /// The model of that number, which goes on being trained, or a copy on the CPU, for which its class derives from
-  /// torch::nn::Cloneable as torch's own do. On a worker; an Error elsewhere. Not collective.
+  /// The model with that number: the model itself, which may be trained further, or with `to_cpu` a copy on the CPU,
+  /// for which its class must derive from torch::nn::Cloneable, as torch's own do. An Error on a rank that does not
+  /// train. Not collective.
   template <class Model = torch::nn::Module>
   std::shared_ptr<Model> get_model(bool to_cpu = false, std::size_t number = 0) {
     const auto model = std::dynamic_pointer_cast<Model>(model_of(to_cpu, number));
@@ -437,16 +442,16 @@ class OperatorTrainerBase {
     return model;
   }
 
-  /// Ends the trainer, when the last state is written. `force`: waits for nobody, as after an exception; not collective
-  /// then. Nothing may be called after it but get_model() and get_local_operator().
+  /// Ends the trainer after the last state has been written. `force`: waits for no other rank, as after an exception,
+  /// and is not collective. Afterwards, only get_model() and get_local_operator() may be called.
   void shutdown(bool force = false);
 
  protected:
   OperatorTrainerBase(Launch& launch, std::function<std::unique_ptr<TrainingOperator>()> make,
                       OperatorTrainerOptions options);
-  /// What one trial of a sweep is: steps, the default ones where `step` is empty.
+  /// Runs one trial of a sweep: `num_iterations` calls of `step`, or of the default step if `step` is empty.
   Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
-  /// `options` for a trial with these settings on the ranks of that launch.
+  /// `options` for a trial with these settings on the ranks of `launch`.
   static OperatorTrainerOptions of_trial(OperatorTrainerOptions options, const Launch& launch, const Config& settings);
   TrainingOperator& local_operator();
   Json apply_operators(const std::function<Json(TrainingOperator&)>& function);
@@ -461,22 +466,22 @@ template <class Operator = TrainingOperator>
 class OperatorTrainer : public OperatorTrainerBase {
  public:
   using Make = std::function<std::unique_ptr<Operator>()>;
-  /// What a trial does at that iteration, from 0 on, and what is to be reported of it.
+  /// What a trial does in one iteration, numbered from 0; returns what is reported for it.
   using TuneStep = std::function<Json(OperatorTrainer& trainer, std::int64_t iteration)>;
 
-  /// Sets all up, and calls Operator::setup() on every worker. What is thrown there leaves on every rank.
+  /// Sets everything up and calls Operator::setup() on every worker. What it throws is thrown on every rank.
   explicit OperatorTrainer(Launch& launch, OperatorTrainerOptions options = {}) requires(!std::is_abstract_v<Operator>)
       : OperatorTrainerBase(
             launch, [] { return std::make_unique<Operator>(); }, std::move(options)) {}
-  /// With operators that `make` makes.
+  /// With operators made by `make`.
   OperatorTrainer(Launch& launch, Make make, OperatorTrainerOptions options = {})
       : OperatorTrainerBase(launch, std::move(make), std::move(options)) {}
 
-  /// For a sweep (muster/sweep.hpp): each trial has a trainer of its own on all ranks of its group unless num_workers
-  /// says fewer, with the trial's settings laid over options.config, where an unknown one is an Error
-  /// (ExitCode::usage). It makes `num_iterations` steps, or fewer where the sweep's scheduler ends it. A step is a
-  /// train() and, where there is a validation_loader, a validate(), or what `override_tune_step` does, on every rank
-  /// alike. What it gives, an object, is one report of the trial: with the sweep's metric in it, and the state saved.
+  /// For a sweep (muster/sweep.hpp): each trial has its own trainer, on all ranks of its group unless num_workers is
+  /// smaller. The trial's settings override options.config; an unknown setting is an Error (ExitCode::usage). A trial
+  /// makes `num_iterations` steps, or fewer if the sweep's scheduler ends it. A step is a train() and, if there is a
+  /// validation_loader, a validate(); or a call of `override_tune_step`, which must do the same on every rank. The
+  /// step's result, a JSON object with the sweep's metric, is one report of the trial, and the state is saved with it.
   ///
   ///   muster::Sweep(launch, muster::OperatorTrainer<Fit>::as_trainable({.config = {{"lr", 0.1}}}, 10),
   ///                 {.space = {{"lr", muster::log_uniform(1e-4, 1e-1)}}, .num_samples = 8, .metric = "val_loss",
@@ -496,15 +501,15 @@ class OperatorTrainer : public OperatorTrainerBase {
     };
   }
 
-  /// This worker's; an Error on a rank that does not train. Not collective.
+  /// This worker's operator; an Error on a rank that does not train. Not collective.
   Operator& get_local_operator() { return static_cast<Operator&>(local_operator()); }
-  /// Calls `function` with every worker's operator; the list of what it gives.
+  /// Calls `function` with every worker's operator; returns the list of its results.
   Json apply_all_operators(const std::function<Json(Operator&)>& function) {
     return apply_operators([&](TrainingOperator& each) { return function(static_cast<Operator&>(each)); });
   }
 };
 
-// What follows is no more than how register_training() and from_creators() are made.
+// The rest of this file implements register_training() and from_creators().
 
 template <class Models, class Optimizers, class Criterion, class Schedulers>
 auto TrainingOperator::register_training(Components<Models, Optimizers, Criterion, Schedulers> components) {

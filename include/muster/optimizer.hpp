@@ -1,4 +1,4 @@
-// Optimizers that know of the other ranks: session.prepare_optimizer.
+// Optimizers that step together with the other ranks: session.prepare_optimizer.
 //
 //   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), 1e-3), {.max_grad_norm = 1.0});
 //   …
@@ -6,42 +6,45 @@
 //   loss.backward();
 //   optimizer.step();
 //
-// It still is the Adam that was given: schedulers, states and checkpoints take it as one. Where it gains, the step is
-// fused with the averaging of gradients: each rank averages and updates its share of the parameters, in one copy of
-// them that the node's ranks share, and the optimizer's state exists once. The results are torch's own, up to rounding,
-// but for a weight listed twice, which is stepped once; a checkpoint of one serves the other at any number of ranks.
+// A prepared optimizer still is the Adam that was given: schedulers, states and checkpoints take it as one. Where it
+// gains speed, the step is fused with the averaging of gradients: each rank averages and updates its share of the
+// parameters, in one copy of them that the node's ranks share, and the optimizer's state exists only once. The results
+// are torch's own, up to rounding, except for a weight that is listed twice, which is stepped once. Checkpoints of
+// fused and other optimizers can be exchanged, at any number of ranks.
 //
-// Several optimizers may step the same parameters. Of those that could be fused with the averaging of a model's
-// gradients, the last one that was prepared is. All prepared optimizers step with averages of what backward() has made,
-// in whatever order, also after passes in no_sync() alone. What the program itself puts into .grad, as from
-// autograd::grad(), only a fused optimizer averages: make it the same on all ranks (session.mean).
+// Several optimizers may step the same parameters. If several of them could be fused with the averaging of a model's
+// gradients, the one that was prepared last is fused. All prepared optimizers step with the averages of the gradients
+// from backward(), in any order, even if all passes were in no_sync(). Gradients that the program itself writes into
+// .grad, such as those of autograd::grad(), are averaged by a fused optimizer only: make them the same on all ranks
+// (session.mean).
 //
-// A closure is called once by torch's SGD, Adam, AdamW, RMSprop and Adagrad. Every other type gets one that it may call
-// as often as it likes: each call averages the gradients and gives the mean of the ranks' losses, weighted as gradients
-// are, so that a line search (LBFGS) is the same on all ranks.
+// torch's SGD, Adam, AdamW, RMSprop and Adagrad call a closure once. Every other type gets a closure that it may call
+// as often as it likes: each call averages the gradients and returns the mean of the ranks' losses, weighted as the
+// gradients are, so that a line search (LBFGS) is the same on all ranks.
 //
-// While an optimizer is fused, .grad holds this rank's own gradients from backward() until average_gradients(), also
-// after step(). To read averages, to clip them by hand or to step an optimizer that is not prepared, call
-// average_gradients() first; GradScaler::unscale_() does so by itself. max_grad_norm needs none of this and costs less.
-// If gradients were changed without it, the next step() is an Error (ExitCode::user_error) that names the parameter. Of
-// what is written past torch's count of writes, as clip_grad_value_() does, a sample is looked at (one cache line of
-// every 4 KB): a change of a few elements may not be seen.
+// While an optimizer is fused, .grad holds this rank's own gradients from backward() until average_gradients(), even
+// after step(). Call average_gradients() before you read averages, clip them by hand, or step an optimizer that is not
+// prepared; GradScaler::unscale_() calls it itself. max_grad_norm needs none of this and costs less. If gradients were
+// changed without average_gradients(), the next step() is an Error (ExitCode::user_error) that names the parameter.
+// Writes that torch does not count, such as those of clip_grad_value_(), are detected by a sample (one cache line of
+// every 4 KB), which may miss a change of a few elements.
 //
-// Parameters, the optimizer's state, options and groups may be read and changed at any time outside of step() and
-// backward() (in place, through data_ptr(), set_data()), on all ranks alike; the next step takes them as they are. A
-// fused step takes their values and moves them back into memory of its own. So parameters that are to stay views of one
-// buffer need Fuse::never, and a step overwrites tensors that .data() gave before it, also after a set_data(). If a
-// fused optimizer finds in its step that the ranks have written different values, or have different options, that is an
-// Error too, and nothing is written: an optimizer that is not prepared and steps with this rank's own gradients ends
-// so, and sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not look.
+// Outside of step() and backward(), parameters and the optimizer's state, options and groups may be read and changed at
+// any time (in place, through data_ptr(), by set_data()), but alike on all ranks; the next step uses them as they are.
+// A fused step moves the values back into its own memory. So use Fuse::never for parameters that must remain views of
+// one buffer. A step overwrites tensors that .data() returned before it, even after a set_data(). It is an Error, and
+// nothing is written, if a fused optimizer finds in its step that the ranks have written different values or have
+// different options. This happens when an optimizer that is not prepared steps with this rank's own gradients, and with
+// sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not check this.
 //
-// An option that cannot be fused (amsgrad of a state that is loaded), a group of other parameters, or an unfrozen
-// parameter that the optimizer does not have ends the fusing, without a change of results. A parameter whose memory
-// another tensor has when it is to be fused (another parameter, a view, detach()) stays where it is, and the optimizer
-// is not fused. A pointer to that memory cannot be seen: take it afterwards. A child of fork() sees the steps of its
-// parent: one that reads the weights takes copies first (clone()). A step between two backward() of one retained graph
-// is torch's Error about a change in place, as from Python. Where training goes on while it is saved
-// (CheckpointConfig::async_save), a step of a fused optimizer may move parameters: take views and pointers anew.
+// An optimizer stops being fused, with the same results, when an option cannot be fused (such as amsgrad in a loaded
+// state), when a group has other parameters, or when it lacks an unfrozen parameter. If another tensor (another
+// parameter, a view, the result of detach()) shares a parameter's memory when the optimizer is to be fused, the
+// parameter is not moved, and the optimizer is not fused. muster cannot see raw pointers to that memory: take them
+// after the optimizer was fused. A child of fork() sees its parent's steps; if it reads the weights, it should first
+// copy them (clone()). A step between two backward() of one retained graph is torch's Error about a change in place, as
+// in Python. With asynchronous saving (CheckpointConfig::async_save), a step of a fused optimizer may move parameters:
+// take views and pointers again after it.
 #pragma once
 
 #include <muster/json.hpp>
@@ -60,16 +63,16 @@ class Optimizer;
 namespace muster {
 
 enum class Fuse {
-  automatic,  ///< where it is possible and the model is large enough to gain
-  always,     ///< where it is possible
+  automatic,  ///< if it is possible, and the model is large enough for a gain
+  always,     ///< if it is possible
   never,
 };
 
 struct OptimizerOptions {
-  /// The averaged gradients of all parameters together are scaled down to this 2-norm; 0: they are left as they are.
+  /// The averaged gradients of all parameters together are scaled down to this 2-norm; 0: they are not scaled.
   double max_grad_norm = 0;
-  /// Possible: SGD, Adam and AdamW (without amsgrad) over all parameters of one prepared model, in float or double, on
-  /// the CPUs of one node, none of which shares its memory with another tensor.
+  /// Fusing is possible for SGD, Adam and AdamW (without amsgrad) over all parameters of one prepared model, in float
+  /// or double, on the CPUs of one node, if none of them shares its memory with another tensor.
   Fuse fuse = Fuse::automatic;
 };
 void to_json(Json& json, const OptimizerOptions& options);
@@ -77,7 +80,7 @@ void from_json(const Json& json, OptimizerOptions& options);
 
 namespace detail::optim {
 
-/// What stands behind a prepared optimizer.
+/// Implements the step of a prepared optimizer.
 class OptimizerStep {
  public:
   using Closure = std::function<at::Tensor()>;
@@ -93,7 +96,7 @@ class OptimizerStep {
   virtual std::int64_t skipped_steps() const noexcept = 0;
 };
 
-/// What all prepared optimizers are, whatever else they are.
+/// The base class of all prepared optimizers, whatever their type.
 class Prepared {
  public:
   explicit Prepared(std::unique_ptr<OptimizerStep> step) : step_(std::move(step)) {}
@@ -116,14 +119,15 @@ class PreparedOptimizer : public O, public detail::optim::Prepared {
   at::Tensor step(std::function<at::Tensor()> closure = nullptr) override {
     return step_->step(*this, closure, [this](std::function<at::Tensor()> own) { return O::step(std::move(own)); });
   }
-  /// After backward(): the .grad of its parameters hold the averages, also where the optimizer is fused. To look at
-  /// them, or to change them, before step(). Collective.
+  /// Call after backward(): then the .grad of the optimizer's parameters holds the averages, even if the optimizer is
+  /// fused, so that they can be read or changed before step(). Collective.
   void average_gradients() { step_->average_gradients(*this); }
   /// The norm of the averaged gradients in the last step, before they were scaled down. 0 without max_grad_norm.
   double grad_norm() const noexcept { return step_->grad_norm(); }
-  /// Whether step() averages gradients and updates parameters at once.
+  /// True if step() averages gradients and updates parameters in one operation.
   bool fused() const noexcept { return step_->fused(); }
-  /// Steps that were left out for their gradients (FailureConfig::bad_numbers): a schedule by steps may want to know.
+  /// Steps that were skipped because of their gradients (FailureConfig::bad_numbers); useful for schedules that count
+  /// steps.
   std::int64_t skipped_steps() const noexcept { return step_->skipped_steps(); }
 };
 

@@ -1,5 +1,5 @@
-// Preprocessors: fitted once on the training set, applied to every dataset, saved with the checkpoint. The trainer
-// leaves one that is fitted already as it is.
+// Preprocessors: fitted once on the training set, applied to every dataset, saved with the checkpoint. The trainer does
+// not fit one that is already fitted.
 //
 //   trainer options: .preprocessor = muster::chain({muster::standard_scaler({"x"}), muster::label_encoder("y")})
 #pragma once
@@ -14,57 +14,58 @@
 
 namespace muster {
 
-/// A transformation of batches with a fitted state. Users derive their own.
+/// A transformation of batches with a fitted state. Derive your own classes from it.
 class Preprocessor {
  public:
   virtual ~Preprocessor() = default;
-  /// Learns from the dataset; each rank reads its share and the results are joined. Collective.
+  /// Fits the state to the dataset; each rank reads its share and the results are combined. Collective.
   virtual void fit(const Dataset& dataset, const Communicator& communicator) = 0;
-  /// Whether it has learned what transform() needs, by fit() or load_state(). One that has nothing to learn says true.
-  /// One that does not override this is fitted again in every run.
+  /// True if it has the state that transform() needs, from fit() or load_state(), or if it needs none. A class that
+  /// does not override this is fitted again in every run.
   virtual bool fitted() const { return false; }
 
-  /// Changes the batch, and neither the number of its rows (an Error with ExitCode::data: weights, steps and positions
-  /// count the samples of the dataset) nor the preprocessor. A class overrides one of the two.
+  /// Transforms the batch. It must not change the number of rows (an Error with ExitCode::data: weights, steps and
+  /// positions count the samples of the dataset), nor the preprocessor. A class overrides one of the two overloads.
   ///
-  /// This one is called on any thread, and reads ahead. Random numbers come from `generator`, on the CPU:
+  /// This one may be called on any thread, ahead of time. It takes its random numbers from `generator`, on the CPU:
   ///
   ///   void transform(muster::Batch& batch, at::Generator& generator) const override {
   ///     batch.set("x", batch["x"] + 0.1 * torch::randn(batch["x"].sizes(), generator));
   ///   }
   ///
-  /// In a pass it is seeded from the run's seed, the dataset's name, the epoch, which pass of the epoch it is (of those
-  /// that do not train: after which step, too), and the position of the batch's first sample. So a batch (with
-  /// ScalingConfig::virtual_workers, a micro-batch) that begins at the same position and has as many samples gets the
-  /// same numbers, however far the pass reads ahead, after a resume, and on whichever rank. In a pass over a stream the
-  /// worker and the number of its batch take the place of the position. Dataset::read() and fitting have a seed that
-  /// depends on the first sample alone, predictors one that is always the same.
+  /// In a pass, the generator is seeded from the run's seed, the dataset's name, the epoch, the number of the pass in
+  /// the epoch (for passes that do not train, also the step after which it comes), and the position of the batch's
+  /// first sample. So a batch (with ScalingConfig::virtual_workers, a micro-batch) of the same position and size gets
+  /// the same numbers, however far the pass reads ahead, after a resume, and on any rank. In a pass over a stream, the
+  /// worker and the number of its batch replace the position. In Dataset::read() and fitting the seed depends on the
+  /// first sample only; predictors always use the same seed.
   virtual void transform(Batch& batch, at::Generator& generator) const;
-  /// The same for a class that takes no generator. In a pass it is called on the thread that iterates, in the place of
-  /// the batch and not ahead. torch's default generator of the CPU has the state of the one above meanwhile, and its
-  /// own again afterwards.
+  /// The same without a generator. In a pass it is called on the thread that iterates, when the batch is due and not
+  /// ahead of time. Meanwhile torch's default CPU generator has the state of the generator above; afterwards its own
+  /// state is restored.
   virtual void transform(Batch& batch) const;
 
-  /// The fitted state as JSON, and back.
+  /// The fitted state as JSON; load_state() restores it.
   virtual Json state() const = 0;
   virtual void load_state(const Json& state) = 0;
 };
 
 using PreprocessorPtr = std::shared_ptr<Preprocessor>;
 
-/// (x − mean) / deviation per feature (the last dimension of a sample; one feature for scalars), population deviation,
-/// 1 where that is 0. The moments of blocks of 256 samples are joined pairwise by the parallel formula of Chan, Golub
-/// and LeVeque (1979): the same bits at any number of ranks, as those of the others are.
+/// (x − mean) / deviation for each feature (the last dimension of a sample; one feature for scalars). The deviation is
+/// the population's, and 1 where that is 0. Means and variances of blocks of 256 samples are combined pairwise by the
+/// parallel formula of Chan, Golub and LeVeque (1979). All preprocessors here give the same bits at any number of
+/// ranks.
 PreprocessorPtr standard_scaler(std::vector<std::string> columns);
-/// (x − min) / (max − min) per feature; 0 where max = min.
+/// (x − min) / (max − min) for each feature; 0 where max = min.
 PreprocessorPtr min_max_scaler(std::vector<std::string> columns);
-/// Integers to 0 … k−1 in ascending order of the values seen; a value not seen in fit is an Error. What it is applied
-/// to may hold floats: 2.0 is the class 2, and 2.7 an Error (ExitCode::data).
+/// Integers to 0 … k−1, in ascending order of the values seen in fit(); any other value is an Error. The columns that
+/// it transforms may be floats: 2.0 is the class 2, and 2.7 is an Error (ExitCode::data).
 PreprocessorPtr label_encoder(std::string column);
-/// Integer columns to float vectors [k] with a single 1; a value not seen in fit becomes all zeros. Floats as above.
+/// Integer columns to float vectors [k] with a single 1; a value not seen in fit() becomes all zeros. Floats as above.
 PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
-/// One after the other; each is fitted on what the ones before it give. Of a chain that is fitted in part, fit() leaves
-/// the fitted ones as they are.
+/// Applies several, one after the other; each is fitted on the output of those before it. If some of them are already
+/// fitted, fit() does not change these.
 PreprocessorPtr chain(std::vector<PreprocessorPtr> steps);
 
 }  // namespace muster

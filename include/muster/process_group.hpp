@@ -1,5 +1,5 @@
-// A torch process group from an MPI communicator, on its own: c10d code written elsewhere runs over it. No port is
-// opened, unless gloo or NCCL is asked for, whose ranks connect to each other. Users of the returned pointer include
+// A torch process group made from an MPI communicator: c10d code that was written elsewhere runs on it. It opens no
+// ports, except with gloo or NCCL, whose ranks connect to each other. To use the returned pointer, include
 // <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 #pragma once
 
@@ -21,30 +21,31 @@ class ProcessGroup;
 namespace muster {
 
 struct ProcessGroupOptions {
-  /// What moves the tensors: "mpi" (muster's own) or "gloo", those of GPUs by way of the CPU; "nccl" those of GPUs, and
-  /// mpi the others; or by device, as in "cpu:gloo,cuda:nccl". "auto" is mpi.
+  /// The transport for tensors. "mpi" (muster's own) and "gloo" move GPU tensors by way of the CPU; "nccl" moves GPU
+  /// tensors, and mpi all others. Or by device, as in "cpu:gloo,cuda:nccl". "auto" is mpi.
   std::string backend = "auto";
-  /// The limit of every collective; the launch's unless given.
+  /// The time limit of every collective; empty: the launch's.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// Elements in one MPI call at the most; of mpi alone.
+  /// The largest number of elements in one MPI call; only for mpi.
   std::size_t chunk = std::size_t{1} << 30;
 };
 void to_json(Json& json, const ProcessGroupOptions& options);
 void from_json(const Json& json, ProcessGroupOptions& options);
 
-/// Whether this build has the backend "mpi" (always), "gloo" (where gloo's headers were there) or "nccl" (where
-/// libtorch came with CUDA and NCCL).
+/// True if this build has the backend "mpi" (always), "gloo" (if gloo's headers were found) or "nccl" (if libtorch has
+/// CUDA and NCCL).
 bool has_backend(std::string_view name);
 
-/// A process group over a duplicate of `communicator`, rank for rank. Collective. Its operations are started and waited
-/// for on one thread at a time, in the same order on all ranks. A dense tensor of any type may be moved; reductions
-/// take booleans, integers, floating-point and complex numbers. Anything that cannot be done is an Error that says so;
-/// so is a message of another length than its receiver expects. Resolve conjugate and negative views first
-/// (resolve_conj(), resolve_neg()): torch hands every group a copy of them, which alone gets the result.
+/// Makes a process group over a duplicate of `communicator`, with the same ranks. Collective. Use it in one thread at a
+/// time, with the same order of operations on all ranks. Dense tensors of any type can be moved; reductions take
+/// booleans, integers, floating-point and complex numbers. An unsupported operation is an Error that says so, and so is
+/// a message whose length differs from what its receiver expects. Resolve conjugate and negative views first
+/// (resolve_conj(), resolve_neg()): torch passes every group a copy of such a tensor, and only the copy gets the
+/// result.
 ///
-/// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be gone before the launch
-/// is. What they can do, and the errors of their operations, are torch's. A group with NCCL that goes cuts off its
-/// operations, also for the other ranks: wait for the GPU and then for the ranks before.
+/// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be destroyed before the
+/// launch. What they support, and the errors of their operations, are torch's. Destroying a group with NCCL aborts its
+/// operations, also on the other ranks: before that, wait for the GPU and then for the other ranks.
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const Communicator& communicator,
                                                           const ProcessGroupOptions& options = {});
 

@@ -1,14 +1,14 @@
-// Activations that are computed again in backward() in place of being kept: memory for time.
+// Recomputes activations in backward() instead of keeping them: less memory for more time.
 //
 //   x = muster::recompute(net->stage1, x);                                  // a module
 //   x = muster::recompute([&](const at::Tensor& x, const at::Tensor& mask) {  // or anything that can be called
 //     return net->attention->forward(net->norm->forward(x), mask);
 //   }, x, mask);
 //
-// The block runs now and keeps its inputs alone; in backward() it runs once more, and its gradients are those of that
-// run: with the same random numbers (torch's default generators), under the same autocast, a module in the same mode
-// (training or evaluation), to the same bits as without recompute(). Where more than two gradients of one tensor come
-// together, from inside and outside of the block, they are added up in another order.
+// The block runs now, and only its inputs are kept. In backward() it runs once more, and the gradients are computed
+// from that run: with the same random numbers (torch's default generators), under the same autocast, with a module in
+// the same mode (training or evaluation). They have the same bits as without recompute(), unless more than two
+// gradients of one tensor come from inside and outside of the block: these are added in another order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,24 +33,24 @@ namespace detail::gradients {
 using Tensors = std::vector<at::Tensor>;
 using Block = std::function<Tensors(const Tensors& inputs)>;
 
-/// `module`: where the block's buffers are; may be null.
+/// `module`: the module whose buffers the block may write to; may be null.
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module);
 
 }  // namespace detail::gradients
 
-/// What `block` makes of the inputs: a tensor, a tuple or a vector of tensors. `block` is a module (holder or
-/// shared_ptr), whose forward() is meant, or a callable, which is copied and called again in backward(); what it refers
-/// to lives until then. What it uses need not be told: parameters, tensors from before, modules.
+/// Returns block(inputs…): a tensor, or a tuple or vector of tensors. `block` is a module (holder or shared_ptr), whose
+/// forward() is called, or a callable. A callable is copied and called again in backward(); what it refers to must live
+/// until then. Other tensors, parameters and modules that the block uses need not be passed.
 ///
-/// It computes the same both times, from the values that its inputs and parameters have now: neither it nor what
-/// follows writes to them before backward(). Another shape or another parameter is an Error (ExitCode::user_error) in
-/// backward(); so is a parameter that has been written to, and an input is torch's own error, as far as torch counts
-/// writes, which it does not in its optimizers' steps. The buffers that a module writes to, as batch-norm's statistics,
-/// are written once; those of other callables twice. The modules that another callable uses are to be in the same mode
-/// both times.
+/// The block must compute the same both times, from the values that its inputs and parameters have now: neither the
+/// block nor later code may write to them before backward(). Another shape or another parameter is an Error
+/// (ExitCode::user_error) in backward(). So is a parameter that was written to, and for an input this is torch's own
+/// error, but only for writes that torch counts; it does not count those of its optimizers' steps. Buffers that a
+/// module writes to, such as batch-norm's statistics, are written once; those of other callables are written twice.
+/// Modules that a callable uses must be in the same mode both times.
 ///
-/// Blocks may stand inside of blocks. What needs no gradient is computed once, as without recompute(). Gradients of
-/// gradients are an Error (ExitCode::usage).
+/// Blocks may be nested. If nothing in it needs a gradient, a block is computed once, as without recompute(). Gradients
+/// of gradients are an Error (ExitCode::usage).
 template <class Block, std::convertible_to<at::Tensor>... Inputs>
 auto recompute(Block block, const Inputs&... inputs) {
   std::shared_ptr<torch::nn::Module> module;

@@ -1,4 +1,4 @@
-// The operations of reductions.
+// The operations of a reduction.
 #pragma once
 
 namespace muster {

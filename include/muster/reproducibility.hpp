@@ -1,19 +1,19 @@
-// The same numbers from the same program.
+// Reproducible results.
 #pragma once
 
 #include <cstdint>
 
 namespace muster {
 
-/// Torch computes by deterministic algorithms from now on, an operation that has none is an error, cuDNN does not try
-/// which of its algorithms is quickest, and cuBLAS gets the workspace that it needs for that
-/// (CUBLAS_WORKSPACE_CONFIG, unless it is set). Torch's generators and std::rand are seeded, alike on every rank: draw
-/// weights of your own after it. Torch's are so again when a training function begins. Without it each rank has
-/// generators of its own, by --seed; a run that is taken up again has theirs back in either case, or at another number
-/// of ranks new ones. (Virtual workers draw from their own in any case.)
+/// From now on, torch uses deterministic algorithms: an operation that has none is an error, cuDNN does not choose its
+/// algorithms by speed, and cuBLAS gets the workspace that it needs for this (CUBLAS_WORKSPACE_CONFIG, unless it is
+/// set). Seeds torch's generators and std::rand, the same on every rank: initialise weights of your own after it.
+/// torch's generators are seeded again when a training function begins. Without this call each rank has different
+/// generators, seeded by --seed. In either case a run that is continued restores them; at another number of ranks they
+/// are new. (Virtual workers always use their own.)
 ///
-/// To be called before the first tensor is on a GPU, on all ranks, in main or first of all in the training function.
-/// With several trainers call it in main: a start that finds the first one finished does not run its function.
+/// Call it before the first tensor is on a GPU, on all ranks, in main or at the beginning of the training function.
+/// With several trainers call it in main: a start that finds the first run finished does not call its function.
 void enable_reproducibility(std::uint64_t seed = 0);
 
 }  // namespace muster

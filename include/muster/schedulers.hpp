@@ -1,5 +1,5 @@
-// Learning-rate schedules that libtorch lacks: cosine with warm-up, one cycle, linear warm-up. Step by step; they are
-// torch's schedulers and go where those go.
+// Learning-rate schedules that libtorch lacks: cosine with warm-up, one cycle, linear warm-up. They are stepped after
+// every optimizer step, and can be used wherever torch's schedulers can.
 //
 //   auto optimizer = session.prepare_optimizer(torch::optim::AdamW(net->parameters(), 3e-4));
 //   muster::CosineWithWarmup scheduler(optimizer, {.warmup_steps = 500, .total_steps = 20'000, .min_lr = 1e-5});
@@ -9,16 +9,16 @@
 //     optimizer.step();
 //     scheduler.step();                                             // after each step of the optimizer
 //
-// With virtual workers, where a step has several batches, it is stepped after the last of them, and so are torch's:
+// With virtual workers a step has several batches: step the scheduler, and torch's schedulers too, after the last one:
 // `if (session.step_complete()) scheduler.step();`.
 //
-// A scheduler is made before the state is restored: the learning rates that it finds in the optimizer's groups are
-// those that it scales, and it sets those of step 0 at once. Each value follows from the number of steps alone, so a
-// resumed run goes on exactly, if the optimizer is in the same state: the learning rate of the next step is the
-// optimizer's. Past its end a schedule stays at its last value.
+// Make a scheduler before the state is restored: it scales the learning rates that it finds in the optimizer's groups,
+// and sets those of step 0 at once. Each value depends only on the number of steps, so a resumed run continues exactly
+// if the optimizer is in the same state: the optimizer has the learning rate of the next step. After its end a schedule
+// keeps its last value.
 //
-// Options that cannot be are an Error (ExitCode::usage). torch::optim::ReduceLROnPlateauScheduler is an entry of a
-// state like these.
+// Invalid options are an Error (ExitCode::usage). torch::optim::ReduceLROnPlateauScheduler can be an entry of a state
+// too.
 #pragma once
 
 #include <muster/json.hpp>
@@ -31,14 +31,14 @@
 
 namespace muster {
 
-/// What the schedules have in common. Refers to the optimizer, which must outlive it.
+/// The base class of the schedules. Refers to the optimizer, which must outlive it.
 class Schedule : public torch::optim::LRScheduler {
  public:
-  /// The learning rate of each of the optimizer's groups, as it is now.
+  /// The current learning rate of each of the optimizer's groups.
   std::vector<double> get_last_lr() const { return get_current_lrs(); }
 
  protected:
-  /// A value by the number of steps so far and the group's own learning rate.
+  /// A value as a function of the number of steps so far and the group's own learning rate.
   using Curve = std::function<double(std::int64_t step, double base)>;
   Schedule(torch::optim::Optimizer& optimizer, Curve lr, Curve momentum = {});
 
@@ -53,26 +53,26 @@ class Schedule : public torch::optim::LRScheduler {
 
 struct LinearWarmupOptions {
   std::int64_t warmup_steps = 0;
-  /// Where it begins, as a part of the learning rate. With 0 the first step moves nothing.
+  /// The initial fraction of the learning rate. With 0 the first step changes nothing.
   double start_factor = 0;
 };
 void to_json(Json& json, const LinearWarmupOptions& options);
 void from_json(const Json& json, LinearWarmupOptions& options);
 
-/// From `start_factor` of the learning rate to all of it in a straight line, as torch's LinearLR in Python.
+/// Increases the learning rate linearly from `start_factor` of it to all of it, as Python's LinearLR.
 class LinearWarmup final : public Schedule {
  public:
   LinearWarmup(torch::optim::Optimizer& optimizer, const LinearWarmupOptions& options);
 };
 
 struct CosineWithWarmupOptions {
-  /// 0: cosine annealing alone.
+  /// 0: only cosine annealing.
   std::int64_t warmup_steps = 0;
-  /// Those of the warm-up included.
+  /// All steps, including the warm-up.
   std::int64_t total_steps = 0;
-  /// Where it ends.
+  /// The final learning rate.
   double min_lr = 0;
-  /// As of LinearWarmupOptions.
+  /// See LinearWarmupOptions::start_factor.
   double start_factor = 0;
 };
 void to_json(Json& json, const CosineWithWarmupOptions& options);
@@ -89,21 +89,21 @@ enum class Anneal { cosine, linear };
 
 /// The fields and defaults of torch's OneCycleLR in Python.
 struct OneCycleOptions {
-  /// The largest learning rate, of every group; 0: each group's own.
+  /// The largest learning rate, for every group; 0: each group's own.
   double max_lr = 0;
   std::int64_t total_steps = 0;
-  /// The part of the steps in which the learning rate rises.
+  /// The fraction of the steps in which the learning rate rises.
   double pct_start = 0.3;
   Anneal anneal_strategy = Anneal::cosine;
-  /// Moves the momentum (SGD, RMSprop) or the first beta (Adam, AdamW) against the learning rate.
+  /// Moves the momentum (SGD, RMSprop) or the first beta (Adam, AdamW) in the opposite direction.
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
-  /// It begins at max_lr / div_factor,
+  /// The initial learning rate is max_lr / div_factor,
   double div_factor = 25;
-  /// and ends at that / final_div_factor.
+  /// and the final one is the initial one / final_div_factor.
   double final_div_factor = 1e4;
-  /// Down again as long as it went up, and then to the end. Otherwise it takes all the rest for the way down.
+  /// Falls for as many steps as it rose, then anneals to the final rate. Otherwise it falls during all remaining steps.
   bool three_phase = false;
 };
 void to_json(Json& json, const OneCycleOptions& options);
@@ -112,7 +112,7 @@ void from_json(const Json& json, OneCycleOptions& options);
 /// Up to a large learning rate and down to a very small one (Smith and Topin, https://arxiv.org/abs/1708.07120).
 class OneCycle final : public Schedule {
  public:
-  /// An Error (ExitCode::usage) too where the optimizer has no momentum to move.
+  /// Throws an Error (ExitCode::usage) for invalid options, or if the optimizer has no momentum to move.
   OneCycle(torch::optim::Optimizer& optimizer, const OneCycleOptions& options);
 };
 

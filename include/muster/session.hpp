@@ -1,4 +1,4 @@
-// What a training function sees of its run.
+// The session: the training function's access to its run.
 #pragma once
 
 #include <muster/checkpoint.hpp>
@@ -43,17 +43,17 @@ namespace detail::step {
 struct BatchWeight;
 class Steps;
 }  // namespace detail::step
-
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
-/// state. Refers to the session: does not outlive it. Copies are one State: it lives until the last of them is gone,
+/// state. Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is
+/// gone. When the run is asked to stop, the living State that was restored or reported last is saved.
 /// and while it lives, the one that was last restored or reported is what is saved when the run is asked to stop.
 class State {
  public:
-  /// Loads the checkpoint that the run goes on from: its own newest, or the one it was told to start from. False on a
-  /// fresh start. Everything is compared first: nothing is changed if a name, a shape or a type differs. From a
-  /// checkpoint that no run has made (Checkpoint::from_dict) it takes the entries that are there, with a warning that
-  /// names the missing, and gives false where none is. An Error (ExitCode::usage) once a report has saved another one.
-  /// Collective.
+  /// Loads the checkpoint from which the run continues: its own newest one, or the one it was told to start from.
+  /// Returns false on a fresh start. All names, shapes and types are compared first: if one differs, nothing is
+  /// changed. From a checkpoint that no run has made (Checkpoint::from_dict), the entries that exist are loaded, and a
+  /// warning names those that are missing; returns false if none exists. Throws an Error (ExitCode::usage) after a
+  /// report has saved a newer checkpoint. Collective.
   bool restore();
 
   const StateEntries& entries() const noexcept { return *entries_; }
@@ -66,15 +66,17 @@ class State {
 };
 
 struct ReportOptions {
-  /// Keep the list over the ranks in place of the mean, by rank; null for a rank that has not given the key.
+  /// True: the report has the mean over the ranks. False: it has the list of the ranks' values, in the order of ranks,
+  /// with null for a rank that did not give the key.
   bool reduce = true;
-  /// A name for the report's checkpoint, as "best": RUN/NAME becomes a symbolic link to it as soon as it is whole. A
-  /// name that is used again goes over to the newer one, and goes with the last one that it names. The row has it as
-  /// checkpoint_name, beside checkpoint_dir_name. The same on all workers; no '/', no leading '.' or "checkpoint_",
-  /// none of the run's own files.
+  /// A name for the report's checkpoint, such as "best": RUN/NAME becomes a symbolic link to the checkpoint once it is
+  /// complete. If a name is used again, the link moves to the newer checkpoint; it is removed when the last checkpoint
+  /// with that name is deleted. The report's row has the name as checkpoint_name, beside checkpoint_dir_name. The same
+  /// on all workers. It must not contain '/', begin with '.' or "checkpoint_", or be the name of one of the run's own
+  /// files.
   std::string checkpoint_dir_name = {};
-  /// Have the checkpoint validated beside training; see muster/validation.hpp. An Error (ExitCode::usage) where the
-  /// trainer has no such function, or the report nothing to save.
+  /// True: the checkpoint is validated while training continues; see muster/validation.hpp. An Error (ExitCode::usage)
+  /// if the trainer has no validation function, or if the report has nothing to save.
   bool validation = false;
 };
 void to_json(Json& json, const ReportOptions& options);
@@ -83,27 +85,29 @@ void from_json(const Json& json, ReportOptions& options);
 /// A checkpoint and the metrics of its report.
 struct ReportedCheckpoint {
   Checkpoint checkpoint;
-  Json metrics;  ///< and those of its validation
+  Json metrics;  ///< with the metrics of its validation
   CheckpointStatus status = CheckpointStatus::committed;
 };
 
-/// What a worker knows of the end that somebody else prepares for the run.
+/// What a worker knows about a coming end of the job (a preemption, a time limit).
 struct Preemption {
-  /// Some worker has been asked to stop, or its time is over.
+  /// True if some worker has been asked to stop, or its time is over.
   bool asked = false;
-  /// Until the job is to be over, on the worker that has least; empty where nothing says so.
+  /// The time until the job ends, on the worker that has the least of it; empty if no limit is known.
   std::optional<std::chrono::nanoseconds> time_left = {};
 };
 
-/// Epochs from where the run stands to `count`; each step tells the session which one it is. After a loop that has come
-/// to its end that is the next epoch, after one that was left the same. So a second loop to the same count has no
-/// epoch, which is a warning; session.epochs(6) after session.epochs(3) has three.
+/// The epochs from the current one up to, not including, `count`; each iteration tells the session which epoch it is.
+/// After a loop that ran to its end, the current epoch is the next one; after a loop that was left early, it is the
+/// same one. So a second loop to the same count has no epochs, and a warning says so; session.epochs(6) after
+/// session.epochs(3) has three.
 ///
-/// A run goes on in the middle of an epoch where its data come from a split dataset or a data loader of muster's. Of
-/// other data (your own, torch's data loaders) nobody knows the middle: an epoch counts as over with the first State
-/// that is reported in it, so report once, at its end. Where a program trains between two reports of an epoch, there is
-/// a warning, and from then on a run that goes on begins the epoch of its State again. While a dataset that is whole on
-/// each worker is iterated over and trained with, a report with a State is an Error.
+/// A run can continue in the middle of an epoch if its data come from a split dataset or from one of muster's data
+/// loaders. For other data (your own, torch's data loaders) the position is unknown: an epoch counts as finished with
+/// the first State that is reported in it, so report once, at its end. If a program trains between two reports of such
+/// an epoch, there is a warning, and from then on a run that continues repeats the epoch of its State from the start.
+/// It is an Error to report a State while the program iterates over, and trains with, a dataset that is whole on each
+/// worker.
 class Epochs {
  public:
   class iterator {
@@ -128,7 +132,7 @@ class Epochs {
   std::int64_t count_;
 };
 
-/// While it lives, the module is in evaluation mode and no gradients are recorded. Made by Session::evaluation.
+/// While it lives, the module is in evaluation mode and no gradients are recorded. Made by Session::evaluation().
 class Evaluation {
  public:
   Evaluation(const Evaluation&) = delete;
@@ -142,7 +146,7 @@ class Evaluation {
   std::unique_ptr<Saved> saved_;
 };
 
-/// While it lives, one batch counts for every backward() inside. Made by Session::step.
+/// While it lives, every backward() inside it is weighted by one given batch. Made by Session::step().
 class StepScope {
  public:
   StepScope(const StepScope&) = delete;
@@ -156,27 +160,29 @@ class StepScope {
   std::int64_t scope_;
 };
 
-/// Given to the training function, on every worker; lives as long as that call. What is marked collective is called by
-/// all workers alike.
+/// Passed to the training function on every worker; lives as long as that call. All workers must make the calls that
+/// are marked collective, in the same order.
 ///
-/// Asked to stop (SIGUSR1, SIGUSR2 or SIGHUP to any worker, SIGTERM under srun, `touch STORAGE/NAME/stop`, the time:
-/// see below), all workers stop at the same boundary: the next batch of a training pass, the next epoch or report,
-/// where no gradients are added up for a later step, outside of join(). The State that was last restored or reported,
-/// if it still lives, is saved without a report, and an Error with ExitCode::stopped is thrown there; it passes through
-/// the training function like any other. Where there is no such State nothing is saved and the code is ExitCode::retry;
-/// if a report has saved files of the user's own, the next report is waited for. While batches of two training passes
-/// are in hand, the boundary is the next epoch or report.
+/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM under srun, by `touch
+/// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training
+/// pass, the next epoch or the next report, but not inside join() or while gradients are being accumulated for a later
+/// step. While two training passes are open, only an epoch or a report is a boundary. There, the State that was
+/// restored or reported last is saved without a report, if it still lives, and an Error with ExitCode::stopped is
+/// thrown, which passes through the training function like any other exception. If there is no such State, nothing is
+/// saved and the code is ExitCode::retry; but if a report has saved the user's own files, the run stops at the next
+/// report.
 ///
-/// What is added up for a later step is waited for while there is time for another batch and a save. Gradients that the
-/// program throws away, as a GAN does with those that its other loss leaves, and those that no optimizer steps with are
-/// not waited for, or for one batch. Prepared optimizers say when they step; of others it is seen by the parameters.
+/// Workers that accumulate gradients for a later step go on until that step, as long as there is time for another batch
+/// and a save. Gradients that the program throws away (as a GAN does with those of the other network's loss), and
+/// gradients with which no optimizer steps, delay the stop by at most one batch. Prepared optimizers announce their
+/// steps; the steps of other optimizers are detected by the change of the parameters.
 ///
-/// Where a Callback ends training, an exception leads out of the training function too; that is no failure.
+/// When a Callback ends training, an exception leaves the training function too; this is not a failure.
 ///
-/// The file `stop` in the run's folder is looked for once a second, and removed when it has been obeyed or training has
-/// ended. --time-limit, or else SLURM_JOB_END_TIME, is when all is to be over: a run stops as much before it as it has
-/// taken at most from one boundary to the next, and twice its slowest save (before the first one: three times its
-/// parameters at 100 MB/s), and a second. Nothing stops where there is no boundary, as in a long validation.
+/// The file `stop` in the run's folder is looked for once a second. It is removed once the run has obeyed it or
+/// training has ended. The time limit is --time-limit, or else SLURM_JOB_END_TIME. A run stops before it by the longest
+/// time so far between two boundaries, plus twice its slowest save (before the first save: three times its parameters
+/// at 100 MB/s), plus one second. Where there is no boundary, as in a long validation, nothing stops.
 class Session {
  public:
   explicit Session(detail::train::SessionState& state) : state_(&state) {}
@@ -187,40 +193,40 @@ class Session {
   int local_world_size() const noexcept;
   int node_rank() const noexcept;
   int num_nodes() const noexcept;
-  /// The run's name, which both are.
+  /// Both return the run's name.
   const std::string& trial_name() const noexcept;
   const std::string& experiment_name() const noexcept;
   const Json& metadata() const noexcept;
   std::uint64_t seed() const noexcept;
-  /// Steps of this run so far, those before a restored checkpoint counted: batches of training passes over split
+  /// Steps of this run so far, including those before a restored checkpoint: batches of training passes over split
   /// datasets and data loaders (see BatchOptions::training).
   std::int64_t global_step() const noexcept;
-  /// Whether the batch in hand is the last of its step, which is always so without ScalingConfig::virtual_workers.
+  /// True if the current batch is the last one of its step; always true without ScalingConfig::virtual_workers.
   bool step_complete() const noexcept;
 
-  /// cuda:local_rank with use_gpu, else cpu.
+  /// cuda:local_rank with use_gpu, otherwise cpu.
   at::Device get_device() const;
-  /// The workers as a torch process group.
+  /// A torch process group of the workers.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
-  /// The workers, over a channel for the training function's own use.
+  /// A communicator of the workers, for the training function's own use.
   const Communicator& communicator() const noexcept;
   /// Collective.
   void barrier() const;
-  /// Announces that this worker is busy for so long with work of its own, while others may wait for it: their limit
-  /// (--timeout) counts from the end of that time. Long work for which nobody waits need not be announced. Another call
-  /// takes the place of the one before; 0 takes it back. Not collective.
+  /// Announces that this worker will be busy for `time` with its own work while others may wait for it: their time
+  /// limit (--timeout) counts from the end of that time. Long work for which no rank waits need not be announced. A
+  /// call replaces the one before; 0 cancels it. Not collective.
   void keep_alive(std::chrono::milliseconds time) const;
-  /// The mean over the workers, detached; needed by whoever branches on a loss. In the value's type; that of whole
-  /// numbers and booleans is a double. Collective.
+  /// The mean over the workers, detached. Use it for a loss on which the program branches, so that all workers take the
+  /// same branch. It has the value's type; for whole numbers and booleans it is a double. Collective.
   at::Tensor mean(const at::Tensor& value) const;
 
-  /// Moves the module to the device, gives all workers rank 0's weights and buffers, and from then on averages
-  /// gradients inside backward(): weighted by samples while a batch of a training pass is in hand (see step()), equally
-  /// otherwise.
-  /// The same module comes back. Parameters must have the same names and shapes everywhere. The gradients of embeddings
-  /// with sparse(true) are averaged as sparse ones. A tensor made by expand() gets memory for each of its elements. On
-  /// several ranks an embedding with max_norm is an Error (ExitCode::usage): its forward() writes to the weights.
-  /// Collective.
+  /// Moves the module to the device, copies rank 0's weights and buffers to all workers, and from then on averages
+  /// gradients inside backward(): weighted by the number of samples if there is a current batch of a training pass (see
+  /// step()), otherwise equally. Returns the same module.
+  ///
+  /// Parameters must have the same names and shapes on all workers. The gradients of embeddings with sparse(true) are
+  /// averaged as sparse tensors. A tensor made by expand() gets memory for each of its elements. On several ranks an
+  /// embedding with max_norm is an Error (ExitCode::usage), because its forward() writes to the weights. Collective.
   template <class M>
   requires std::convertible_to<M*, torch::nn::Module*> std::shared_ptr<M> prepare_model(
       std::shared_ptr<M> module, const ModelOptions& options = {}) {
@@ -232,13 +238,13 @@ class Session {
     prepare(holder.ptr(), options);
     return holder;
   }
-  /// Several at once: auto [generator, discriminator] = session.prepare_models(g, d);
+  /// Prepares several models: auto [generator, discriminator] = session.prepare_models(g, d);
   template <class... Models>
   std::tuple<Models...> prepare_models(Models... models) {
     return std::tuple<Models...>{prepare_model(std::move(models))...};
   }
 
-  /// The same optimizer, which knows of the other ranks; see muster/optimizer.hpp. Its model is prepared before it.
+  /// Returns the same optimizer, made aware of the other ranks; see muster/optimizer.hpp. Prepare its model first.
   /// Collective.
   template <class O>
   requires std::derived_from<O, torch::optim::Optimizer> PreparedOptimizer<O> prepare_optimizer(
@@ -247,11 +253,11 @@ class Session {
     return PreparedOptimizer<O>(std::move(optimizer), std::move(step));
   }
 
-  /// While the scope lives, it is `batch` that counts: the gradients of a backward() inside, or what a fused
-  /// optimizer's step averages, are weighted by its samples (Batch::weight). `batch` may be kept from a pass that is
-  /// over; of a data loader, session.step(*loader), it is the one in hand. On every rank alike.
+  /// While the scope lives, `batch` determines the weights: gradients of a backward() inside it, or the averages of a
+  /// fused optimizer's step, are weighted by this batch's samples (Batch::weight). `batch` may come from a pass that is
+  /// over. For a data loader, session.step(*loader) means its current batch. Make the same scopes on every rank.
   ///
-  ///   { auto as = …, bs = …;       // two datasets, of which each has its own steps; both ranges end before the report
+  ///   { auto as = …, bs = …;       // two datasets, each with its own steps; both ranges end before the report
   ///   for (auto a = as.begin(), b = bs.begin(); a != as.end() && b != bs.end(); ++a, ++b) {
   ///     { auto scope = session.step(*a); loss_of(*a).backward(); }
   ///     { auto scope = session.step(*b); loss_of(*b).backward(); }
@@ -259,27 +265,28 @@ class Session {
   ///   } }
   ///   session.report(metrics, state);
   ///
-  /// Without a scope it is the batch of the training pass in hand. Of two passes in hand, it need not be said while
-  /// they weigh the same: same count, step and drop_last, and as far in their passes; else backward() throws an Error.
+  /// Without a scope, the current batch of the open training pass determines the weights. With two open passes a scope
+  /// is needed, unless both give the same weights: the same count, step and drop_last, and the same position in their
+  /// passes. Otherwise backward() throws an Error.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
   }
   [[nodiscard]] StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
 
-  /// While the scope lives, backward() adds up gradients locally.
+  /// While the scope lives, backward() accumulates gradients locally, without averaging.
   [[nodiscard]] NoSync no_sync() const;
-  /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. There is one prepared
-  /// model. Collective.
+  /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. Exactly one model must
+  /// be prepared. Collective.
   [[nodiscard]] Join join(const JoinOptions& options = {}) const;
   /// While the scope lives, forward passes on the session's device compute in 16 bits where that is safe.
   [[nodiscard]] Autocast autocast(const AutocastOptions& options = {}) const;
   /// The scaler that half precision needs; it must not outlive the session. Collective.
   GradScaler grad_scaler(const GradScalerOptions& options = {}) const;
-  /// Batch-norm's running statistics become the mean over the workers (num_batches_tracked: rank 0's), in every
-  /// prepared model that has a module in common with this one; then this one is in evaluation mode while the scope
-  /// lives. Other buffers stay this worker's own; with virtual workers they become those of the first micro-batch. A
-  /// report does the same with all prepared models. Collective.
+  /// Replaces batch-norm's running statistics by their means over the workers (num_batches_tracked: by rank 0's), in
+  /// every prepared model that shares a module with this one; then this module is in evaluation mode while the scope
+  /// lives. Other buffers keep this worker's values; with virtual workers they become those of the first micro-batch.
+  /// A report averages the statistics of all prepared models in the same way. Collective.
   [[nodiscard]] Evaluation evaluation(std::shared_ptr<torch::nn::Module> module) const;
   template <ModuleHolder Holder>
   [[nodiscard]] Evaluation evaluation(const Holder& holder) const {
@@ -289,59 +296,60 @@ class Session {
   /// This worker's view of the dataset of that name.
   DatasetShard get_dataset_shard(const std::string& name = "train") const;
 
-  /// What report() saves and restore() loads.
+  /// The objects that report() saves and restore() loads.
   State state(StateEntries entries) const;
-  /// for (auto epoch : session.epochs(10)), beginning where a restored run stopped.
+  /// for (auto epoch : session.epochs(10)) begins at the epoch at which a restored run stopped.
   Epochs epochs(std::int64_t count) const;
 
-  /// Reduces the metrics over the workers, writes them to the run's directory, and commits a checkpoint if there is
-  /// something to save. A barrier; an error on one worker is the same error on all, and the checkpoints before it
-  /// stay. Where the best checkpoints are kept by a score, it is an error at the first one that is not in the middle of
-  /// an epoch if no report has had that metric; one whose report lacks it, or has it as NaN, counts as the worst.
+  /// Reduces the metrics over the workers, writes them to the run's folder, and commits a checkpoint if there is
+  /// something to save. A barrier. An error on one worker is thrown on all of them, and the earlier checkpoints remain.
+  /// Where the best checkpoints are kept by a score: if no report had that metric by the first report at an epoch's
+  /// end, that report is an Error; a checkpoint whose report lacks the metric, or has NaN, counts as the worst.
   /// Collective.
   void report(const Metrics& metrics, const ReportOptions& options = {});
-  /// With the state, saved by all workers together.
+  /// Saves the state too, by all workers together.
   void report(const Metrics& metrics, const State& state, const ReportOptions& options = {});
-  /// With files of the user's own, or entries (Checkpoint::from_dict, or one that was saved before). Those of several
-  /// workers are united; what several give is the lowest worker's, with a warning if theirs differ.
+  /// Saves the user's own files, or entries (Checkpoint::from_dict, or an earlier checkpoint). The files of several
+  /// workers are combined; of files with the same name the lowest worker's is kept, with a warning if they differ.
   void report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options = {});
-  /// With both; an entry that both hold is the state's.
+  /// Saves both; if both have an entry of the same name, the state's is saved.
   void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
               const ReportOptions& options = {});
 
-  /// For a loop of one's own: whether any worker has been asked to stop. Report a State then, which saves it and ends
-  /// training, or return. A run whose function returns after this has said so is not finished: it ends as a stop does,
-  /// and goes on when it is started again. Collective.
+  /// For your own loops: true if any worker has been asked to stop. Then report a State, which saves it and ends
+  /// training, or return. If the training function returns after this was true, the run is not finished: it ends as
+  /// stopped, and continues when it is started again. Collective.
   bool should_stop();
 
-  /// A callback of this call's own, which may refer to its objects: beside those of RunConfig it is told of what comes
-  /// until the training function has returned or thrown. On all workers alike; collective.
+  /// Adds a callback for the rest of this call of the training function; it may refer to the function's objects. Like
+  /// those of RunConfig, it receives events until the training function returns or throws. All workers must add the
+  /// same one. Collective.
   void add_callback(std::shared_ptr<Callback> callback);
 
-  /// The same for a loop that wants to know more: whether the run's place is wanted, and how long it has. It ends
-  /// nothing by itself; what is said there of a function that returns is true here too. Collective.
+  /// Like should_stop(), with the time that is left. It ends nothing by itself, and a function that returns after it
+  /// has reported a request to stop leaves the run unfinished, as described there. Collective.
   Preemption preemption();
 
-  /// The newest committed one, for which it waits while that is being written behind training, or the one the run was
-  /// told to start from. A function that loads it without
-  /// State::restore() begins again with epoch, global_step, position in the data and random state; a warning says so.
+  /// The newest committed checkpoint, or the one the run was told to start from. Waits for a checkpoint that is still
+  /// being written in the background. A function that loads it without State::restore() starts with epoch, global_step,
+  /// position in the data and random state from the beginning; a warning says so.
   std::optional<Checkpoint> get_checkpoint() const;
-  /// Those of this run that are there, oldest first; waits for one that is being written. Collective.
+  /// The checkpoints of this run that still exist, oldest first. Waits for one that is still being written. Collective.
   std::vector<ReportedCheckpoint> get_all_reported_checkpoints() const;
 
-  /// Rank 0's value on every worker; that of the others is not looked at. Collective.
+  /// Returns rank 0's value on every worker; the values of the others are ignored. Collective.
   Json broadcast_from_rank_zero(const Json& value) const;
-  /// RUN/artifacts, made when it is first asked for: for files of your own, which no checkpoint has and nothing prunes.
+  /// RUN/artifacts, created on the first call: for your own files, which are in no checkpoint and are never deleted.
   std::filesystem::path artifacts() const;
 
   // For a Backend.
 
-  /// Those of the launch: what --backend and --timeout ask for, among others.
+  /// The launch's flags, among them --backend and --timeout.
   const LaunchFlags& flags() const noexcept;
-  /// How a process group over all workers is made, which is done now for process_group() and again for each prepared
-  /// model. `make` is collective.
+  /// Sets the function that makes a process group of all workers. It is called now, for process_group(), and again for
+  /// each prepared model. `make` is collective.
   void set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make);
-  /// Whether training has ended on this worker with an exception.
+  /// True if training has ended on this worker with an exception.
   bool failed() const noexcept;
 
  private:

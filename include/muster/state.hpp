@@ -1,17 +1,18 @@
-// What a checkpoint holds, by name: models, optimizers, schedulers, tensors, JSON.
+// The contents of a checkpoint, by name: models, optimizers, schedulers, tensors, JSON.
 //
 //   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"best", best}});   // best: double or Json
 //
-// A StateEntry refers to the object, so the object must outlive it; a module is held by its shared_ptr.
+// A StateEntry refers to its object, which must outlive it; a module is held by its shared_ptr.
 //
-// All ranks save one state, so its parts must be the same on all of them. At each save, before anything is written,
-// they are compared by a checksum that every rank takes of every tensor (XXH3; on a GPU by the GPU). That costs about a
-// twentieth of the save.
+// All ranks save one common state, so its parts must be the same on all of them. At each save, before anything is
+// written, they are compared by a checksum that every rank computes of every tensor (XXH3; for a tensor on a GPU, on
+// the GPU). This takes about a twentieth of the save's time.
 //
-// What is your own (tensors, JSON, numbers, strings, functions) and differs in a single bit is an Error
-// (ExitCode::user_error) that names it and the ranks; nothing is written then, and the checkpoint before stays.
-// per_rank says that each rank has its own. A model, an optimizer or a scheduler may drift apart (after join(), or on
-// machines of two kinds): that is a warning with the ranks and the largest difference, and rank 0's are saved.
+// If your own values (tensors, JSON, numbers, strings, functions) differ in a single bit, this is an Error
+// (ExitCode::user_error) that names the value and the ranks; nothing is written, and the previous checkpoint stays. Use
+// per_rank() for values of which each rank has its own. Models, optimizers and schedulers may drift apart (after
+// join(), or on machines of two kinds): this is a warning with the ranks and the largest difference, and rank 0's are
+// saved.
 #pragma once
 
 #include <muster/json.hpp>
@@ -41,14 +42,14 @@ namespace detail::checkpoint {
 struct Stateful;
 }
 
-/// A module holder, as TORCH_MODULE makes them.
+/// A module holder, as made by TORCH_MODULE.
 template <class T>
 concept ModuleHolder = requires(const T& holder) {
   { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
 };
 
-/// Tensors by path ("layer1.0.weight", "momentum_buffer/fc.bias") and JSON: the state of one object, or of a whole
-/// checkpoint, whose paths then begin with the entry's name ("model/layer1.0.weight").
+/// Tensors by path ("layer1.0.weight", "momentum_buffer/fc.bias"), and JSON values. The state of one object, or of a
+/// whole checkpoint, whose paths then begin with the entry's name ("model/layer1.0.weight").
 struct StateDict {
   std::map<std::string, at::Tensor> tensors = {};
   Json values = Json::object();
@@ -65,16 +66,16 @@ class StateEntry {
   StateEntry(const Holder& holder) : StateEntry(std::shared_ptr<torch::nn::Module>(holder.ptr())) {}
   /// SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS.
   StateEntry(torch::optim::Optimizer& optimizer);
-  /// Its number of steps. A class of your own that has more to keep is StateEntry(save, load).
+  /// The scheduler's number of steps. If your own class has more to save, use StateEntry(save, load).
   StateEntry(torch::optim::LRScheduler& scheduler);
   StateEntry(torch::optim::ReduceLROnPlateauScheduler& scheduler);
-  /// Restored in place: shape and type must be those saved.
+  /// Restored in place: shape and type must be the saved ones.
   StateEntry(at::Tensor& tensor);
   StateEntry(Json& value);
   StateEntry(double& value);
   StateEntry(std::int64_t& value);
   StateEntry(std::string& value);
-  /// Anything else.
+  /// Anything else, by two functions.
   StateEntry(std::function<StateDict()> save, std::function<void(const StateDict&)> load);
 
   explicit StateEntry(std::shared_ptr<detail::checkpoint::Stateful> object) : object_(std::move(object)) {}
@@ -87,13 +88,14 @@ class StateEntry {
   bool per_rank_ = false;
 };
 
-/// An entry of which each rank has its own, such as what its environment or its sampler stands at:
+/// An entry of which each rank has its own value, such as the state of its environment or its sampler:
 ///
 ///   auto state = session.state({{"model", net}, {"seen", muster::per_rank(seen)}});   // seen: a tensor, a number, …
 ///
-/// Tensors have the same shape and type on every rank, else an Error (ExitCode::user_error). A checkpoint holds them as
-/// [world, …], and values as a list. Restored, each rank gets its own back; at another number of ranks it is refused
-/// (ExitCode::data) before anything is changed. A save brings all ranks' values to every rank; tensors may be large.
+/// A tensor must have the same shape and type on every rank, otherwise it is an Error (ExitCode::user_error). A
+/// checkpoint has a tensor as [world, …], and other values as a list. When restored, each rank gets its own value back;
+/// at another number of ranks the entry is refused (ExitCode::data) before anything is changed. A save sends all ranks'
+/// JSON values to every rank; only tensors should be large.
 inline StateEntry per_rank(StateEntry entry) {
   entry.per_rank_ = true;
   return entry;

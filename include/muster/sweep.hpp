@@ -1,4 +1,4 @@
-// A sweep: many trials of one training, each with settings of its own, side by side on groups of the launch's ranks.
+// A sweep: many trials of one training with different settings, side by side on groups of the launch's ranks.
 //
 //   muster::TorchTrainer trainer(launch, train, {.train_loop_config = {{"lr", 1e-3}, {"width", 64}}, …});
 //   const auto sweep = muster::Sweep(launch, trainer.as_trainable(), {
@@ -24,8 +24,8 @@
 
 namespace muster {
 
-/// How the trials get one setting. Bounds that cannot be, empty lists, and values that JSON does not know (NaN and
-/// infinity) are an Error (ExitCode::usage).
+/// The values of one setting over the trials. Impossible bounds, empty lists, and values that JSON does not have (NaN
+/// and infinity) are an Error (ExitCode::usage).
 class Domain {
  public:
   enum class Kind { grid, choice, uniform, log_uniform, randint };
@@ -33,7 +33,7 @@ class Domain {
   Domain(Kind kind, std::vector<Json> values);
 
   Kind kind() const noexcept { return kind_; }
-  /// To choose from, or the two bounds.
+  /// The values to choose from, or the two bounds.
   const std::vector<Json>& values() const noexcept { return values_; }
 
  private:
@@ -41,108 +41,108 @@ class Domain {
   std::vector<Json> values_;
 };
 
-/// Each of the values, in as many trials as there are samples.
+/// Every value; a sample has a trial for each of them.
 Domain grid(std::vector<Json> values);
-/// One of the values, each as likely.
+/// One of the values, all equally likely.
 Domain choice(std::vector<Json> values);
-/// A number from `low` up to `high`.
+/// A number from `low` up to `high`, uniformly distributed.
 Domain uniform(double low, double high);
-/// The same by its logarithm; `low` is more than 0.
+/// The same, uniform in its logarithm; `low` must be above 0.
 Domain log_uniform(double low, double high);
-/// A whole number from `low` on, below `high`.
+/// A whole number from `low` to below `high`.
 Domain randint(std::int64_t low, std::int64_t high);
 
-/// Settings by their names; "optimizer.lr" is the setting lr inside of optimizer.
+/// Settings by name; "optimizer.lr" is the setting lr inside of optimizer.
 using Space = std::vector<std::pair<std::string, Domain>>;
 
-/// Asynchronous successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2018), by
-/// stopping: trials are compared at their reports grace_period, grace_period · reduction_factor, …
-/// (training_iteration). The first of `reduction_factor` parts of those that have come so far go on, rounded up; the
-/// others end there. Nobody waits for a trial that has not come yet, so the first one at a report always goes on.
+/// Asynchronous successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2018) with
+/// early stopping. Trials are compared at their reports number grace_period, grace_period · reduction_factor, …
+/// (training_iteration). Of the trials that have reached a report so far, the best 1 / reduction_factor (rounded up) go
+/// on; the others end there. No trial waits for another one, so the first one at a report always goes on.
 struct Asha {
   std::int64_t grace_period = 1;
   int reduction_factor = 4;
-  /// The report with which every trial is done.
+  /// The report at which every trial ends as done.
   std::int64_t max_t = 100;
 };
 inline Asha asha(const Asha& options = {}) { return options; }
 
 struct SweepOptions {
   Space space = {};
-  /// How often the space is sampled. A sample has a trial for every combination of the grids, in which the last grid
-  /// changes first; what is random is drawn for each trial anew, from --seed and the trial's number. The trials of a
-  /// sample train with the same seed: --seed plus the sample's number.
+  /// How often the space is sampled. A sample has one trial for every combination of the grids; the last grid changes
+  /// first. Random settings are drawn anew for each trial, from --seed and the trial's number. The trials of a sample
+  /// train with the same seed: --seed plus the sample's number.
   int num_samples = 1;
-  /// Neighbouring ranks that train together; what is left over of the launch waits.
+  /// Neighbouring ranks that train together; the launch's remaining ranks wait.
   int ranks_per_trial = 1;
-  /// A reported metric, by which trials are compared: that of their last reports.
+  /// The reported metric by which trials are compared; its value in their last reports counts.
   std::string metric = {};
   ScoreOrder mode = ScoreOrder::max;
-  /// Ends trials early; none unless given.
+  /// Ends trials early; empty: no trial ends early.
   std::optional<Asha> scheduler = {};
-  /// As RunConfig's: the sweep lies under storage_path/name. The flags --name and --storage win.
+  /// As in RunConfig: the sweep's folder is storage_path/name. The flags --name and --storage override these.
   std::string name = {};
   std::filesystem::path storage_path = {};
 };
 
 enum class TrialStatus {
-  waiting,  ///< not begun, or stopped on request or cut off; the sweep goes on with it when it is started again
-  running,  ///< in sweep.json, while it is
+  waiting,  ///< not begun, stopped on request or interrupted; continued when the sweep is started again
+  running,  ///< only in sweep.json
   done,
-  stopped,  ///< by the scheduler, which is as good as done
+  stopped,  ///< by the scheduler; counts as ended well
   failed,   ///< tried again when the sweep is started again
 };
 
 struct Trial {
   std::string name = {};                      ///< trial_00003
-  Config config = {};                         ///< what the space has given it
-  TrialStatus status = TrialStatus::waiting;  ///< failed also where a rank of it was lost again and again
-  /// Those of its last report; null if there was none.
+  Config config = {};                         ///< its settings from the space
+  TrialStatus status = TrialStatus::waiting;  ///< also failed if it lost a rank again and again
+  /// The metrics of its last report; null if there was none.
   Json metrics = {};
-  /// The last one committed.
+  /// The last committed checkpoint.
   std::optional<Checkpoint> checkpoint = {};
   /// STORAGE/SWEEP/trial_00003, the folder of its run.
   std::filesystem::path path = {};
-  /// Why it has failed. Ranks in it are those of the trial.
+  /// Why it has failed. Rank numbers in it are the trial's.
   std::optional<Error> error = {};
 };
 
 /// The same on every rank.
 struct SweepResult {
-  std::vector<Trial> trials = {};  ///< in their order
+  std::vector<Trial> trials = {};  ///< in the order of their numbers
   std::filesystem::path path = {};
   std::string metric = {};
   ScoreOrder mode = ScoreOrder::max;
-  /// Why the sweep has ended early, or the first trial's error where none has ended well.
+  /// Why the sweep ended early, or the first trial's error if no trial ended well.
   std::optional<Error> error = {};
 
-  /// Of the trials that have ended well the one with the best metric; none if there is none that has it.
+  /// The trial with the best metric of those that ended well; empty if none of them has the metric.
   std::optional<Trial> best() const;
-  /// That of `error`; what Launch::run() gives main.
+  /// The code of `error`; Launch::run() returns it to main.
   ExitCode exit_code() const noexcept { return error ? error->code() : ExitCode::done; }
 };
 
-/// The world is cut into groups of ranks, and each takes the next trial as soon as it is free. A trial is a run with a
-/// name of its own in the sweep's folder, and a world of its own: an exception ends it alone, with a line in the table.
-/// A rank that is lost ends the job.
+/// Divides the ranks into groups; each group takes the next trial as soon as it is free. A trial is a run of its own in
+/// the sweep's folder, with its own launch: an exception ends only that trial, and is shown in the table. A lost rank
+/// ends the job.
 ///
-/// Started again under its name, by `muster run` or by hand, a sweep keeps the trials that have ended well, goes on
-/// with the others from their newest checkpoints and begins the rest. The space, --seed and the settings that all
-/// trials have alike (the trainer's train_loop_config, --config, --set) must be the same: else an Error
-/// (ExitCode::usage) names the first that is not. Of another Trainable, such as an operator's, only --config and --set
-/// are known. What asks a run to stop (signals, the file `stop` in the sweep's folder, --time-limit) stops all trials,
-/// each with its state saved. A start has room for any number of trials: each uses the MPI communicators of the one
-/// before again.
+/// If a sweep is started again under its name, by `muster run` or by hand, it keeps the trials that ended well,
+/// continues the others from their newest checkpoints, and runs the rest. The space, --seed and the settings that all
+/// trials share (the trainer's train_loop_config, --config, --set) must be the same; otherwise an Error
+/// (ExitCode::usage) names the first difference. Of other Trainables, such as an operator's, only --config and --set
+/// are compared. Requests to stop (signals, the file `stop` in the sweep's folder, --time-limit) stop all trials, and
+/// each saves its state. A start can run any number of trials, since trials reuse the MPI communicators of earlier
+/// ones.
 ///
-/// The folder has sweep.json and sweep.csv, a row per trial, and a folder for each. A run of the same name may follow,
-/// with the best settings; it lies there beside them.
+/// The folder has sweep.json and sweep.csv, with a row per trial, and a folder for each trial. A run of the same name
+/// may follow, for example with the best settings; its files lie beside these.
 class Sweep {
  public:
-  /// All ranks give the same options. MPI must allow calls by several threads (MPI_THREAD_MULTIPLE).
+  /// All ranks must give the same options. MPI must allow calls by several threads (MPI_THREAD_MULTIPLE).
   Sweep(Launch& launch, Trainable trainable, SweepOptions options);
 
-  /// Collective over all ranks of the launch; with options that cannot be, an Error (ExitCode::usage). Rank 0 prints
-  /// the table at the end, unless --progress is none.
+  /// Collective over all ranks of the launch. Throws an Error (ExitCode::usage) for invalid options. Rank 0 prints the
+  /// table at the end, unless --progress is none.
   SweepResult fit();
 
  private:

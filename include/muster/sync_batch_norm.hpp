@@ -1,16 +1,16 @@
-// Batch-norm over the batches of all ranks: for models of which a rank has only few samples at a time.
+// Batch-norm over the batches of all ranks, for models where each rank has only a few samples at a time.
 //
-//   norm = register_module("norm", muster::SyncBatchNorm2d(64));   // in a module of one's own, for torch's BatchNorm2d
-//   session.prepare_model(layers, {.sync_batch_norm = true});      // or for all those of a Sequential
+//   norm = register_module("norm", muster::SyncBatchNorm2d(64));   // in your own module, in place of BatchNorm2d
+//   session.prepare_model(layers, {.sync_batch_norm = true});      // or for all batch-norms in a Sequential
 //
-// In training, on several ranks, mean and variance are those of the samples of all ranks, each sample once; outputs,
-// gradients and running statistics are those of one rank with the whole batch, up to rounding. A batch that only fills
-// up a step (see Session::prepare_model; its weight is 0) does not count. In evaluation, in a model that is not
-// prepared, in a clone() of one that is, or on one rank it is torch's batch-norm, whose options, names and state it
-// has.
+// In training on several ranks, mean and variance are computed over the samples of all ranks, each sample once.
+// Outputs, gradients and running statistics are those of one rank with the whole batch, up to rounding. An empty batch
+// (of weight 0, see Batch::size) does not count. In evaluation, in a model that is not prepared, in a clone() of one
+// that is, or on one rank, it is torch's batch-norm. Options, names and state are always torch's.
 //
-// A forward pass in training is collective, and so is its backward pass: all ranks run the same ones in the same order,
-// without join() and without virtual workers. Inputs may be in 16 bits; statistics are in float, and summed in double.
+// A forward pass in training is collective, and so is its backward pass: all ranks must run the same passes in the same
+// order, without join() and without virtual workers. Inputs may be in 16 bits; statistics are in float, and are summed
+// in double.
 //
 // This header needs torch's modules, so muster.hpp leaves it out.
 #pragma once
@@ -28,15 +28,15 @@ namespace detail::gradients {
 
 class SharedStatistics;
 
-/// What prepare_model looks for in a module.
+/// The base class by which prepare_model finds synchronised modules.
 class Synchronised {
  public:
   Synchronised() = default;
-  /// A copy, as by clone(), is an ordinary one until its own model is prepared.
+  /// A copy, such as a clone(), is an ordinary batch-norm until its own model is prepared.
   Synchronised(const Synchronised&) noexcept {}
   Synchronised& operator=(const Synchronised&) noexcept { return *this; }
   virtual ~Synchronised() = default;
-  /// Held weakly: the module may outlive its session, and is then an ordinary one.
+  /// `ranks` is held weakly: the module may outlive its session, and is an ordinary batch-norm after it.
   void synchronise_over(const std::shared_ptr<SharedStatistics>& ranks, int layer) {
     ranks_ = ranks;
     layer_ = layer;
@@ -44,7 +44,7 @@ class Synchronised {
 
  protected:
   std::weak_ptr<SharedStatistics> ranks_;
-  int layer_ = 0;  ///< of the model's, to tell them apart
+  int layer_ = 0;  ///< number of this layer in the model
 };
 
 }  // namespace detail::gradients
@@ -58,7 +58,7 @@ class SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, Derived>, p
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
 
-  /// Goes on in the place of one of torch's: with its parameters, and the memory of its buffers.
+  /// Replaces one of torch's batch-norms: takes over its parameters and the memory of its buffers.
   template <class BatchNorm>
   void take_over(const BatchNorm& other) {
     if (this->options.affine()) {

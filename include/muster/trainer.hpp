@@ -28,25 +28,25 @@
 
 namespace muster {
 
-/// Sets up what a framework needs around a training function: environment variables, a process group of its own
-/// (Session::set_process_group). Every call is made on every worker, and is collective.
+/// Sets up what a framework needs around a training function: environment variables, its own process group
+/// (Session::set_process_group). Every method is called on every worker, and is collective.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual void on_start(Session&) {}
   virtual void on_training_start(Session&) {}
-  /// Wherever on_start() has returned, also when what came after it has thrown. Where session.failed() says so, the
-  /// other workers may be anywhere: the call then waits for nobody, and what it throws is a warning.
+  /// Called whenever on_start() has returned, even if something after it has thrown. If session.failed(), the other
+  /// workers may be in any state: the call must then wait for no other rank, and an exception from it is a warning.
   virtual void on_shutdown(Session&) {}
 };
 
-/// Names the backend of a trainer.
+/// Makes the backend of a trainer.
 class BackendConfig {
  public:
   virtual ~BackendConfig() = default;
   virtual std::unique_ptr<Backend> make_backend() const = 0;
-  /// How long ranks wait for each other in everything that a trainer does, unless --timeout is given; the default if
-  /// none. The same on all ranks.
+  /// How long ranks wait for each other in everything that a trainer does, unless --timeout is given; empty: the
+  /// default. The same on all ranks.
   virtual std::optional<std::chrono::milliseconds> timeout() const { return {}; }
 };
 
@@ -61,8 +61,8 @@ class TorchBackend final : public Backend {
   TorchConfig config_;
 };
 
-/// The training function, called on every worker: any callable of (Session&, const Config&) or (Session&). It returns
-/// nothing, or what becomes JSON: rank 0's is Result::return_value.
+/// The training function, called on every worker: any callable that takes (Session&, const Config&) or (Session&). It
+/// returns nothing, or a value that converts to JSON; rank 0's value is Result::return_value.
 class TrainLoop {
  public:
   template <class Function>
@@ -95,29 +95,29 @@ class TrainLoop {
   std::function<Json(Session&, const Config&)> loop_;
 };
 
-/// What a trainer is asked for, the same on all ranks. Kept in params.json, from which a run is restored, but for what
-/// is not data: backend_config, callbacks, datasets, preprocessor, resume_from_checkpoint, the function that validates.
+/// A trainer's options, the same on all ranks. They are saved in params.json, from which a run is restored, except for
+/// those that are not data: backend_config, callbacks, datasets, preprocessor, resume_from_checkpoint, the validation
+/// function.
 struct TrainerOptions {
   Config train_loop_config = Config::object();
-  /// What sets up a framework around the training function; that of the trainer unless given, which only TorchTrainer
-  /// has.
+  /// Sets up a framework around the training function. Null: the trainer's own backend; only TorchTrainer has one.
   std::shared_ptr<const BackendConfig> backend_config = {};
-  /// Of the backend that TorchTrainer has. Beside a backend_config, or given to a plain DataParallelTrainer, it would
-  /// have no effect: fit() refuses it (ExitCode::usage).
+  /// Options of TorchTrainer's backend. With a backend_config, or for a plain DataParallelTrainer, they would have no
+  /// effect, so fit() refuses them (ExitCode::usage).
   TorchConfig torch_config = {};
   ScalingConfig scaling_config = {};
   DataConfig dataset_config = {};
   RunConfig run_config = {};
   std::map<std::string, Dataset> datasets = {};
-  /// Fitted on "train" before training unless it is fitted already, applied to every dataset, saved with the
-  /// checkpoints. A run that goes on takes up what it has saved of it, and needs the same one again; one that starts
-  /// from another run's checkpoint takes that up where its own is not fitted.
+  /// Fitted on "train" before training unless it is already fitted; applied to every dataset; saved with the
+  /// checkpoints. A run that continues needs the same preprocessor again, and loads its saved fit. A run that starts
+  /// from another run's checkpoint loads that one's fit if its own preprocessor is not fitted.
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
   Json metadata = Json::object();
-  /// What a run that has no checkpoint of its own starts from. Its reports and its time count from 0 all the same.
+  /// The checkpoint from which a run without its own checkpoints starts. Its reports and its time count from 0 even so.
   std::optional<Checkpoint> resume_from_checkpoint = {};
-  /// What validates the checkpoints for which a report asks that; see muster/validation.hpp.
+  /// How checkpoints are validated whose reports ask for it; see muster/validation.hpp.
   ValidationConfig validation = {};
 };
 void to_json(Json& json, const TrainerOptions& options);
@@ -126,8 +126,8 @@ void from_json(const Json& json, TrainerOptions& options);
 using DataParallelTrainerOptions = TrainerOptions;
 using TorchTrainerOptions = TrainerOptions;
 
-/// Makes a trainer for a launch, with settings of its own, and fits it: what a sweep does for each trial, on the ranks
-/// of that launch, which are a part of all. as_trainable() gives one, and so may any function of the user's.
+/// Makes a trainer for a launch, with the given settings, and fits it. A sweep calls this for each trial, with a launch
+/// over the trial's ranks only. as_trainable() returns one; any function of yours can be one.
 using Trainable = std::function<Result(Launch& launch, const Config& config)>;
 
 /// Runs one function on every worker, each with its share of the data.
@@ -136,31 +136,31 @@ class DataParallelTrainer {
   DataParallelTrainer(Launch& launch, TrainLoop train_loop, TrainerOptions options = {});
   virtual ~DataParallelTrainer() = default;
 
-  /// Trains; collective over all ranks of the launch. An error of training is in the Result; errors before it (bad
-  /// flags, missing data, a directory in use) are thrown, the same on all ranks. Called again, it goes on with the same
-  /// run where the run has a name; another trainer has a run of its own (see RunConfig::name).
+  /// Trains; collective over all ranks of the launch. An error in training is in the Result; errors before training
+  /// (bad flags, missing data, a folder in use) are thrown, the same on all ranks. A second call continues the same run
+  /// if the run has a name. Another trainer has another run (see RunConfig::name).
   Result fit();
-  /// The first thing that fit() does, on every rank. It may change options_, on all ranks alike.
+  /// Called by fit() before anything else, on every rank. It may change options_, but alike on all ranks.
   virtual void setup() {}
 
-  /// The default of this kind of trainer with what the options give laid over it: a list of names takes the place of
-  /// the default's list and of its split_all.
+  /// The default of this kind of trainer, overridden by what the options give. A list of names replaces both the
+  /// default's list and its split_all.
   DataConfig get_dataset_config() const;
 
-  /// This trainer for a sweep (muster/sweep.hpp): the settings of a trial are laid over train_loop_config, as those of
-  /// a file are, where an unknown one is an Error (ExitCode::usage), and fit() is called, setup() included, with
-  /// launch() being the trial's. Other options are alike in all trials; of run_config name and storage_path are the
-  /// sweep's. The trainer outlives the sweep.
+  /// This trainer for a sweep (muster/sweep.hpp). The settings of a trial override train_loop_config, as a
+  /// configuration file does; an unknown setting is an Error (ExitCode::usage). Then fit() is called, including
+  /// setup(), and launch() is the trial's. All trials have the same other options, except that name and storage_path of
+  /// run_config are the sweep's. The trainer must outlive the sweep.
   Trainable as_trainable();
 
-  /// Whether restore(path) finds a run: a directory with params.json and at least one whole checkpoint, or one that
+  /// True if restore(path) will find a run: a folder with params.json and at least one complete checkpoint, or one that
   /// may still lie in its fast tier. An Error (ExitCode::retry) if that cannot be read.
   static bool can_restore(const std::filesystem::path& path);
 
  protected:
-  /// The backend of fit(); null for none.
+  /// The backend of fit(); null: none.
   virtual std::shared_ptr<const BackendConfig> backend_config() const;
-  /// Which datasets this kind of trainer splits where its options do not say.
+  /// Which datasets this kind of trainer splits if its options do not say.
   virtual DataConfig default_dataset_config() const { return {}; }
   Launch& launch() const noexcept { return *launch_; }
 
@@ -168,13 +168,13 @@ class DataParallelTrainer {
   TrainerOptions options_;
 
  private:
-  Launch* launch_;  ///< that of a trial while fit() is called for one
-  int number_ = 0;  ///< among the trainers of launch_; 0 before fit()
+  Launch* launch_;  ///< the trial's launch while fit() is called for a trial
+  int number_ = 0;  ///< this trainer's number in launch_; 0 before fit()
 };
 
-/// For a trainer's own restore(): the options of the run in `path`, as they were saved, under which it goes on. What
-/// `given` sets to other than its default wins; what is not data (see TrainerOptions) is given again. An Error
-/// (ExitCode::data) where can_restore() says no.
+/// For a restore() of your own trainer class: the saved options of the run in `path`, with which it continues. Fields
+/// of `given` that differ from their defaults override them. Options that are not data (see TrainerOptions) must be
+/// given again. An Error (ExitCode::data) if can_restore() is false.
 TrainerOptions restored_options(const std::filesystem::path& path, TrainerOptions given = {});
 
 /// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.
@@ -182,9 +182,9 @@ class TorchTrainer : public DataParallelTrainer {
  public:
   using DataParallelTrainer::DataParallelTrainer;
 
-  /// A trainer that continues the run in `path` with the options saved there; what `options` sets to other than its
-  /// default wins. What is not data (see TrainerOptions) is given again. An Error (ExitCode::usage) if --storage and
-  /// --name say another folder.
+  /// Returns a trainer that continues the run in `path` with the options saved there, overridden by the fields of
+  /// `options` that differ from their defaults. Options that are not data (see TrainerOptions) must be given again. An
+  /// Error (ExitCode::usage) if --storage and --name give another folder.
   static TorchTrainer restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
                               TrainerOptions options = {});
 

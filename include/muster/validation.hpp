@@ -1,4 +1,4 @@
-// Validation beside training: a function that measures a checkpoint while the workers go on.
+// Validation beside training: a function that evaluates a checkpoint while the workers continue training.
 //
 //   muster::Metrics validate(muster::Session& session, const muster::Checkpoint& checkpoint) {
 //     Net net;
@@ -11,22 +11,23 @@
 //     return {{"val_accuracy", accuracy}};
 //   }
 //
-//   // Of mpirun -n 8 two ranks validate.
+//   // With mpirun -n 8, two ranks validate.
 //   muster::TorchTrainer trainer(launch, train, {.scaling_config = {.num_workers = 6},
 //                                                .validation = {.function = validate, .timeout = 10min}});
 //   session.report(metrics, state, {.validation = true});        // in train
 //
-// Ranks that do not train validate, over a communicator of their own: one checkpoint after the other, the oldest first,
-// each as soon as it is committed, while no worker waits. When training has ended they finish what they have begun, and
-// all ranks together do the rest; where every rank trains, that is all of it. A run that is asked to stop begins only
-// what ends before its time is over, as far as that is known; what is left is pending, and validated when the run is
-// started again, also if it was finished. So is what a lost job had begun.
+// Ranks that do not train run validations, with their own communicator: one checkpoint after the other, oldest first,
+// each as soon as it is committed, and no worker waits. When training has ended, they finish the validation they are
+// in, and all ranks together run those that are left; if every rank trains, these are all validations. A run that is
+// asked to stop begins only those that will end before its time is over, as far as this is known. The others are
+// pending, and run when the run is started again, even if training was finished. So are validations that a lost job had
+// begun.
 //
-// What the function gives is reduced over the ranks as Session::report() reduces it, written to validation.json in the
-// checkpoint's folder, and put into the row of its report: a metric of the same name as one that was reported takes its
-// place. CheckpointConfig::checkpoint_score_attribute may name it, and a checkpoint whose validation is pending is not
-// pruned. The row's "checkpoint_status" says how it stands. A function that throws, or takes longer than `timeout`, is
-// a warning: the metrics that earlier validations had are null.
+// The function's metrics are reduced over the ranks as in Session::report(), written to validation.json in the
+// checkpoint's folder, and added to the row of its report, where they replace reported metrics of the same name.
+// CheckpointConfig::checkpoint_score_attribute may name one, and a checkpoint is not deleted while its validation is
+// pending. The row's "checkpoint_status" has the validation's status. A function that throws, or takes longer than
+// `timeout`, is a warning; the metrics that earlier validations had are then null.
 #pragma once
 
 #include <muster/checkpoint.hpp>
@@ -44,12 +45,12 @@ namespace muster {
 
 class Session;
 
-/// Called on every rank that validates, on a thread of its own where MPI may be called by several: any callable
-/// Metrics(Session&, const Checkpoint&), or one that gives a Config.
+/// The function that validates: any callable Metrics(Session&, const Checkpoint&), or one that returns a Config. It is
+/// called on every rank that validates, on a separate thread if several threads may call MPI.
 ///
 /// The session's ranks are those that validate, and every dataset is split among them: a Mean is weighted by its
-/// samples, other numbers count alike. No gradients are recorded. The session is for evaluation alone: what reports,
-/// restores, stops or counts epochs is an Error (ExitCode::usage).
+/// samples, other numbers have equal weights. No gradients are recorded. The session is for evaluation only: to report,
+/// restore, stop or count epochs is an Error (ExitCode::usage).
 class ValidationFunction {
  public:
   ValidationFunction() = default;
@@ -75,9 +76,9 @@ class ValidationFunction {
 
 struct ValidationConfig {
   ValidationFunction function = {};
-  /// How long one may take; then it is given up, and its ranks validate nothing more in this job. A function that does
-  /// not end then is left behind on its thread: when main returns there, the process ends without the destructors of
-  /// static objects. Where MPI may be called by one thread alone, a validation takes as long as it takes.
+  /// The longest time for one validation. After it, the validation is given up, and its ranks validate nothing more in
+  /// this job. If its function still does not end, it is left on its thread: when main returns there, the process ends
+  /// without the destructors of static objects. If only one thread may call MPI, there is no time limit.
   std::chrono::milliseconds timeout = std::chrono::hours(1);
 };
 void to_json(Json& json, const ValidationConfig& options);

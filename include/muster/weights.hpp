@@ -1,4 +1,4 @@
-// Weights in the formats of other programs: taken from Python, and given to it.
+// Weights in the formats of other programs: loads them from Python, and writes them for it.
 //
 //   muster::load_state_dict(net, muster::load_safetensors("resnet18.safetensors"));
 //
@@ -6,10 +6,11 @@
 //   muster::save_torch(checkpoint.to_dict(), "demo.pt");
 //   # in Python                                        torch.load("demo.pt", weights_only=True)["model/fc.weight"]
 //
-// `muster checkpoint export` writes one entry of a checkpoint under the names that its Python twin has.
+// `muster checkpoint export` writes one entry of a checkpoint under the names that its Python counterpart has.
 //
-// Files are not trusted: nothing in them is run, and no memory is taken for what they only claim to hold. What cannot
-// be is an Error (ExitCode::data) that names the file. Every function acts on the calling rank alone.
+// Files are not trusted: nothing in them is executed, and no memory is allocated for contents that a file only claims
+// to have. Invalid contents are an Error (ExitCode::data) that names the file. Every function acts on the calling rank
+// only.
 #pragma once
 
 #include <muster/state.hpp>
@@ -21,29 +22,29 @@
 namespace muster {
 
 struct ExportOptions {
-  /// Replaces a file that is there, which is an Error (ExitCode::usage) otherwise.
+  /// Replaces an existing file, which is otherwise an Error (ExitCode::usage).
   bool replace = false;
-  /// Told of bytes written, of all. What it throws ends the writing.
+  /// Called with the bytes written so far and in total. What it throws ends the writing.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
 
-/// Writes the tensors under their paths; `values` are left out. The file is there when it is whole and on the disk, or
-/// not at all. Tensors that share memory are written each; complex128 is an Error (ExitCode::usage), as the format has
-/// no such type.
+/// Writes the tensors under their paths; `values` are left out. The file appears only when it is complete and on the
+/// disk. Tensors that share memory are written separately; complex128 is an Error (ExitCode::usage), because the format
+/// has no such type.
 void save_safetensors(const StateDict& state, const std::filesystem::path& file, const ExportOptions& options = {});
-/// The same as a dict that Python's torch.load(file, weights_only=True) gives back. Tensors that share a storage share
-/// it there too.
+/// Writes a dict for Python's torch.load(file, weights_only=True). Tensors that share a storage share it in the file
+/// too.
 void save_torch(const StateDict& state, const std::filesystem::path& file, const ExportOptions& options = {});
 
-/// The tensors of a .safetensors file by their names, on the CPU; `values` is its metadata, strings by key.
+/// Loads the tensors of a .safetensors file by their names, on the CPU; `values` has its metadata, strings by key.
 StateDict load_safetensors(const std::filesystem::path& file);
-/// What torch.save() has written of tensors, numbers, strings, and dicts and lists of them; in place of anything else
-/// that a pickle can hold stands an Error. Tensors of dicts inside a dict have paths: {"model": {"fc.weight": …}} is
-/// "model/fc.weight"; `values` has the rest. Parameters become tensors, and all of them lie on the CPU.
+/// Loads what torch.save() has written: tensors, numbers, strings, and dicts and lists of them; anything else in the
+/// pickle is an Error. Tensors of nested dicts get paths: {"model": {"fc.weight": …}} is "model/fc.weight"; `values`
+/// has the rest. Parameters become tensors, and all tensors are on the CPU.
 StateDict load_torch(const std::filesystem::path& file);
 
-/// Loads such a state into an object, a model above all. Names, shapes and types are compared first, as
-/// Checkpoint::load() does; nothing is changed if they differ.
+/// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();
+/// if they differ, nothing is changed.
 void load_state_dict(const StateEntry& entry, const StateDict& state);
 
 }  // namespace muster

@@ -1,4 +1,4 @@
-// Files that are written past the system's cache, as large ones are quickest to be on the disk.
+// Direct I/O: writing past the page cache, which is the fastest way to get large files onto the disk.
 #pragma once
 
 #include "base/file.hpp"
@@ -8,17 +8,18 @@
 
 namespace muster::detail {
 
-/// No file system asks for more: of what write_directly() concerns.
+/// The alignment in bytes that direct I/O needs; no file system needs more.
 inline constexpr std::size_t direct_alignment = 4096;
 
-/// Makes an empty file as long as that and takes the space for it, where the file system can: a full disk is an Error
-/// (ExitCode::retry) now, and not in the middle of writing.
+/// Makes an empty file `size` bytes long and reserves the disk space if the file system can, so that a full disk is an
+/// Error (ExitCode::retry) now and not in the middle of writing.
 void allocate(File& file, std::uint64_t size);
 
-/// Has File::write_at() go past the system's cache where the file system takes that: offsets, lengths and memory are
-/// multiples of direct_alignment from here on; a write that is not goes through the cache, with all that follow.
+/// Makes File::write_at() bypass the page cache if the file system supports that. Offsets, lengths and addresses must
+/// be multiples of direct_alignment from then on. A write that the file system refuses goes through the cache, as do
+/// all later ones.
 void write_directly(File& file) noexcept;
-/// No more.
+/// Ends write_directly().
 void write_through_cache(int descriptor) noexcept;
 
 }  // namespace muster::detail

@@ -69,7 +69,7 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
                               : ::write(descriptor, from.data(), from.size());
     if (wrote < 0) {
       if (errno == EINTR) continue;
-      // A file system may take write_directly() and not the write, or no more than a part of a block before it is full.
+      // A file system may accept write_directly() and then refuse the write, or be full after a part of a block.
       if (errno == EINVAL && std::exchange(may_be_direct, false)) {
         write_through_cache(descriptor);
         continue;
@@ -82,7 +82,7 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
   }
 }
 
-/// fsync(2), begun again where a signal interrupts it: that is no failure to write.
+/// fsync(2), repeated if a signal interrupts it, since that is no write error.
 int sync_descriptor(int descriptor) noexcept {
   int status;
   do status = ::fsync(descriptor);
@@ -98,7 +98,7 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 }
 
 std::filesystem::path temporary_beside(std::filesystem::path path) {
-  // Processes in containers and on other hosts may have the same number.
+  // Processes in other containers and on other hosts may have the same process id.
   static const auto random = std::random_device{}();
   static std::atomic<int> count{0};
   return path.replace_filename(temporary_prefix(path) + std::to_string(::getpid()) + "." + std::to_string(random) +
@@ -109,7 +109,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// The code of a failed mkdir(2): a retry does not help against what stands in its way.
+/// The exit code for a failed mkdir(2): usage if something is in the way, since a retry does not help then.
 ExitCode code_of_making(int error) noexcept {
   return error == EEXIST || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG ? ExitCode::usage
                                                                                         : ExitCode::retry;
@@ -130,7 +130,7 @@ const char* kind_of(std::filesystem::file_type type) noexcept {
   }
 }
 
-/// Whether a process of that number runs on this machine.
+/// True if a process with that id runs on this machine.
 bool runs(const std::string& process) noexcept {
   return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
 }
@@ -150,7 +150,7 @@ std::string user_of(uid_t id) {
 File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
   switch (mode) {
     case Mode::read:
-      // A pipe that nobody writes to would be waited for.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       descriptor_ = open_checked(path, O_RDONLY | O_NONBLOCK, ExitCode::data, "opening");
       require_file();
       break;
@@ -227,7 +227,7 @@ void File::sync() {
 }
 
 void File::close() {
-  // Linux frees the descriptor even when close fails, so it is never closed twice.
+  // Linux frees the descriptor even if close() fails, so never close it twice.
   if (const int descriptor = std::exchange(descriptor_, -1);
       descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR)
     fail(ExitCode::retry, "closing", path_, errno);
@@ -331,11 +331,11 @@ void sync_directory(const std::filesystem::path& path) {
   const int status = sync_descriptor(descriptor);
   const int error = errno;
   ::close(descriptor);
-  // Some file systems cannot sync a folder and say EINVAL; their renames are durable by other means.
+  // Some file systems cannot sync a folder and return EINVAL; their renames are durable by other means.
   if (status != 0 && error != EINVAL) fail(ExitCode::retry, "syncing", path, error);
 }
 
-// Durably: what is synced in a folder is lost with the folder.
+// Syncs each new folder's parent: synced files are lost if the entry of their folder is lost.
 void make_directories(const std::filesystem::path& path) {
   std::error_code error;
   if (path.empty() || std::filesystem::is_directory(path, error)) return;
@@ -350,7 +350,7 @@ void make_directories(const std::filesystem::path& path) {
     throw Error(code, "making the folder " + path.string(), error.message(),
                 code == ExitCode::usage ? "Choose another path" : remedy_of(error.value()));
   }
-  // A folder that may be written and not read cannot be synced.
+  // A folder that this user may write but not read cannot be synced.
   const auto changed = parent.empty() ? std::filesystem::path(".") : parent;
   if (made && ::access(changed.c_str(), R_OK) == 0) sync_directory(changed);
 }
@@ -366,7 +366,7 @@ void require_own_directory(const std::filesystem::path& path) {
     throw Error(ExitCode::usage, doing, "it belongs to " + user_of(folder.st_uid),
                 "Choose another --name or --storage, or let its owner share it: chmod -R g+w");
   };
-  // A file system may say that all of it belongs to one user. So make a file and see whose that is.
+  // Some file systems report one owner for all of their files. So create a file and compare its owner.
   if (::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0 && errno == EACCES) refuse();
   const auto probe = temporary_beside(path / ".owner");
   struct stat made {};
@@ -382,7 +382,7 @@ void require_own_directory(const std::filesystem::path& path) {
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
   int status = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
   if (status != 0 && (errno == EINVAL || errno == ENOSYS)) {
-    // A file system without that flag: the callers are alone in their folder, so look, then rename.
+    // The file system lacks RENAME_NOREPLACE. No other process writes into the caller's folder, so check, then rename.
     struct stat there {};
     if (::lstat(to.c_str(), &there) == 0) fail(ExitCode::retry, "renaming to", to, EEXIST);
     status = ::rename(from.c_str(), to.c_str());

@@ -1,8 +1,8 @@
-// Files: every call checked, writes that are on the disk when they return. Errors are muster::Error and name the path
-// and the system's word: ExitCode::data for what a file is (missing, a folder, too short), ExitCode::retry for a read
-// or a write that failed, which says nothing about the content.
-// Reading follows symbolic links. Writing does not: a file that is a link is an Error, and write_file() replaces the
-// link, never what it points to.
+// Files: every call is checked, and write_file() returns when the data are on the disk. Failures throw muster::Error,
+// which names the path and the system's error text: ExitCode::data for what is wrong with the file (missing, a folder,
+// too short), ExitCode::retry for a read or write that failed, which says nothing about the content.
+// Reading follows symbolic links. Writing does not: opening a link throws an Error, and write_file() replaces the link,
+// never its target.
 #pragma once
 
 #include "muster/error.hpp"
@@ -24,7 +24,7 @@ class File {
     read,
     write,   ///< an existing file, read and write
     create,  ///< a new file, read and write; an error if it exists
-    append,  ///< made if missing; every write goes to the end
+    append,  ///< created if missing; every write goes to the end
   };
 
   File(const std::filesystem::path& path, Mode mode);
@@ -34,15 +34,15 @@ class File {
   File& operator=(const File&) = delete;
   ~File();
 
-  /// Bytes in the file now.
+  /// The file's present size in bytes.
   std::uint64_t size() const;
-  /// Reads exactly `into.size()` bytes from `offset`; a file that ends before is an Error ("truncated").
+  /// Reads exactly `into.size()` bytes from `offset`. Throws an Error ("truncated") if the file ends before.
   void read_at(std::span<std::byte> into, std::uint64_t offset) const;
   /// Writes all of `from` at `offset` (in Mode::append: at the end).
   void write_at(std::span<const std::byte> from, std::uint64_t offset);
   void append(std::string_view text);
   void truncate(std::uint64_t size);
-  /// Until it is on the disk. After an error the file's content is unknown: discard it, never try again.
+  /// Returns when the data are on the disk. After an error the content is unknown: discard the file, do not retry.
   void sync();
   void close();
 
@@ -50,48 +50,49 @@ class File {
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
-  /// An Error (ExitCode::data) unless it is a regular file; it is closed then.
+  /// Closes the file and throws an Error (ExitCode::data) unless it is a regular file.
   void require_file();
 
   std::filesystem::path path_;
   int descriptor_ = -1;
 };
 
-/// What the errno of a failed open or read means: data where nothing, or something else, stands at the path; retry for
-/// all others (EIO, ESTALE, EMFILE, EACCES …).
+/// The exit code for the errno of a failed open or read: data if nothing is at the path, or something other than a
+/// file; retry for all others (EIO, ESTALE, EMFILE, EACCES …).
 ExitCode code_of_reading(int error) noexcept;
-/// What stands at `path`, links not followed; not_found if nothing does. An Error if that cannot be seen, of the code
-/// that code_of_reading() gives.
+/// The type of what is at `path`, without following links; not_found if there is nothing. Throws an Error with the code
+/// of code_of_reading() if that cannot be found out.
 std::filesystem::file_status status_of(const std::filesystem::path& path);
-/// The whole file as text; one that is longer than `most` bytes is an Error (ExitCode::data).
+/// Reads the whole file as text. Throws an Error (ExitCode::data) if it is longer than `most` bytes.
 std::string read_file(const std::filesystem::path& path, std::uint64_t most = std::uint64_t{1} << 40);
-/// Replaces `path` by `content`, durably: after a crash the old or the new file is there, whole.
+/// Replaces `path` by `content`, durably: after a crash either the old or the new file is there, complete.
 void write_file(const std::filesystem::path& path, std::string_view content);
-/// The same with what `write` puts into the file; what it throws leaves `path` as it was. Without `replace` a file that
-/// is there is an Error.
+/// Like the above, but `write` fills the file. If it throws, `path` is unchanged. Without `replace`, throws an Error if
+/// the file exists.
 void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write, bool replace = true);
-/// Removes what write_file() left beside `path` when its process was killed. Unless the caller knows that nobody is
-/// writing it now (`none_writes`), the files of processes that this machine still runs are left alone.
+/// Removes the temporary files that killed calls of write_file() have left beside `path`. `none_writes`: no process is
+/// writing `path` now; without it, the files of processes that run on this machine are kept.
 void remove_unfinished(const std::filesystem::path& path, bool none_writes = true) noexcept;
-/// An Error (ExitCode::usage) unless a new file may take the name `path`: its folder is there, and nothing but a file
-/// has that name, so that no link, pipe or device is replaced. ExitCode::retry if the folder cannot be written.
+/// Throws an Error (ExitCode::usage) unless a new file may be written at `path`: its folder exists, and there is
+/// nothing or a regular file at `path`, so that no link, pipe or device is replaced. ExitCode::retry if the folder is
+/// not writable.
 void require_output(const std::filesystem::path& path);
-/// The entries of the folder itself on the disk (after a create, rename or unlink in it).
+/// Writes the folder's entries to the disk (after a create, rename or unlink in it).
 void sync_directory(const std::filesystem::path& path);
-/// Makes the folder and its parents, mode 0777 less the umask. Where a file or a loop of links is in the way, or a name
-/// is too long, the Error has ExitCode::usage.
+/// Creates the folder and its parents, durably, with mode 0777 less the umask. The Error has ExitCode::usage if a file
+/// or a loop of links is in the way, or if a name is too long.
 void make_directories(const std::filesystem::path& path);
-/// An Error (ExitCode::usage) unless the folder may be trusted with what this process writes: it is no symbolic link
-/// and belongs to whom a file belongs that is made in it, or its mode lets a group of this user's write, as projects
-/// share folders. Where the file system gives files to somebody else (root-squash), owners say nothing.
+/// Throws an Error (ExitCode::usage) unless this process may safely write into the folder. It must not be a symbolic
+/// link. It must belong to this user, or a group of this user must have write permission, as in folders that a project
+/// shares. Owners are ignored if the file system gives new files to another user (root-squash).
 void require_own_directory(const std::filesystem::path& path);
-/// rename(2) that refuses to replace; an Error if `to` exists.
+/// rename(2) that never replaces: throws an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
-/// Gives the folder `from`, which is on the disk, the name of the folder `to`, if there is one, and removes that. A
-/// kill leaves one of them at `to`; on a file system that cannot exchange names it may leave none there, and the old
-/// one where take_back_directory() finds it.
+/// Renames the folder `from`, which must be synced, to `to`, and removes the folder that was at `to`, if any. If the
+/// process is killed meanwhile, one of the two is at `to`. On a file system that cannot exchange names there may be
+/// none; then take_back_directory() restores the old one.
 void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
-/// Brings back what a replace_directory() that was killed has left nothing of at `to`.
+/// Restores the folder `to` if a replace_directory() was killed and has left nothing at `to`.
 void take_back_directory(const std::filesystem::path& to);
 
 }  // namespace muster::detail

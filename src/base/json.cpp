@@ -11,7 +11,7 @@
 namespace muster::detail {
 namespace {
 
-/// What it says, without the library's own "[json.exception.parse_error.101]".
+/// The error's text without the library's prefix "[json.exception.parse_error.101]".
 std::string reason_of(const Json::exception& error) {
   const std::string text = error.what();
   const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
@@ -22,7 +22,7 @@ std::string reason_of(const Json::exception& error) {
 
 Json parse_json(std::string_view text, const std::string& doing, bool comments) {
   using Event = Json::parse_event_t;
-  std::vector<std::set<std::string>> keys;  // of the objects around the place
+  std::vector<std::set<std::string>> keys;  // of each object around the present position
   const auto check = [&](int depth, Event event, const Json& value) {
     if (depth >= deepest_json)
       throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(deepest_json) + " levels deep",
@@ -55,7 +55,7 @@ bool is_utf8(const std::string& text) {
 }
 
 void require_readable(const Json& value, const std::string& doing) {
-  constexpr int most = deepest_json - 16;  // the rest is for what it is written into
+  constexpr int most = deepest_json - 16;  // leaves levels for the JSON that encloses it
   const auto check = [&](const auto& self, const Json& inner, int levels) -> void {
     if (inner.is_binary())
       throw Error(ExitCode::user_error, doing, "it holds a binary value, which JSON does not keep",

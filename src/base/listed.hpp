@@ -1,4 +1,4 @@
-// Lists and counts in messages.
+// Lists and counts for messages.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace muster::detail {
 
-/// The first `most` by name: "a, b and 3 more".
+/// The names of the first `most` items: "a, b and 3 more".
 template <class T, class Name>
 std::string listed(const std::vector<T>& items, std::size_t most, const Name& name) {
   std::string text;

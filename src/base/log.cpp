@@ -22,7 +22,7 @@ spdlog::level::level_enum native(Level level) {
   return std::array{trace, debug, info, warn, err, off}[static_cast<std::size_t>(level)];
 }
 
-/// Lines at the end of a file that is no link; each is there when it has been said.
+/// Appends lines to a file, which must not be a link, without buffering.
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   explicit FileSink(const std::filesystem::path& path) : file_(path, File::Mode::append) {}
@@ -51,7 +51,7 @@ struct Sinks {
   }
 };
 
-// The process has one terminal, so there is one of these.
+// One instance, since the process has one terminal.
 Sinks& sinks() {
   static Sinks instance;
   return instance;

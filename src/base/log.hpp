@@ -1,4 +1,4 @@
-// Logging by rank: rank 0 speaks on the terminal, every rank keeps a file. Nothing here knows MPI or torch.
+// Logging by rank: rank 0 writes to the terminal, and every rank may write a file. Uses neither MPI nor torch.
 #pragma once
 
 #include <filesystem>
@@ -12,31 +12,31 @@ enum class Level { trace, debug, info, warn, error, off };
 /// The level of that name ("trace" … "off"); an Error with ExitCode::usage for any other.
 Level level_from_name(std::string_view name);
 
-/// Who is speaking and from which level on. Until it is called, this process is rank 0 and the level is info.
+/// Sets this process's rank and the lowest level that is logged. Before the first call they are 0 and info.
 void start(int rank, Level level);
 
-/// The level that it was started with.
+/// The lowest level that is logged.
 Level level() noexcept;
-/// Another one, for who is speaking already.
+/// Changes the level and keeps the rank.
 void set_level(Level level);
 
-/// Also writes everything to `path` from now on (the folder must exist); an empty path ends that.
+/// Also writes all messages to the file `path` from now on (its folder must exist); an empty path ends that.
 void write_to(const std::filesystem::path& path);
-/// That file; empty where there is none.
+/// The file of write_to(); empty if there is none.
 const std::filesystem::path& path() noexcept;
 
-// The terminal (stderr) shows what rank 0 says, and errors and warnings of any rank only in its file.
+// The terminal (stderr) shows rank 0's messages. Those of other ranks, even errors, go only to their files.
 void debug(const std::string& text);
 void info(const std::string& text);
 void warn(const std::string& text);
 void error(const std::string& text);
-/// To the file of this rank alone, if it has one; what cannot be written there is nobody's trouble.
+/// Writes only to this rank's file, if it has one. Errors in writing are ignored.
 void keep(const std::string& text) noexcept;
 
-/// Pushes out what is still buffered.
+/// Writes out buffered messages.
 void flush() noexcept;
 
-/// When it goes, who is speaking, from which level on and into which file are as they were when it was made.
+/// Its destructor restores the rank, the level and the file that were set when it was constructed.
 class Scope {
  public:
   Scope();

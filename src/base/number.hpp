@@ -1,4 +1,4 @@
-// Numbers from files and flags, which may be larger than what they are to become.
+// Checked conversion of numbers from files and flags, which may be too large for their type.
 #pragma once
 
 #include "muster/error.hpp"
@@ -11,7 +11,8 @@
 
 namespace muster::detail {
 
-/// `value` as a To. An Error if it does not fit: "DOING: WHAT is 9223372036854775808, more than 9223372036854775807".
+/// Converts `value` to To. Throws an Error if it does not fit: "DOING: WHAT is 9223372036854775808, more than
+/// 9223372036854775807".
 template <std::integral To, std::integral From>
 To checked(From value, std::string_view doing, std::string_view what, ExitCode code = ExitCode::data) {
   if (std::in_range<To>(value)) return static_cast<To>(value);
@@ -22,7 +23,7 @@ To checked(From value, std::string_view doing, std::string_view what, ExitCode c
               "Give another, or make the file anew");
 }
 
-/// a × b, of which neither is negative; an Error if nothing can be that large.
+/// Returns a × b for non-negative numbers. Throws an Error if the product overflows T.
 template <std::integral T>
 T checked_product(T a, T b, std::string_view doing, std::string_view what, ExitCode code = ExitCode::data) {
   T product{};

@@ -1,4 +1,4 @@
-// Text out of files and flags, for a terminal.
+// Makes text from files and flags safe to print on a terminal.
 #pragma once
 
 #include <cstdio>
@@ -7,7 +7,7 @@
 
 namespace muster::detail {
 
-/// `text` with its control characters as "\x1b" or "\u0085"; line breaks and tabs stay.
+/// Returns `text` with control characters written as "\x1b" or "\u0085"; line breaks and tabs stay.
 inline std::string printable(std::string_view text) {
   std::string shown;
   const auto escape = [&](const char* form, unsigned code) {

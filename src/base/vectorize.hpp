@@ -1,5 +1,5 @@
-// MUSTER_INDEPENDENT_ITERATIONS before a loop: no iteration reads what another one writes, so the compiler may make
-// vectors of it without asking whether arrays overlap.
+// MUSTER_INDEPENDENT_ITERATIONS before a loop promises that no iteration reads what another one writes, so that the
+// compiler may vectorise it without checking whether arrays overlap.
 #pragma once
 
 #if defined(__clang__)

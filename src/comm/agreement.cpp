@@ -13,7 +13,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// The beginning of `text`, which says that there was more.
+/// Cuts `text` to at most `longest` bytes and marks the cut.
 std::string shortened(const std::string& text, std::size_t longest) {
   constexpr std::string_view mark = " […]";
   if (text.size() <= longest) return text;
@@ -77,7 +77,7 @@ Outcome caught(const Communicator& world) {
   try {
     alarm.listen();
   } catch (const RemoteError& theirs) {
-    // The same error on several ranks is that of all of them.
+    // If another rank has raised the same error, this rank has failed by itself too.
     if (!std::string_view(theirs.what()).ends_with(mine.text)) mine.kind = Outcome::Kind::left;
   }
   return mine;
@@ -87,7 +87,7 @@ void hear_alarm(const Communicator& communicator) { Channel::of(communicator)->w
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   auto& world = *Channel::of(communicator)->world;
-  // Of what ranks have agreed on, all know.
+  // An error that ranks have agreed on (`outer`) is known to all of them already.
   if (mine.kind == Outcome::Kind::failed && !world.outer) world.alarm.raise(mine);
 }
 
@@ -114,7 +114,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   const auto rank = static_cast<std::size_t>(world.rank());
   constexpr std::size_t longest = 8 * 1024;
 
-  // Everything that MPI may touch after a time-out lives here.
+  // Everything that MPI may still use after a timeout.
   struct Memory {
     std::string mine;
     std::vector<std::string> theirs;
@@ -122,7 +122,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     std::vector<int> lengths;
   };
   const auto memory = std::make_shared<Memory>();
-  // Others may have left because of what this rank has raised: it stands.
+  // What this rank has raised stays its outcome: other ranks may have left because of it.
   const auto raised_here = shared.alarm.raised();
   memory->mine = {static_cast<char>(raised_here.has_value()), static_cast<char>(shared.depth)};
   memory->mine += pack(raised_here.value_or(mine), longest - memory->mine.size() - packed_fields);
@@ -189,7 +189,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
       names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" +
                shared.placement.hosts[static_cast<std::size_t>(r)] + ")";
     shared.agreement->abandon(memory->receives, memory->sends, memory);
-    // Who has waited too long knows best, then whoever is first.
+    // The rank that waited too long reports first, as it knows most; without one, the lowest rank that came.
     using namespace std::chrono_literals;
     const bool first = given_up ? shared.alarm.stalled() == world.rank() : lowest == rank;
     const auto turn = first ? 0ms : 2000ms;
@@ -230,7 +230,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
 }
 
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts) {
-  // Nobody leaves without a cause, so one that is not known is an error too.
+  // A rank leaves only because another has failed, so a rank that has left means an error even if no rank has failed.
   auto first = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
   if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::left, &Outcome::kind);
   if (first == outcomes.end()) return std::nullopt;

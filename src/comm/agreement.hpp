@@ -1,12 +1,12 @@
-// How one rank's error surfaces on all: the rank raises an alarm, which every wait of every other rank sees and throws
-// as RemoteError; then all ranks meet in agree() and know what happened to each.
+// How one rank's error reaches all ranks. The rank raises an alarm. Every wait of every other rank sees it and throws
+// RemoteError. Then all ranks call agree() and learn what happened on each of them.
 //
 //   Outcome mine;
 //   try { attempt(); } catch (...) { mine = caught(); raise_alarm(world, mine); }
-//   auto outcomes = agree(world, mine, limit);         // collective over the world; the alarm is silent again
+//   auto outcomes = agree(world, mine, limit);         // collective over the world; the alarm is cleared
 //
-// After an attempt that failed, collectives may have been left half done: communicators that were used in it must not
-// be used again, except the world itself, which agree() makes anew.
+// A failed attempt may leave collectives half done. The communicators that it used must not be used again, except the
+// world itself, which agree() renews.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -27,61 +27,62 @@ struct World;
 struct Outcome {
   enum class Kind {
     done,
-    failed,  ///< the cause is here
-    left,    ///< it left because of another rank's alarm
+    failed,  ///< this rank caused the failure
+    left,    ///< this rank stopped because of another rank's alarm
   };
   Kind kind = Kind::done;
   ExitCode code = ExitCode::done;
   bool agreed = false;    ///< every rank has the same error
-  std::string text = {};  ///< of the error, or what a rank that is done has to say
-  bool stalled = false;   ///< it has waited for longer than the limit of the launch: others may be stuck
+  std::string text = {};  ///< the error's text; for `done`, the rank's result
+  bool stalled = false;   ///< this rank waited for longer than the launch's time limit: others may be stuck
 };
 
-/// What the exception that is being handled means for this rank: `left` for another rank's error, else `failed`. Of the
-/// text of torch's exceptions the backtrace is left out. To be called in a catch (...).
+/// Turns the exception that is being handled into this rank's outcome: `left` for another rank's error, otherwise
+/// `failed`. Cuts the backtrace off the text of torch's exceptions. Call it inside catch (...).
 Outcome caught();
 
-/// The bytes that tell it to another rank; of its text at most `longest` characters, cut at the end of a sentence or,
-/// if there is none, of a word.
+/// Returns the outcome as bytes for another rank. The text is cut to at most `longest` characters, at the end of a
+/// sentence or, if there is none, of a word.
 std::string pack(const Outcome& outcome, std::size_t longest = std::string::npos);
 Outcome unpack(std::string_view bytes);
 constexpr std::size_t packed_fields = 3;  ///< bytes before the text
 
-/// caught() where the ranks also wait for each other by other means than a communicator: an error that follows upon the
-/// one that another rank of the world has raised, such as a connection that this rank closed, is `left` too. A rank
-/// that has raised an alarm stays the cause that it was, whatever it hears or throws later: of several that fail at
-/// once, one remains.
+/// caught() for work in which ranks also wait for each other outside of communicators. An error that only follows from
+/// the one that another rank of the world has raised, such as a closed connection, becomes `left` too. A rank that has
+/// raised an alarm keeps that outcome, whatever it receives or throws later, so that a cause remains if several ranks
+/// fail at once.
 Outcome caught(const Communicator& world);
 
-/// Tells all other ranks of the world that this one has failed, if it has; their waits throw RemoteError from then on.
-/// Returns at once; the second call before agree() does nothing.
+/// Tells all other ranks of the world if this rank has failed; their waits throw RemoteError from then on. Returns at
+/// once; a second call before agree() does nothing.
 void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
-/// Throws another rank's error, if one of the world has told it (RemoteError), as every wait of a communicator does.
+/// Throws RemoteError if another rank of the world has raised an alarm, as every wait on a communicator does.
 void hear_alarm(const Communicator& communicator);
 
-/// A wait has gone beyond the limit of the launch.
+/// A wait took longer than the launch's time limit.
 class Stalled : public Error {
  public:
   using Error::Error;
 };
 
-/// Some ranks did not come to agree(): they are stuck or lost, and all that is left is to end the job.
+/// Some ranks did not come to agree(): they are stuck or lost, and the job has to end.
 class Lost : public Error {
  public:
   Lost(const Error& error, std::chrono::milliseconds turn) : Error(error), turn_(turn) {}
 
-  /// Of those who know of it one speaks: the others wait for so long before they do, and are ended meanwhile.
+  /// How long this rank waits before it reports the error. The rank that reports first ends the job, so only one rank
+  /// reports.
   std::chrono::milliseconds turn() const noexcept { return turn_; }
 
  private:
   std::chrono::milliseconds turn_;
 };
 
-/// How long the others may take to hear that a rank has given up waiting: who is not stuck hears it at once.
+/// How long to wait for the other ranks once a rank has given up waiting. A rank that is not stuck answers at once.
 constexpr std::chrono::milliseconds stall_grace{1000};
 
-/// While it lives, this rank's agreements on the world are those of an attempt within what was attempted before.
+/// While it lives, this rank's calls of agree() on the world belong to an attempt nested in the current one.
 class Nested {
  public:
   explicit Nested(const Communicator& world);
@@ -93,18 +94,24 @@ class Nested {
   int& depth_;
 };
 
-/// Throws what ranks have agreed on, as another rank's error, where this one has yet to leave for that attempt.
+/// Throws the root cause that an outer attempt has agreed on (World::outer) as RemoteError. This rank has yet to return
+/// to that attempt.
 [[noreturn]] void leave(const World& world);
 
-/// The outcome of every rank. Where some are in attempts around that of others, as one that has thrown between two
-/// calls, it is the agreement of the outermost: from within another the root cause is thrown, as it is from every call
-/// until then, and the next agreement is this one. Where none has failed, that they are in different calls is the
-/// cause. Past the limit, and what ranks have announced beyond it, Lost (ExitCode::retry) names the ranks that did not
-/// come; past stall_grace where some rank is heard to have given up waiting.
+/// Waits for all ranks and returns the outcome of each. Collective over the world.
+///
+/// Ranks may come from attempts at different depths, for example if one has thrown between two nested attempts. Then
+/// the agreement belongs to the outermost attempt. A rank in a deeper one gets the root cause thrown, here and from
+/// every later call, until its agree() at the outermost depth returns these same outcomes. If no rank has failed, the
+/// different depths are the error.
+///
+/// Throws Lost (ExitCode::retry), which names the missing ranks, past `limit` and the time that ranks have announced by
+/// keep_alive(), or past stall_grace after some rank has given up waiting.
 std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
 
-/// What all ranks say of it: the root cause, none if all are done. An error that not all ranks have is put with its
-/// rank and host. Where ranks have left and none has failed, it is the error that the lowest of them heard.
+/// Returns the error that caused the failure; none if all ranks are done. Its text begins with the rank and host unless
+/// all ranks have the same error. If ranks have left and none has failed, it is the error that the lowest of them
+/// received.
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
 
 }  // namespace muster::detail::comm

@@ -9,7 +9,7 @@ namespace muster::detail::comm {
 namespace {
 
 constexpr int notice_tags = 2;
-/// A notice fits into what MPI sends without the receiver's help.
+/// Short enough that MPI sends a notice eagerly, without the receiver's help.
 constexpr std::size_t longest_notice = 3000;
 
 }  // namespace
@@ -77,7 +77,7 @@ void Alarm::clear(const std::vector<bool>& raised) {
     check(MPI_Probe(r, tag_, comm_, &status), "MPI_Probe");
     take(status);
   }
-  // They complete: every other rank takes in this notice in its own clear().
+  // The sends complete, since every other rank receives this notice in its own clear().
   if (!sends_.empty())
     check(MPI_Waitall(static_cast<int>(sends_.size()), sends_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
   sends_.clear();

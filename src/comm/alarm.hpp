@@ -1,4 +1,4 @@
-// Error notices between all ranks of a world, over a communicator of their own: every wait listens for them.
+// Error notices between all ranks of a world, over a separate communicator. Every wait polls for them.
 #pragma once
 
 #include "comm/agreement.hpp"
@@ -23,23 +23,23 @@ class Alarm {
   Alarm& operator=(const Alarm&) = delete;
   ~Alarm();
 
-  /// Sends the notice to all other ranks, once per attempt.
+  /// Sends this rank's failure to all other ranks, once per attempt.
   void raise(const Outcome& mine);
-  /// What this rank has raised since the last clear(), if it has; any of its threads may have.
+  /// What this rank, on any of its threads, has raised since the last clear().
   std::optional<Outcome> raised() const {
     const std::lock_guard lock(mutex_);
     return raised_;
   }
-  /// Throws the notice of another rank as RemoteError, again and again until clear().
+  /// Throws RemoteError if another rank has raised an alarm; every call until clear() throws the same error.
   void listen();
-  /// Takes in what other ranks have raised; what listen() throws stays the first of it.
+  /// Receives a notice if one has come. listen() throws the first one received.
   void hear();
-  /// The lowest rank that waited too long, of those that have raised it here or were heard.
+  /// The lowest rank known to have waited too long: this one, or one whose notice was received.
   std::optional<int> stalled() const noexcept {
     const int rank = stalled_;
     return rank == nobody ? std::nullopt : std::optional(rank);
   }
-  /// Takes in the notices of the ranks that raised (`raised[rank]`), and is silent again.
+  /// Receives the outstanding notices of the ranks that have raised an alarm (`raised[rank]`) and resets the alarm.
   void clear(const std::vector<bool>& raised);
 
  private:
@@ -59,7 +59,7 @@ class Alarm {
   Outcome cause_;
   static constexpr int nobody = std::numeric_limits<int>::max();
   std::atomic<int> stalled_{nobody};
-  int tag_ = 0;  ///< of this attempt: who is ahead may raise the next one's while others still agree
+  int tag_ = 0;  ///< for this attempt: a rank that is ahead may raise the next attempt's alarm while others still agree
 };
 
 }  // namespace muster::detail::comm

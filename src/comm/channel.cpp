@@ -12,7 +12,8 @@
 namespace muster::detail::comm {
 namespace {
 
-/// What rank `rank` of a communicator sees, whose ranks are those `ranks` of the placement.
+/// Returns the topology of a communicator for its rank `rank`. `ranks` are the communicator's ranks as `placement`
+/// numbers them.
 Topology make_topology(const Placement& placement, const std::vector<int>& ranks, int rank) {
   Topology topology;
   topology.local_size = 0;
@@ -32,7 +33,7 @@ Topology make_topology(const Placement& placement, const std::vector<int>& ranks
   return topology;
 }
 
-/// Null where ranks of a node cannot share memory. Collective over `over`.
+/// Returns null if there is one rank, or if the ranks of a node cannot share memory. Collective over `over`.
 std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology& topology,
                                           const std::vector<int>& world_ranks) {
   const auto size = topology.node_of_rank.size();
@@ -50,7 +51,7 @@ std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology&
   const auto bytes = node::Communicator::memory(topology.local_size);
   std::byte* memory = nullptr;
   if (topology.num_nodes == static_cast<int>(size)) {
-    // A communicator of this rank alone takes part in what goes between nodes.
+    // One rank per node: the node's communicator has only this rank, which leads the exchange between nodes.
     const auto own = own_memory(bytes);
     memory = own.get();
     made->memory = own;
@@ -74,7 +75,7 @@ struct Channels {
   std::vector<std::shared_ptr<Channel>> kept;  ///< until they are idle
 };
 Channels& channels() {
-  static auto* const channels = new Channels;  // to the end of the process, whatever is destroyed before
+  static auto* const channels = new Channels;  // never destroyed, since channels may be destroyed at exit
   return *channels;
 }
 
@@ -147,7 +148,7 @@ void Channel::try_to_advance() {
 void Channel::advance_all() {
   {
     const std::unique_lock lock(channels().mutex, std::try_to_lock);
-    if (!lock) return;  // another thread does it
+    if (!lock) return;  // another thread does this now
     for (auto* channel : channels().all) channel->try_to_advance();
     if (channels().kept.empty()) return;
   }
@@ -155,7 +156,7 @@ void Channel::advance_all() {
 }
 
 void Channel::release_idle() {
-  std::vector<std::shared_ptr<Channel>> idle;  // destroyed after the lock, which their destructor takes
+  std::vector<std::shared_ptr<Channel>> idle;  // destroyed after the lock is released: ~Channel() takes it too
   const std::lock_guard lock(channels().mutex);
   auto& kept = channels().kept;
   const auto rest = std::ranges::partition(kept, [](const auto& channel) { return channel->is_under_way(); });
@@ -194,7 +195,7 @@ Channel::Begun Channel::begin(const node::Call& call, const char* name) {
 void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing, const Begun& begun,
                    std::optional<std::chrono::milliseconds> limit) {
   using namespace std::chrono_literals;
-  // Calls of different ranks are compared from time to time, when they wait for so long anyway.
+  // A rank that waits for longer than this compares its call with the calls of the other ranks, again and again.
   constexpr auto between_comparisons = 100ms;
   const auto turn = begun.turn;
   const WaitedFor call{id, turn, world_ranks};

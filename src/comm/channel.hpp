@@ -1,4 +1,5 @@
-// What a Communicator stands on: MPI communicators from the pool, and the world that all channels of a launch share.
+// The implementation of Communicator: MPI communicators from the pool, and the world that all channels of a launch
+// share.
 #pragma once
 
 #include "comm/agreement.hpp"
@@ -27,7 +28,8 @@
 namespace muster::detail::comm {
 
 struct World {
-  /// Takes three `communicators` of all its ranks, which are these `members` of the pool. Collective.
+  /// Takes three `communicators`, each over all of the world's ranks, whose numbers in the pool are `members`.
+  /// Collective.
   World(std::shared_ptr<Pool> its_pool, std::vector<int> its_members, std::vector<PooledCommunicator> communicators,
         Placement where)
       : pool(std::move(its_pool)),
@@ -41,88 +43,89 @@ struct World {
   const std::vector<int> members;  // [rank]: its number in the pool
   Alarm alarm;
   const PooledCommunicator agreement;     // used by agree() alone
-  std::int64_t agreements = 0;            // that there have been
-  std::atomic<std::int64_t> failures{0};  // of attempts on which ranks have agreed
-  int depth = 0;                          // of attempts within attempts, on this rank
-  /// A rank has left for an attempt around the one in which it met this rank: what was agreed on for that one.
+  std::int64_t agreements = 0;            // completed so far
+  std::atomic<std::int64_t> failures{0};  // agreements so far in which some rank was not done
+  int depth = 0;                          // of nested attempts, on this rank
+  /// An agreement for an attempt around this rank's present one, because another rank was already back in that one.
   struct Outer {
     int depth = 0;
     std::vector<Outcome> outcomes;
   };
   std::optional<Outer> outer;
-  /// There is an outer one: not all ranks would come to a call.
+  /// True if `outer` is set: not all ranks would come to a collective call now.
   std::atomic<bool> leaving{false};
   Watch watch;
   const Placement placement;
-  std::atomic<std::chrono::milliseconds> limit{default_limit};  // of every wait
+  std::atomic<std::chrono::milliseconds> limit{default_limit};  // for every wait
   std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
 };
 
-/// Carries the messages of a channel. Requests under way share it, so it may outlive the channel's use of it.
+/// Carries the messages of a channel. Unfinished requests share it, so it may outlive the channel's use of it.
 struct Transport {
   PooledCommunicator collective;
   PooledCommunicator point_to_point;
-  /// Null where there is one rank, or where ranks of a node cannot share memory: MPI carries everything then.
+  /// Null if there is only one rank, or if the ranks of a node cannot share memory; MPI then carries everything.
   std::shared_ptr<Hierarchy> hierarchy;
 };
 
 class Channel {
  public:
-  /// Takes two `communicators`. Collective: all ranks have come, and those of a node share memory from here on.
+  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a wait limit:
+  /// all ranks must have come (see rendezvous()).
   Channel(std::vector<PooledCommunicator> communicators, std::shared_ptr<World> world, std::vector<int> world_ranks);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
   ~Channel();
 
   static const std::shared_ptr<Channel>& of(const Communicator& communicator) noexcept { return communicator.channel_; }
-  /// A communicator over a new channel. Collective.
+  /// Returns a communicator over a new channel. Collective.
   static Communicator open(std::vector<PooledCommunicator> communicators, std::shared_ptr<World> world,
                            std::vector<int> world_ranks) {
     return Communicator(std::make_shared<Channel>(std::move(communicators), std::move(world), std::move(world_ranks)));
   }
-  /// A communicator of `ranks` of this channel, in that order. Collective over this channel: all ranks have come, and
-  /// each names the part that it is in.
+  /// Returns a communicator over `ranks` of this channel, in that order. Collective over this channel: all ranks must
+  /// have come, and each names the part that it belongs to.
   Communicator open_part(const std::vector<int>& ranks, const char* doing) const;
-  /// Takes MPI communicators of `ranks` of this channel from the pool. Collective as open_part() is.
+  /// Takes MPI communicators over `ranks` of this channel from the pool. Collective like open_part().
   std::vector<PooledCommunicator> take_from_pool(std::size_t count, const std::vector<int>& ranks,
                                                  const char* doing) const;
   std::vector<int> all_ranks() const;
-  /// The numbers that `ranks` of this channel have in the pool.
+  /// Returns the pool's numbers of `ranks` of this channel.
   std::vector<int> members(const std::vector<int>& ranks) const;
 
-  /// Gives the world's own channel fresh communicators and memory: what ranks have left half done in it is forgotten,
-  /// and copies of it are in step again. For agree(), in which all ranks have come. Collective.
+  /// Gives the world's own channel fresh communicators and memory. Operations left half done are dropped, and the call
+  /// counts of all ranks agree again. Called by agree() once all ranks have come. Collective.
   void renew();
 
-  /// A call of this rank as its record has it, from here to its end. RemoteError where this rank is to leave for the
-  /// agreement of an outer attempt: nothing has begun then.
+  /// A call of this rank that is in its record, from begin() to end().
   struct Begun {
     watch::Calls::Ticket ticket = 0;
-    std::uint64_t turn = 0;  ///< among the collective ones of the channel
-    int other = -1;          ///< of a message: the rank of the other side, if it is known
+    std::uint64_t turn = 0;  ///< number among the collective calls of the channel; 0 for a message
+    int other = -1;          ///< for a message: the rank on the other side, if it is known
   };
+  /// Records the call. Throws RemoteError, and records nothing, if this rank must return to an outer attempt first.
   Begun begin(const node::Call& call, const char* name = nullptr);
   void end(const Begun& call) { world->watch.own().calls.end(call.ticket); }
 
-  /// See wait_on(). `begun`: the call that waits.
+  /// See wait_on(). `begun` is the call that waits.
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing, const Begun& begun,
             std::optional<std::chrono::milliseconds> limit = {});
 
-  /// Calls body(), which starts an operation in the hierarchy, ends one there or lets it advance: one thread at a time.
+  /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs one.
   template <class Body>
   auto drive(Body&& body) {
     const std::lock_guard lock(driving_);
     const Noted noted{*this};
     return body();
   }
-  /// Makes progress with the operations of every channel of this process, so that ranks may wait for several in
-  /// different orders: each needs the other's part of all of them. Local; errors are left to who waits for an
-  /// operation.
+  /// Makes progress with the operations of every channel of this process. Two ranks may wait for several operations in
+  /// different orders, and each then needs the other's part in all of them. Local. An operation's error is not thrown
+  /// here but where the operation is waited for.
   static void advance_all();
-  /// Keeps `channel` until its operations on this node have finished or their attempt has failed: nobody waits for them
-  /// here any more, but other ranks need this rank's part. Local; any thread.
+  /// Keeps `channel` until its operations on this node have finished or their attempt has failed: this rank no longer
+  /// waits for them, but other ranks need its part. Local; any thread.
   static void keep_until_idle(std::shared_ptr<Channel> channel);
-  /// Releases those that are idle by now.
+  /// Releases the kept channels that are idle now.
   static void release_idle();
 
   const std::shared_ptr<World> world;
@@ -130,14 +133,14 @@ class Channel {
   const int rank;
   const int size;
   const Topology topology;
-  std::uint64_t id;         // the same on its ranks, and no other channel's
-  std::uint64_t turns = 0;  // collective calls that there have been
-  std::size_t turns_slot;   // of them in this rank's record
+  std::uint64_t id;         // the same on all of its ranks; unique to this channel
+  std::uint64_t turns = 0;  // collective calls so far
+  std::size_t turns_slot;   // where this rank's record has `turns`
   std::shared_ptr<Transport> transport;
   Hierarchy* hierarchy() const noexcept { return transport->hierarchy.get(); }
-  /// Since the last agreement; see rendezvous().
+  /// The calls of rendezvous() in this attempt.
   struct {
-    std::int64_t attempt = 0;
+    std::int64_t attempt = 0;  ///< number of agreements before it
     std::int64_t count = 0;
   } rendezvous;
 
@@ -150,12 +153,12 @@ class Channel {
   void note_under_way();
   bool is_under_way() const noexcept { return under_way_ == world->failures; }
   void try_to_advance();
-  /// Ends what is under way between nodes, on this rank.
+  /// Abandons this rank's unfinished operations between nodes. Local.
   void abandon_over_nodes();
 
   std::mutex driving_;
-  /// The failed attempts that the world had when the operations under way were seen last; −1 where there are none. What
-  /// a failed attempt has left half done stays so.
+  /// World::failures when operations were last seen under way; −1 if there are none. If an attempt has failed since,
+  /// the operations will never finish and no longer count as under way.
   std::atomic<std::int64_t> under_way_{-1};
 };
 

@@ -11,27 +11,27 @@
 
 namespace muster::detail::comm {
 
-/// What a receive expects; nothing for other operations.
+/// The message that a receive expects; empty for other operations.
 struct Expected {
   int count = -1;  ///< elements
   MPI_Datatype type = MPI_DATATYPE_NULL;
 };
 
-/// Goes one of two ways: MPI's requests or the ticket of the node's communicator.
+/// An operation in progress: either MPI requests (`pending`) or a ticket of the node's communicator (`local`).
 struct Request::State {
   std::shared_ptr<Channel> channel;
-  std::shared_ptr<Transport> transport;  ///< of the channel when the operation began
+  std::shared_ptr<Transport> transport;  ///< the channel's when the operation began
   node::Call call;
   Channel::Begun begun;
   std::vector<MPI_Request> pending = {};
-  std::vector<Expected> expected = {};  ///< of each of them
-  node::Communicator* local = nullptr;  ///< of the ticket
+  std::vector<Expected> expected = {};  ///< [pending]
+  node::Communicator* local = nullptr;  ///< issued the ticket; null if MPI carries the operation
   node::Communicator::Ticket ticket = 0;
   std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
   bool finished = false;
 
-  /// Of a call of MPI that starts.
+  /// Returns a new request for an MPI call to fill in.
   MPI_Request* request(Expected what = {}) {
     expected.push_back(what);
     return &pending.emplace_back(MPI_REQUEST_NULL);
@@ -70,7 +70,7 @@ struct Request::State {
     return true;
   }
 
-  /// A longer message is MPI's error.
+  /// Throws an Error if the message is shorter than expected; MPI itself reports a longer one.
   static void require_length(const MPI_Status& status, const Expected& what) {
     if (what.count < 0) return;
     int count = 0;
@@ -90,7 +90,7 @@ struct Request::State {
       if (kept.empty() && channel->topology.num_nodes == 1) channel->drive([&] { local->leave(ticket); });
       Channel::keep_until_idle(channel);
     }
-    // MPI may still read or write what is kept.
+    // MPI may still read or write the kept memory.
     std::vector<MPI_Request> receives, others;
     for (std::size_t i = 0; i < pending.size(); ++i) (expected[i].count < 0 ? others : receives).push_back(pending[i]);
     (call.collective() ? transport->collective : transport->point_to_point)
@@ -160,13 +160,13 @@ std::unique_ptr<Request::State> start(const Communicator& communicator, const no
       new Request::State{.channel = channel, .transport = channel->transport, .call = call, .begun = begun});
 }
 
-/// Whether one node holds all ranks, and they share memory.
+/// True if all ranks are on one node and share memory.
 bool on_one_node(const Communicator& communicator) {
   const auto& channel = *Channel::of(communicator);
   return channel.hierarchy() && channel.topology.num_nodes == 1;
 }
 
-/// Starts what goes through the memory of the node: start(its communicator) gives the ticket.
+/// Starts an operation in the memory of the node: start(node's communicator) returns the ticket.
 template <class Start>
 Request on_node(std::unique_ptr<Request::State> state, Start&& start) {
   auto& local = *state->transport->hierarchy->communicator;
@@ -182,7 +182,7 @@ std::byte* at(void* data, std::size_t element, Dtype type) {
   return static_cast<std::byte*>(data) + element * size_of(type);
 }
 
-/// Starts MPI's `call` for the chunks of a message to or from its rank.
+/// Starts the MPI function `call` for each chunk of a message to or from its rank.
 template <bool receives, class Call>
 void start_message(Call* call, const char* name, Request::State& state, MPI_Comm comm, const Message& message,
                    Dtype type, int tag, std::size_t chunk) {
@@ -200,7 +200,7 @@ void start_receive(Request::State& state, MPI_Comm comm, const Message& message,
   start_message<true>(MPI_Irecv, "MPI_Irecv", state, comm, message, type, tag, chunk);
 }
 
-/// Starts MPI's collectives for the chunks of `data`.
+/// Starts one MPI collective for each chunk of `data`.
 void start_in_mpi(Request::State& state, void* data, std::size_t chunk) {
   auto of_chunk = state.call;
   each_chunk(state.call.count, chunk, [&](std::size_t first, int part) {

@@ -1,11 +1,11 @@
-// Collectives on raw memory. Knows no torch and shows no MPI: memory, type, count, operation.
+// Collectives on raw memory: address, element type, count, operation. Uses no torch and exposes no MPI.
 //
 // Every call starts the operation and returns a Request. Calls on one communicator must come in the same order on all
-// of its ranks. Counts are in elements and may exceed 2^31: what MPI's int cannot hold goes in chunks.
+// of its ranks. Counts are in elements and may exceed 2^31; larger counts than MPI's int holds are sent in chunks.
 //
-// Where the ranks of a communicator share memory (src/node), barriers, broadcasts and reductions go through it; across
-// nodes an all-reduce goes through it inside each node, and in slices between them (hierarchy.hpp). Everything else is
-// MPI's.
+// If all ranks of a communicator share memory (src/node), barriers, broadcasts and reductions go through that memory.
+// Across nodes an all-reduce uses it inside each node and exchanges slices between the nodes (hierarchy.hpp). MPI
+// carries everything else.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -26,12 +26,12 @@ namespace muster::detail::comm {
 using node::Dtype;
 using node::size_of;
 
-/// An operation under way. Move-only. It makes progress only while this process waits: inside done() and wait(), its
-/// own or another's, of any communicator.
+/// An operation that has been started. Move-only. It makes progress only inside done() and wait(), of this or any other
+/// request of the process, on any communicator.
 ///
-/// Destroying one that has not finished leaves it to itself: the other ranks may still need this one's part. What it
-/// holds by keep() then lives until MPI no longer uses it; memory that it does not hold must outlive the communicator,
-/// except in what the ranks of one node do among themselves, which goes on in memory of its own.
+/// Destroying an unfinished request does not stop the operation, since other ranks may need this rank's part. Memory
+/// passed to keep() then lives until MPI no longer uses it. Other memory must outlive the communicator, except for an
+/// operation within one node: that continues in a private copy.
 class Request {
  public:
   struct State;
@@ -42,60 +42,64 @@ class Request {
   Request& operator=(Request&&) noexcept;
   ~Request();
 
-  /// Whether it has finished; makes progress, never blocks. Throws what another rank has raised.
+  /// True if the operation has finished. Makes progress and never blocks. Throws RemoteError if another rank has raised
+  /// an alarm.
   bool done();
-  /// Whether it was seen to be under way; makes no progress.
+  /// True if the operation is not known to have finished. Makes no progress.
   bool pending() const noexcept;
-  /// Until it has finished. Without a limit the launch's limit holds; past it an Error with ExitCode::retry.
+  /// Waits until the operation has finished. Throws an Error (ExitCode::retry) past `limit`, by default the launch's
+  /// time limit.
   void wait(std::optional<std::chrono::milliseconds> limit = {});
-  /// As wait() does, for what this operation is a part of: until ready() is true. It has not finished yet.
+  /// Like wait(), but for a larger operation that this one belongs to: waits until ready() is true. This request must
+  /// not have finished yet.
   void wait_until(const std::function<bool()>& ready, const std::string& doing,
                   std::optional<std::chrono::milliseconds> limit = {});
-  /// The rank that a receive() from any rank heard; -1 before it has finished.
+  /// The rank that a receive got its message from; -1 for receive_any() until it has finished.
   int source() const noexcept;
-  /// Holds `memory` until it has finished.
+  /// Holds `memory` until the operation has finished.
   void keep(std::shared_ptr<void> memory);
 
  private:
   std::unique_ptr<State> state_;
 };
 
-/// What goes to another rank of an all-to-all, or comes from it.
+/// The data that a rank sends to another in an all-to-all, or receives from it.
 struct Message {
   void* data = nullptr;
   std::size_t count = 0;  ///< elements
   int rank = 0;           ///< the other side
 };
 
-/// An Error (ExitCode::usage) that begins with `doing` unless the operation has a meaning for the type.
+/// Throws an Error (ExitCode::usage), whose text begins with `doing`, unless the operation is defined for the type.
 void require_reducible(Dtype type, ReduceOp op, std::string_view doing);
 
-/// Elements in one MPI call at the most.
+/// The most elements in one MPI call.
 inline constexpr std::size_t most_per_call = std::size_t{1} << 30;
 
 /// The collectives of one communicator; a cheap value.
 class Collectives {
  public:
-  /// `chunk`: elements in one MPI call at the most; tests make it small.
+  /// `chunk`: the most elements in one MPI call; tests make it small.
   explicit Collectives(Communicator communicator, std::size_t chunk = most_per_call);
 
-  /// How the caller calls what it starts from now on, in this rank's record; of static storage.
+  /// Sets the name under which this rank's record lists the operations started from now on. `name` has static storage.
   void name(const char* name) noexcept { name_ = name; }
 
   Request barrier();
-  /// `data` of the root, to all.
+  /// Copies the root's `data` to all ranks.
   Request broadcast(void* data, std::size_t count, Dtype type, int root);
-  /// In place on every rank. Same bits on every rank. On boolean: sum is or, product is and.
+  /// Reduces `data` in place, with the same bits on every rank. On booleans sum is or, product is and.
   Request all_reduce(void* data, std::size_t count, Dtype type, ReduceOp op);
-  /// The result in `data` of the root; the other ranks' data stays as it is.
+  /// Puts the result into the root's `data`; the other ranks' data is not changed.
   Request reduce(void* data, std::size_t count, Dtype type, ReduceOp op, int root);
-  /// Sends each of `sends` to its rank and fills each of `receives` from its rank; between two ranks the k-th send
-  /// meets the k-th receive, of the same count. Pieces of this rank to itself are copied. What is sent is not written.
+  /// Sends each of `sends` to its rank and fills each of `receives` from its rank. Between two ranks the k-th send
+  /// matches the k-th receive, which has the same count. Messages from this rank to itself are copied. `sends` are only
+  /// read.
   Request all_to_all(const std::vector<Message>& sends, const std::vector<Message>& receives, Dtype type);
-  /// Point to point, in a space of tags (≥ 0) of its own.
+  /// Point to point. Tags (≥ 0) do not collide with those of collectives.
   Request send(const void* data, std::size_t count, Dtype type, int to, int tag);
   Request receive(void* data, std::size_t count, Dtype type, int from, int tag);
-  /// From whoever sends first with that tag; count within one chunk.
+  /// Receives from the rank that sends first with that tag; `count` must not exceed one chunk.
   Request receive_any(void* data, std::size_t count, Dtype type, int tag);
 
   const Communicator& communicator() const noexcept { return communicator_; }

@@ -47,7 +47,7 @@ Communicator Communicator::split(int color, int key) const {
 
 namespace {
 
-/// Waits with the memory, which outlives a wait that is left early: MPI may write there later.
+/// Waits for the request, which keeps the memory: if the wait throws, MPI may still write there later.
 void finish(detail::comm::Request request, std::shared_ptr<void> memory) {
   request.keep(std::move(memory));
   request.wait();

@@ -14,7 +14,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// After those of Collectives::all_to_all(), of SliceExchange and of rendezvous().
+/// Above the tags of Collectives::all_to_all(), SliceExchange and rendezvous().
 constexpr int handshake_tag = 16'386;
 
 constexpr std::size_t longest = 1024;
@@ -28,7 +28,7 @@ Text text_of(const std::string& string) {
 
 }  // namespace
 
-/// What MPI may touch after the limit.
+/// The memory that MPI may still use after a timeout.
 struct Handshake::Memory {
   int all = 0;
   Text mine{};
@@ -108,10 +108,10 @@ std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const s
     }
   };
   if (here) attempt([&] { *segment = node::SharedSegment::create(bytes); });
-  // The name goes from the lowest rank of the node to the others; an empty one says that there is none.
+  // The lowest rank of the node sends the name to the others; an empty one means that it could not create the segment.
   const auto name = handshake.from_first(node, segment->name());
   if (!here && !name.empty()) attempt([&] { *segment = node::SharedSegment::open(name, bytes); });
-  // All have it open, so that it needs no name any more, before memory is taken, which takes its time.
+  // Remove the name as soon as all ranks have opened the segment, before reserve(), which takes long.
   bool everywhere = handshake.all(segment->data() != nullptr);
   segment->unlink();
   if (everywhere) {

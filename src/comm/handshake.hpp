@@ -1,6 +1,6 @@
-// How ranks talk while they make something together, which all of them have in the end or none: a world, a channel, the
-// memory of a node. All of them come, by their calls or by rendezvous(), and whoever has begun goes through to the end,
-// whatever another rank raises; in every other wait an alarm is heard.
+// How ranks communicate while they make a world, a channel or shared memory together, so that in the end all of them
+// have it or none. First all ranks must have come, because of the calls that they make or by rendezvous(). A rank that
+// has begun a handshake then goes on to the end and ignores alarms; every other wait polls for alarms.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -17,31 +17,30 @@ namespace muster::detail::comm {
 
 class MpiCommunicator;
 
-/// How ranks make sure that they all come. A barrier is not enough: a rank may hear an alarm, or run out of time, in
-/// the moment in which the others see it complete, and they would then wait for it in MPI for good. So the first rank
-/// decides: it lets the others go once all have said that they are here, and a rank that wants to leave after that word
-/// has it back only from the first.
+/// Makes sure that all ranks have come. A barrier is not enough: a rank may see an alarm, or time out, in the moment in
+/// which the others see the barrier complete, and they would then wait for it in MPI for ever. So rank 0 decides. It
+/// lets the others go once all have told it that they are here. A rank that wants to leave after that must ask rank 0.
 ///
-/// Returns on all ranks of the communicator, or on none: then it throws what ends a wait (RemoteError, or an Error with
-/// ExitCode::retry past the limit of the launch, which begins with `doing`). Collective.
+/// Returns on all ranks of the communicator or throws on all: RemoteError, or, past the launch's time limit, an Error
+/// (ExitCode::retry) whose text begins with `doing`. Collective.
 void rendezvous(const Communicator& communicator, const char* doing);
 
-/// Every call is collective over the ranks that it names; an Error (ExitCode::retry) where they do not come within half
-/// an hour.
+/// Every call is collective over the ranks that it names. It throws an Error (ExitCode::retry) if they do not all come
+/// within half an hour.
 class Handshake {
  public:
-  /// `doing` begins the error.
+  /// `doing` begins the error's text.
   Handshake(MpiCommunicator& over, const char* doing);
-  /// If it was left before its end, the communicator is not used again.
+  /// Marks the communicator as unusable if a call was left before its end.
   ~Handshake();
   Handshake(const Handshake&) = delete;
   Handshake& operator=(const Handshake&) = delete;
 
-  /// Whether all ranks say so.
+  /// True if `mine` is true on all ranks.
   bool all(bool mine);
-  /// What each rank says, as far as a text goes (1 KB).
+  /// Returns the text of each rank, cut to 1 KB.
   std::vector<std::string> each(const std::string& mine);
-  /// What the first of `ranks` says, on all of them.
+  /// Returns the text of the first of `ranks` on all of them, cut to 1 KB.
   std::string from_first(const std::vector<int>& ranks, const std::string& mine);
 
  private:
@@ -54,9 +53,10 @@ class Handshake {
   std::unique_ptr<Memory> memory_;
 };
 
-/// The ranks of a node map a segment of `bytes`, and each takes memory for `reserved` bytes from `first` on. Null on
-/// all ranks of `over` where that fails on any, for want of room in /dev/shm; a warning says so once. Its name is gone
-/// already. Collective over `over`, whose ranks have all come; `node`: those on this node.
+/// Maps one segment of `bytes` bytes on all ranks of a node; each rank reserves memory for `reserved` bytes from offset
+/// `first`. `node`: the ranks of `over` on this node. Returns null on all ranks of `over` if that fails on any of them,
+/// for example because /dev/shm is full; a warning says so once. The segment's name is already removed. Collective over
+/// `over`, whose ranks must all have come.
 std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const std::vector<int>& node,
                                                   std::size_t bytes, std::size_t first, std::size_t reserved);
 

@@ -10,8 +10,8 @@
 namespace muster::detail::comm {
 namespace {
 
-/// Messages of exchanges that are under way at the same time may be posted in different orders on different nodes, so
-/// each exchange has two tags of its own, after the 0 that Collectives::all_to_all() uses. Every MPI has 32,767.
+/// Exchanges that run at the same time may post their messages in different orders on different nodes, so each exchange
+/// has two tags of its own. Tag 0 belongs to Collectives::all_to_all(). Every MPI has tags up to 32,767.
 constexpr unsigned tags = 8192;
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
 int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
@@ -19,20 +19,22 @@ int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 /// Open MPI looks at its sockets in every eighth of the calls that make progress.
 constexpr int calls_per_look = 8;
 
-/// Up to this many bytes, a second exchange costs more than what it saves.
+/// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves.
 constexpr std::size_t short_bytes = std::size_t{16} << 10;
-/// Of which network and memory are busy at the same time. Of larger ones a message of the second exchange waits behind
-/// those of the first: pieces of 4 MB take 1.3 times as long on a link of 1 Gbit/s. Slices stay above short_bytes.
+/// An all-reduce is cut into pieces of this size so that network and memory work at the same time. With larger pieces
+/// the messages of the second exchange wait behind those of the first: pieces of 4 MB take 1.3 times as long on a link
+/// of 1 Gbit/s. Slices stay above short_bytes.
 std::size_t piece_bytes(int leaders) {
   return std::max(std::size_t{1} << 20, static_cast<std::size_t>(leaders) * (std::size_t{256} << 10));
 }
-/// A leader has at least so many, where there are: below, the first one sends one message.
+/// A piece is split among so many leaders that each has at least this many bytes.
 constexpr std::size_t split_bytes = std::size_t{32} << 10;
 
 }  // namespace
 
-/// The exchange of one slice among its leaders, one on each node, each of which reduces its share of it, or all of
-/// them a short slice. Sums are formed in the order of nodes: the same bits everywhere.
+/// The exchange of one slice among its leaders, one on each node. Each leader reduces its share of the slice and sends
+/// the result to the others; a short slice is reduced whole by every leader. Sums are formed in the order of nodes, so
+/// all leaders get the same bits.
 class SliceExchange {
  public:
   SliceExchange(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
@@ -43,14 +45,14 @@ class SliceExchange {
     if (memory_->pending.empty()) return;
     const auto sends = memory_->pending.begin() + static_cast<std::ptrdiff_t>(memory_->num_receives);
     const std::vector<MPI_Request> receives(memory_->pending.begin(), sends), others(sends, memory_->pending.end());
-    // MPI may also use memory that the node's communicator holds.
+    // MPI may also still use memory that the node's communicator owns.
     memory_->hierarchy = channel_.transport->hierarchy;
     channel_.transport->collective->abandon(receives, others, memory_);
   }
   SliceExchange(const SliceExchange&) = delete;
   SliceExchange& operator=(const SliceExchange&) = delete;
 
-  /// Makes progress; true at the end.
+  /// Makes progress; true once the exchange has finished.
   bool advance() {
     if (state_ == State::scattering && test()) {
       reduce_mine();
@@ -72,7 +74,7 @@ class SliceExchange {
     for (int n = 0; n < nodes_; ++n)
       if (n != here_) body(n);
   }
-  /// Starts a message to or from the leader of the slice on that node.
+  /// Starts a message to or from the slice's leader on `node`.
   template <class Start, class Data>
   void start(Start&& start, const char* call, Data* data, std::size_t count, int node, int tag) {
     const auto slice = static_cast<std::size_t>(channel_.topology.local_rank);
@@ -129,22 +131,22 @@ class SliceExchange {
     return true;
   }
 
-  Channel& channel_;  ///< whose hierarchy has this
+  Channel& channel_;  ///< its hierarchy owns this exchange
   std::byte* data_;
   std::size_t count_;
   node::Reduction reduction_;
   const int nodes_ = channel_.topology.num_nodes;
   const int here_ = channel_.topology.node_rank;
-  const unsigned number_ = channel_.hierarchy()->exchanges++;  ///< of this exchange, the same on all nodes
-  /// Every node reduces the whole slice: one exchange in place of two.
+  const unsigned number_ = channel_.hierarchy()->exchanges++;  ///< the same on all nodes
+  /// True if every leader reduces the whole slice: one exchange instead of two.
   const bool whole_ = count_ * size_of(reduction_.type) <= short_bytes;
   struct Memory {
     std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares
-    std::vector<MPI_Request> pending;       ///< receives come first
+    std::vector<MPI_Request> pending;       ///< receives first, then sends
     std::size_t num_receives = 0;
     std::shared_ptr<Hierarchy> hierarchy = nullptr;
   };
-  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();  ///< what MPI may touch
+  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();  ///< used by MPI
   enum class State { scattering, gathering, done } state_ = State::scattering;
 };
 
@@ -154,10 +156,10 @@ class HierarchicalAllReduce {
       : channel_(channel), local_(*channel.hierarchy()->communicator), reduction_(reduction) {
     const auto element = size_of(reduction.type);
     const auto most = std::max<std::size_t>(1, piece_bytes(channel_.hierarchy()->leaders) / element);
-    // The sums of the nodes are multiplied once they are whole.
+    // The factor is applied in the exchange between nodes, to complete sums.
     auto inside = reduction;
     inside.scale = 1.0;
-    // One piece is on the network while the next is reduced.
+    // While one piece is on the network, the next is reduced inside the node.
     for (std::size_t first = 0; first < count; first += most) {
       const auto n = std::min(most, count - first);
       const int leaders = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_.hierarchy()->leaders);
@@ -198,21 +200,22 @@ class HierarchicalAllReduce {
     node::Communicator::Ticket reduced = 0;
     node::Communicator::Ticket shared = 0;
     std::unique_ptr<SliceExchange> exchange = nullptr;
-    bool exchanged = false;  ///< or not this rank's business
+    bool exchanged = false;  ///< also true if this rank leads no slice of the piece
   };
 
-  /// The slices of all leaders to all ranks, once this rank's, if it has one, has been exchanged.
+  /// Copies the slices of all leaders to all ranks of the node. It starts closed if this rank's slice has yet to be
+  /// exchanged.
   void share(Piece& piece) {
     using Start = node::Communicator::Start;
     piece.shared = local_.all_gather(piece.data, piece.count, piece.leaders, reduction_.type,
                                      piece.exchanged ? Start::open : Start::closed);
   }
 
-  Channel& channel_;  ///< whose hierarchy has this
+  Channel& channel_;  ///< its hierarchy owns this all-reduce
   node::Communicator& local_;
   node::Reduction reduction_;
   std::vector<Piece> pieces_;
-  std::size_t first_ = 0;  ///< piece that has not been exchanged
+  std::size_t first_ = 0;  ///< first piece that has not been exchanged
 };
 
 node::Communicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,

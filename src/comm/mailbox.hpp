@@ -1,4 +1,4 @@
-// Words from rank to rank that nobody waits for: who sends goes on at once, who is sent something looks when it likes.
+// Messages from rank to rank that nobody waits for: the sender goes on at once, the receiver polls when it likes.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -9,20 +9,20 @@
 
 namespace muster::detail::comm {
 
-/// Over a communicator of its own, on which no collective is ever half done: it outlives failed attempts. One thread of
-/// a rank uses it.
+/// Uses a separate communicator without collectives, so failed attempts leave nothing half done and the mailbox stays
+/// usable. Only one thread of a rank uses it.
 class Mailbox {
  public:
   /// Collective.
   explicit Mailbox(const Communicator& ranks);
-  /// What has not arrived is left to MPI. Local.
+  /// MPI still delivers the messages that have not arrived. Local.
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  /// To another rank. Those to one rank arrive in their order.
+  /// Sends to another rank. Messages to the same rank arrive in order.
   void send(int rank, std::string text);
-  /// The next one that has come, if any.
+  /// Returns the next message that has come, if any. Never waits.
   std::optional<std::string> receive();
 
  private:

@@ -23,7 +23,7 @@ void reduce(void* in, void* in_out, int* length, MPI_Datatype*) {
   node::reduce_arrays(std::span(&in_out, 1), sources, static_cast<std::size_t>(*length), {.type = type, .op = op});
 }
 
-/// [types][operations]; kept to the end of the process, like MPI's own.
+/// [types][operations]; never freed, like MPI's own operations.
 template <std::size_t... i>
 std::array<MPI_Op, sizeof...(i)> make_ops(std::index_sequence<i...>) {
   std::array<MPI_Op, sizeof...(i)> ops;
@@ -78,7 +78,7 @@ MPI_Comm duplicate(MPI_Comm comm) {
 }
 
 MPI_Datatype mpi_type(Dtype type) {
-  // MPI knows no halves; it carries their bits.
+  // MPI has no 16-bit floating-point types; it carries their bits.
   const std::array names{MPI_UINT8_T,  MPI_INT8_T, MPI_INT16_T, MPI_INT32_T,         MPI_INT64_T,          MPI_UINT16_T,
                          MPI_UINT16_T, MPI_FLOAT,  MPI_DOUBLE,  MPI_C_FLOAT_COMPLEX, MPI_C_DOUBLE_COMPLEX, MPI_C_BOOL};
   static_assert(std::tuple_size_v<decltype(names)> == node::num_dtypes);

@@ -1,4 +1,4 @@
-// MPI's C calls, checked in one place; its names of our types, and our reductions as operations of MPI.
+// Checks for MPI's C calls, MPI's names for our element types, and our reductions as MPI operations.
 #pragma once
 
 #include "muster/reduce_op.hpp"
@@ -10,17 +10,17 @@
 
 namespace muster::detail::comm {
 
-/// Throws what `code` means (ExitCode::retry).
+/// Throws the Error for MPI's error `code`: ExitCode::user_error if a message was too long, otherwise ExitCode::retry.
 [[noreturn]] void fail(int code, const char* call);
 
 inline void check(int code, const char* call) {
   if (code != MPI_SUCCESS) fail(code, call);
 }
 
-/// This rank in `comm`, and how many there are.
+/// This process's rank in `comm`, and the size of `comm`.
 int rank_in(MPI_Comm comm);
 int size_in(MPI_Comm comm);
-/// All of its ranks: 0, 1, ….
+/// All ranks of `comm`: 0, 1, ….
 std::vector<int> ranks_in(MPI_Comm comm);
 
 /// A duplicate with MPI_ERRORS_RETURN. Collective.
@@ -28,8 +28,9 @@ MPI_Comm duplicate(MPI_Comm comm);
 
 MPI_Datatype mpi_type(node::Dtype type);
 
-/// The operation for that type, which reduces as the ranks of a node do (node/kernels.hpp): the same bits, whoever
-/// carries it. An Error where there is none (bit operations on floating-point numbers, order on complex ones).
+/// The MPI operation for that type. It calls the kernels that the ranks of a node use (node/kernels.hpp), so results
+/// have the same bits whether MPI or shared memory carries a reduction. Throws an Error if the operation is not defined
+/// for the type (bits of floating-point numbers, order of complex numbers).
 MPI_Op mpi_op(ReduceOp op, node::Dtype type);
 
 }  // namespace muster::detail::comm

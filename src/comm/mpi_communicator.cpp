@@ -13,10 +13,10 @@
 namespace muster::detail::comm {
 namespace {
 
-/// The tag of markers. Lower ones are those of all_to_all(), SliceExchange, rendezvous() and Handshake.
+/// The tag of markers, above those of all_to_all(), SliceExchange, rendezvous() and Handshake.
 constexpr int marker_tag = 16'387;
 
-/// The most that catching up may move, in bytes: a rank takes memory for all of it at once.
+/// The most bytes that missed collectives may move: a rank allocates memory for all of them at once.
 constexpr std::size_t most_missed_bytes = std::size_t{256} << 20;
 
 void wait_for_all_ranks(const char* doing, const std::function<bool()>& ready) {
@@ -121,7 +121,7 @@ std::vector<MpiCommunicator::Marker> MpiCommunicator::exchange_markers(const cha
   return markers;
 }
 
-/// True once the marker of that rank has come.
+/// Receives the messages of that rank up to its marker. True once the marker has come.
 bool MpiCommunicator::receive_marker(int rank, std::optional<Marker>& marker) {
   while (!marker) {
     int flag = 0;
@@ -136,7 +136,7 @@ bool MpiCommunicator::receive_marker(int rank, std::optional<Marker>& marker) {
       if (heard.id == id) marker = heard;  // users may send with this tag too
       continue;
     }
-    // Counted in the largest type, so that the count of every message fits into an int.
+    // Received in units of the largest MPI type, so that the count of every message fits into an int.
     constexpr MPI_Count unit = 16;
     const auto count = bytes / unit + 1;
     const auto dropped = std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count * unit));
@@ -148,8 +148,8 @@ bool MpiCommunicator::receive_marker(int rank, std::optional<Marker>& marker) {
   return true;
 }
 
-/// Starts the collectives that other ranks have begun and this one has not, so that theirs end. False, on all ranks
-/// alike, if ranks were in different ones, or if too many are missing.
+/// Starts the collectives that other ranks have begun and this one has not, so that those of the others end. False, on
+/// all ranks alike, if the ranks were in different collectives, or if a rank misses too many.
 bool MpiCommunicator::catch_up(const std::vector<Marker>& markers) {
   const auto [least, most] = std::ranges::minmax_element(markers, {}, &Marker::begun);
   if (most->begun - least->begun > kept_calls) return false;
@@ -171,7 +171,7 @@ bool MpiCommunicator::catch_up(const std::vector<Marker>& markers) {
   return true;
 }
 
-/// Whether MPI has nothing under way here. What ends with an error has ended too.
+/// True if no abandoned request is unfinished. A request that ended with an error counts as finished.
 bool MpiCommunicator::all_finished() {
   std::erase_if(pending_, [](MPI_Request& request) {
     int flag = 0;

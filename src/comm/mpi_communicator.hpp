@@ -1,8 +1,9 @@
-// An MPI communicator that is used again and again: by a channel, an alarm, a mailbox.
+// An MPI communicator that is reused, by one channel, alarm or mailbox after another.
 //
 // Freeing a communicator is collective, but its user may end on one rank alone, for example when an exception unwinds.
-// So nobody frees it: each rank gives it back to the pool (pool.hpp), and before the next use all of its ranks clean it
-// together. Cleaning ends the operations that the last user has left and drops the messages that it has not received.
+// So nobody frees it. Each rank gives it back to the pool (pool.hpp), and before the next use all of its ranks clean it
+// together. Cleaning ends the operations that the last user has abandoned and drops the messages that it has not
+// received.
 #pragma once
 
 #include "node/call.hpp"
@@ -19,14 +20,14 @@
 
 namespace muster::detail::comm {
 
-/// A new number, the same on all ranks of `comm`. Its rank 0, which is rank `first` of the world, never gives it again.
-/// Collective.
+/// Returns a new number, the same on all ranks of `comm` and unique in the world. `first` is the world rank of rank 0
+/// of `comm`. Collective.
 std::uint64_t new_id(MPI_Comm comm, int first);
 
 class MpiCommunicator {
  public:
-  /// `members`: its ranks, as the pool numbers them. `id`: the same on all of them; no other communicator of these
-  /// members has it.
+  /// `members`: its ranks, as the pool numbers them. `id`: the same on all of them, and unique among the communicators
+  /// of these members.
   MpiCommunicator(MPI_Comm comm, std::vector<int> members, std::uint64_t id);
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -37,21 +38,21 @@ class MpiCommunicator {
   /// reduction gets the result in `data`.
   MPI_Request start(const node::Call& call, void* data);
 
-  /// Takes over requests that nobody on this rank waits for any more, and the memory that they use. Local; any thread.
+  /// Takes over requests that this rank no longer waits for, and the memory that they use. Local; any thread.
   void abandon(std::vector<MPI_Request> receives, const std::vector<MPI_Request>& others, std::shared_ptr<void> memory);
-  /// It cannot be cleaned, because this rank has left a handshake before its end. Local.
+  /// Notes that the communicator cannot be cleaned, because this rank has left a handshake before its end. Local.
   void mark_unusable() noexcept { is_usable_ = false; }
   bool is_usable() const noexcept { return is_usable_; }
 
-  // When this rank has no user of it any more:
+  // For use after this rank's last user has ended:
 
-  /// Frees the memory that was abandoned here, if MPI does not use it. Local.
+  /// Frees the abandoned memory if MPI no longer uses it. Local.
   void free_memory() noexcept;
-  /// Cancels the receives that were abandoned here. All ranks do it before any calls clean(). Local.
+  /// Cancels the abandoned receives. All ranks must have done so before any of them calls clean(). Local.
   void cancel_receives();
-  /// Makes the communicator as good as new. False, on all ranks alike, if that is impossible, because ranks were in
-  /// different collectives or too far apart. Throws an Error (ExitCode::retry), which begins with `doing`, if not all
-  /// ranks come within half an hour. Collective.
+  /// Ends all that the last user has left, so that the communicator is as good as new. False, on all ranks alike, if
+  /// that is impossible because the ranks were in different collectives, or one was too far behind. Throws an Error
+  /// (ExitCode::retry), whose text begins with `doing`, if not all ranks come within half an hour. Collective.
   bool clean(const char* doing);
 
   const MPI_Comm comm;
@@ -59,9 +60,9 @@ class MpiCommunicator {
   const std::uint64_t id;
 
  private:
-  /// A rank can catch up with this many collectives that it has not begun.
+  /// The most collectives that a rank can have missed and still catch up.
   static constexpr std::size_t kept_calls = 256;
-  /// What a rank tells the others when they clean: the last message of the old use.
+  /// What each rank sends to the others in clean(), as the last message of the old use.
   struct Marker {
     std::uint64_t id = 0;
     std::uint64_t begun = 0;                           ///< collectives in this use
@@ -75,7 +76,7 @@ class MpiCommunicator {
 
   Marker mine_;
   bool is_usable_ = true;
-  std::mutex mutex_;  ///< of what follows
+  std::mutex mutex_;  ///< guards the abandoned requests and memory below
   std::vector<MPI_Request> receives_;
   std::vector<MPI_Request> pending_;
   std::vector<std::shared_ptr<void>> memory_;

@@ -5,13 +5,13 @@
 namespace muster::detail::comm {
 namespace {
 
-/// The outcome, packed, with the result as its text.
+/// Runs `work` and returns its packed outcome, whose text is the result.
 std::string packed_outcome(const std::function<std::string()>& work) {
   Outcome mine;
   try {
     mine.text = work();
   } catch (const RemoteError&) {
-    throw;  // an alarm: nobody waits for this rank's word
+    throw;  // an alarm: no rank waits for this one's result
   } catch (...) {
     mine = caught();
     mine.agreed = false;
@@ -19,6 +19,7 @@ std::string packed_outcome(const std::function<std::string()>& work) {
   return pack(mine);
 }
 
+/// Agrees with all ranks on how the work has ended and returns the root cause. `errors` gets the error of each rank.
 std::optional<Error> conclude(const Communicator& world, const WaitLimits& limits, const Outcome& mine,
                               std::map<int, std::string>* errors = nullptr) {
   const bool done = mine.kind == Outcome::Kind::done;
@@ -29,7 +30,7 @@ std::optional<Error> conclude(const Communicator& world, const WaitLimits& limit
     return root_cause(outcomes, world.topology().hosts);
   } catch (const Lost& lost) {
     if (done) throw;
-    // Who has waited too long has said all of it.
+    // If this rank has waited too long, its error already says which ranks are missing.
     throw Lost(Error(mine.code, mine.stalled ? mine.text : mine.text + " (then: " + lost.what() + ")"), lost.turn());
   }
 }
@@ -54,7 +55,7 @@ std::string on_root(const Communicator& communicator, const std::function<std::s
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
                                     const std::function<void()>& work, std::map<int, std::string>* errors) {
   const Nested nested(world);
-  // No rank is still in an earlier collective, where an alarm from this work would reach it.
+  // After this no rank is still in an earlier collective, which an alarm from this work would end.
   agree(world, {}, limits.done);
   Outcome mine;
   try {

@@ -14,7 +14,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// Their ids fit into a text of a handshake: 17 characters each.
+/// So many ids, of 17 characters each, fit into one text of a handshake.
 constexpr std::size_t most_offered = 50;
 
 std::atomic<std::int64_t> num_made{0};
@@ -36,7 +36,7 @@ Ids ids_in(const std::string& text) {
   return ids;
 }
 
-/// An MPI communicator of `ranks` of `over`, in their order. Collective over these ranks.
+/// Makes an MPI communicator over `ranks` of `over`, in that order. Collective over these ranks.
 MPI_Comm make(MPI_Comm over, const std::vector<int>& ranks) {
   ++num_made;
   if (ranks == ranks_in(over)) return duplicate(over);
@@ -66,7 +66,8 @@ void Pool::give_back(std::unique_ptr<MpiCommunicator> communicator) noexcept {
   idle_.push_back(std::move(communicator));
 }
 
-/// Takes out what is idle here, the newest first: another rank may keep an old one for long.
+/// Takes this rank's idle communicators of `members` out of the pool, the newest first: another rank may keep an old
+/// one in use for long.
 std::vector<std::unique_ptr<MpiCommunicator>> Pool::claim(const std::vector<int>& members) {
   const std::lock_guard lock(mutex_);
   const auto others = std::ranges::partition(idle_, [&](const auto& one) { return one->members == members; });
@@ -86,7 +87,7 @@ std::vector<PooledCommunicator> Pool::take(std::size_t count, const std::vector<
   std::vector<Ids> idle_on_rank;
   for (const int r : ranks) idle_on_rank.push_back(ids_in(texts[static_cast<std::size_t>(r)]));
 
-  // All ranks choose the same ones, in the same order.
+  // All ranks choose the same communicators in the same order.
   std::vector<std::unique_ptr<MpiCommunicator>> chosen;
   for (auto& one : offered) {
     const bool everywhere = std::ranges::all_of(idle_on_rank, [&](const Ids& ids) { return ids.contains(one->id); });

@@ -1,4 +1,4 @@
-// MPI communicators that are used again, so that a job of many attempts and trials makes a constant number of them.
+// A pool of MPI communicators, so that a job of many attempts and trials makes a constant number of them.
 //
 // Ranks take a communicator together, and each gives its own handle back alone. It is taken again when all of its ranks
 // have given it back. If no communicator is free on all ranks, they make a new one.
@@ -17,7 +17,7 @@ namespace muster::detail::comm {
 
 class Pool;
 
-/// A communicator from the pool, in use. Move-only; the destructor gives it back, which is local.
+/// A communicator in use. Move-only. The destructor gives it back to the pool, which is local.
 class PooledCommunicator {
  public:
   PooledCommunicator(std::unique_ptr<MpiCommunicator> communicator, std::shared_ptr<Pool> pool) noexcept
@@ -35,12 +35,12 @@ class PooledCommunicator {
   std::shared_ptr<Pool> pool_;
 };
 
-/// Any thread may use it. A rank has the same number, its member number, on all ranks of the pool.
+/// Thread-safe. Each rank has a member number, which is the same on all ranks of the pool.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  /// Takes `count` communicators of `ranks` of `over`, whose member numbers are `members`. Collective over `over`: all
-  /// ranks have come (see Handshake), take the same count, and name the part of `over` that they are in. If two threads
-  /// of a rank take communicators of the same members at once, new ones may be made.
+  /// Takes `count` communicators over `ranks` of `over`, whose member numbers are `members`. Collective over `over`:
+  /// all ranks must have come (see Handshake), take the same count, and name the part of `over` that they belong to. If
+  /// two threads of a rank take communicators of the same members at once, new ones may be made.
   std::vector<PooledCommunicator> take(std::size_t count, const std::vector<int>& members, MpiCommunicator& over,
                                        const std::vector<int>& ranks, const char* doing);
   /// Local.
@@ -53,7 +53,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::unique_ptr<MpiCommunicator>> idle_;
 };
 
-/// How many communicators the pools of this process have made.
+/// The number of communicators that the pools of this process have made.
 std::int64_t num_mpi_communicators() noexcept;
 
 }  // namespace muster::detail::comm

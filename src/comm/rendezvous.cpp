@@ -17,18 +17,19 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// After those of Collectives::all_to_all() and of SliceExchange.
+/// Above the tags of Collectives::all_to_all() and SliceExchange.
 constexpr int rendezvous_tag = 16'385;
-/// A rank that is in the rendezvous answers at once; one that does not is not in it.
+/// A rank that is in the rendezvous answers at once; after this time without an answer it is not in it.
 constexpr auto grace = 5s;
-/// Open MPI does not look at its sockets in every call.
+/// Open MPI does not poll its sockets in every call.
 constexpr int calls_per_turn = 32;
 
+/// Other ranks tell rank 0 that they are here, or that they have left (gone). Rank 0 answers go or no.
 enum class Word : std::int64_t { here, gone, go, no };
 
 struct Note {
-  std::int64_t attempt = 0;  ///< the agreements that there were before it
-  std::int64_t number = 0;   ///< of the rendezvous of this channel in that attempt
+  std::int64_t attempt = 0;  ///< number of agreements before this attempt
+  std::int64_t number = 0;   ///< number of the rendezvous, on this channel in this attempt
   Word word = Word::here;
 };
 
@@ -36,8 +37,8 @@ class Rendezvous {
  public:
   Rendezvous(Channel& channel, const char* doing)
       : channel_(channel), doing_(doing), attempt_(channel_.world->agreements) {
-    call_ = channel_.begin({.kind = node::Call::Kind::meet}, doing);  // or it throws, and nothing is counted
-    // After a failed attempt ranks may have been in different ones of a channel, so they are counted anew.
+    call_ = channel_.begin({.kind = node::Call::Kind::meet}, doing);  // may throw, so count afterwards
+    // A failed attempt may have left the ranks at different numbers, so each attempt counts from the beginning.
     if (channel_.rendezvous.attempt != attempt_) channel_.rendezvous = {attempt_, 0};
     number_ = ++channel_.rendezvous.count;
   }
@@ -67,7 +68,7 @@ class Rendezvous {
       tell_all(Word::no);
       throw;
     }
-    // Who has left long ago said so after it had said that it is here.
+    // A rank that left some time ago has sent `gone` after its `here`: receive that first.
     for (int call = 0; call < calls_per_turn && !gone; ++call) listen();
     tell_all(gone ? Word::no : Word::go);
     if (gone) refused();
@@ -78,8 +79,8 @@ class Rendezvous {
     const auto answered = [&] { return answer || (answer = hear(0)); };
     const auto let_go = [&](std::chrono::milliseconds within) {
       tell(0, Word::gone);
-      // The first rank answers, or it has left its work and says so, or it is busy elsewhere: then it will read that
-      // this rank is gone before it lets anybody go.
+      // Rank 0 answers, or it is in agree() already, or it is busy elsewhere: then it will read that this rank is gone
+      // before it lets any rank go.
       wait_until([&] { return answered() || first_is_done(); }, within);
       return answer == Word::go;
     };
@@ -96,7 +97,7 @@ class Rendezvous {
 
  private:
   struct Sends {
-    std::deque<Note> notes;  // which stay where they are
+    std::deque<Note> notes;  // a deque, so that they keep their addresses
     std::vector<MPI_Request> requests;
   };
 
@@ -130,7 +131,7 @@ class Rendezvous {
     }
   }
 
-  /// Whether the first rank waits in agree(), where it would not be if it had let anybody go.
+  /// True if rank 0 waits in agree(): then it has not let any rank go.
   bool first_is_done() {
     int flag = 0;
     MPI_Status status;
@@ -139,7 +140,7 @@ class Rendezvous {
     return flag != 0;
   }
 
-  /// Another rank has left: for a reason that comes as an alarm, unless its caller kept that to itself.
+  /// Throws, since another rank has left: the alarm of that rank, or, if none comes, an Error of its own.
   [[noreturn]] void refused() {
     wait_until(
         [&] {

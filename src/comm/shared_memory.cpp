@@ -32,7 +32,7 @@ std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::
   if (!shared) return own_memory(bytes);
   auto& channel = *Channel::of(communicator);
   channel.drive([&] { channel.hierarchy()->communicator->add(shared->region); });
-  // The engine keeps the addresses; the memory itself goes with its last user on this rank.
+  // The node's communicator keeps the region registered; the pages are freed with their last user on this rank.
   return {shared->data(), [shared = *shared](std::byte* data) {
             shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);
           }};
@@ -42,7 +42,7 @@ bool reaches_beyond_this_call(const Communicator& communicator, const void* data
   if (communicator.size() == 1) return false;
   const auto& channel = *Channel::of(communicator);
   if (!channel.hierarchy()) return true;
-  // Inside a node only this rank writes to its own memory; a region lives as long as the channel.
+  // Within one node only this rank writes to its own memory, and a registered region lives as long as the channel.
   return channel.topology.num_nodes > 1 && !channel.hierarchy()->communicator->registered(data, bytes);
 }
 

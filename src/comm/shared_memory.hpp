@@ -1,4 +1,4 @@
-// Memory that the ranks of a node share: what gradients and optimizers take, and what users ask for.
+// Memory that the ranks of a node share, for gradients, optimizers, and users (Communicator::shared_memory()).
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -11,8 +11,8 @@
 
 namespace muster::detail::comm {
 
-/// Memory of each rank that all ranks of its node map. It lives as long as a copy of this does; what is registered
-/// lives as long as the channel.
+/// Memory of each rank that all ranks of its node map. It lives as long as a copy of this value; if the region is
+/// registered with the node's communicator, as long as the channel.
 struct SharedRegion {
   std::shared_ptr<node::SharedSegment> segment;
   node::Region region;
@@ -20,24 +20,25 @@ struct SharedRegion {
 
   /// This rank's part.
   std::byte* data() const noexcept { return region.of(local_rank); }
-  /// Takes memory for a piece of this rank's part, so that no access to it can fail. Local; an Error (ExitCode::retry)
-  /// if there is not enough.
+  /// Reserves memory for `bytes` bytes from `first` in this rank's part, so that no access to them can fail. Throws an
+  /// Error (ExitCode::retry) if there is not enough memory. Local.
   void reserve(std::size_t first, std::size_t bytes) const {
     segment->reserve(static_cast<std::size_t>(data() - region.base) + first, bytes);
   }
 };
 
-/// `bytes` of address space for each rank, the same on all, of which `reserved` bytes are taken at once. None where
-/// memory cannot be shared or any rank has no room; the memory's name is gone already. Collective.
+/// Gives each rank `bytes` bytes of shared address space, the same on all ranks, and reserves memory for the first
+/// `reserved` bytes. None if memory cannot be shared or any rank has not enough of it. The segment's name is already
+/// removed. Collective.
 std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
-/// Memory of this rank alone: zeroes, aligned to a page.
+/// Allocates memory of this rank alone: zeroes, aligned to a page.
 std::shared_ptr<std::byte> own_memory(std::size_t bytes);
 
-/// That of Communicator::shared_memory(). Where memory cannot be shared it is the rank's own. Collective.
+/// Implements Communicator::shared_memory(). If memory cannot be shared, it is the rank's own. Collective.
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes);
 
-/// Whether a reduction of that memory that is left before its end may write there later.
+/// True if a reduction of that memory may still write to it after its caller has stopped waiting.
 bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes);
 
 }  // namespace muster::detail::comm

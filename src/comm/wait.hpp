@@ -1,4 +1,4 @@
-// How one waits: a bounded spin, then yielding, then short naps, so that an oversubscribed node does not collapse.
+// Waiting: a bounded spin, then yielding the core, then short sleeps, so that an oversubscribed node still works.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -18,10 +18,10 @@
 
 namespace muster::detail::comm {
 
-/// How long ranks wait for each other where nobody has set another limit.
+/// How long ranks wait for each other by default.
 constexpr std::chrono::milliseconds default_limit{1'800'000};
 
-/// Tells the processor that this is a spin.
+/// Tells the processor that this is a spin loop.
 inline void pause() noexcept {
 #if defined(__x86_64__)
   _mm_pause();
@@ -30,12 +30,12 @@ inline void pause() noexcept {
 #endif
 }
 
-/// Whether this node has a core for each rank of the launch: how many the ranks may run on, all together. No until the
+/// True if the ranks of this node may together run on at least as many CPUs as there are ranks. False until the first
 /// world is made.
 inline std::atomic<bool> cores_suffice{false};
 
-/// Calls ready() until it is true, some tens of microseconds long, without giving up the core; for less than one where
-/// cores do not suffice, since the rank that is waited for may want this one's.
+/// Calls ready() until it is true, for some tens of microseconds, without giving up the core. If cores do not suffice
+/// it spins for less than a microsecond, since the rank that this one waits for may need the core.
 template <class Ready>
 bool spin_until(Ready&& ready) {
   using Clock = std::chrono::steady_clock;
@@ -51,8 +51,8 @@ bool spin_until(Ready&& ready) {
   return false;
 }
 
-/// Calls ready() until it is true; false past the limit. It spins before it gives up the core each time, since an
-/// operation of many steps waits in each of them; between() is called as often as it gives it up.
+/// Calls ready() until it is true; false past the limit. It spins each time before it gives up the core, since an
+/// operation of many steps waits in each step. Calls between() each time before it gives up the core.
 template <class Ready, class Between>
 bool wait_until(Ready&& ready, std::chrono::milliseconds limit, Between&& between) {
   using namespace std::chrono_literals;
@@ -73,9 +73,8 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds limit) {
   return wait_until(ready, limit, [] {});
 }
 
-/// Until ready() is true, as every wait on a communicator does: a bounded spin, then asking whether another rank has
-/// failed (RemoteError), up to the limit of the launch unless one is given (Error, ExitCode::retry). `doing` gives the
-/// beginning of that error.
+/// Waits until ready() is true, as every wait on a communicator does. Throws RemoteError if another rank has raised an
+/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `limit`, by default the launch's limit.
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit = {});
 

@@ -78,7 +78,7 @@ std::string first_lines(const std::string& lines, std::size_t most) {
 
 }  // namespace
 
-/// What one rank is seen to do.
+/// What one rank is doing.
 struct Watch::Finding {
   int rank = 0;
   bool late = false;     ///< it has not come
@@ -86,7 +86,7 @@ struct Watch::Finding {
   bool silent = false;   ///< nobody on its node has answered; seen from here, so it is never sent
   std::int64_t busy_ms = 0;
   std::string where = {}, calls = {}, stack = {};
-  std::uint64_t word = 0;  ///< of the call that it has come with; 0 where that is not known
+  std::uint64_t word = 0;  ///< Call::word() of the call that it has begun in this turn; 0 if unknown
   std::string text = {};
 
   Json pack() const { return {rank, late, stopped, busy_ms, where, calls, stack, word, text}; }
@@ -142,7 +142,7 @@ void Watch::answer() {
   stack_.emplace();
   ending_ = false;
   own().answers = true;
-  sigset_t all, before;  // signals are for the threads that were there before
+  sigset_t all, before;  // the new thread blocks all signals; other threads receive them
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { run(); });
@@ -168,7 +168,7 @@ void Watch::run() {
     if (asked != mine.answered.load()) {
       try {
         mine.stack.write(stack_->take());
-      } catch (const std::exception& error) {  // as where there is no memory left
+      } catch (const std::exception& error) {  // for example out of memory
         mine.stack.write(error.what());
       }
       mine.answered = asked;
@@ -205,13 +205,13 @@ void Watch::serve() try {
     check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_,
                     &request),
           "MPI_Isend");
-    comm_->abandon({}, {request}, sent);  // whoever asked may be gone
+    comm_->abandon({}, {request}, sent);  // not waited for: the rank that asked may be gone
   }
 } catch (const std::exception& error) {
   log::debug(std::string("answering another node: ") + error.what());
 }
 
-// What is seen.
+// Findings.
 
 std::string Watch::at_step(const Record& record) {
   const auto step = record.step.load();
@@ -257,14 +257,14 @@ std::vector<Watch::Finding> Watch::look(const WaitedFor& call, const std::vector
   return findings;
 }
 
-/// Of those of this node that are late or stopped.
+/// Adds the stacks of the ranks of this node that are late or stopped.
 void Watch::add_stacks(std::span<Finding> findings) {
   std::vector<std::pair<Finding*, std::uint32_t>> asked;
   for (auto& finding : findings) {
     auto& record = *records_[static_cast<std::size_t>(finding.rank)];
     if (!finding.late && !finding.stopped) continue;
     if (!record.answers || asked.size() >= shown_ranks) continue;
-    if (finding.rank == rank_) {  // on the thread itself, for another node
+    if (finding.rank == rank_) {  // only when this thread answers another node
       if (std::this_thread::get_id() == thread_.get_id()) finding.stack = stack_->take();
       continue;
     }
@@ -287,7 +287,7 @@ void Watch::add_stacks(std::span<Finding> findings) {
   }
 }
 
-/// One rank of each, which answers for all of that node.
+/// Asks one rank of each other node, which answers for all ranks of its node.
 std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const std::vector<int>* late) {
   const std::lock_guard lock(asking_);
   std::map<int, std::vector<int>> of_node;
@@ -303,7 +303,7 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
     check(
         MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks.front(), question_tag, comm_, &request),
         "MPI_Isend");
-    comm_->abandon({}, {request}, sent);  // nobody there may receive it
+    comm_->abandon({}, {request}, sent);  // not waited for: it may never be received
   }
   std::vector<Finding> findings;
   auto left = of_node.size();
@@ -322,7 +322,7 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
     check(MPI_Recv(bytes.data(), length, MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_, MPI_STATUS_IGNORE),
           "MPI_Recv");
     const auto answer = Json::from_cbor(bytes);
-    if (answer[0] != number) continue;  // of an earlier question
+    if (answer[0] != number) continue;  // an answer to an earlier question
     --left;
     for (const auto& finding : answer[1]) findings.push_back(Finding::unpack(finding));
   }
@@ -418,12 +418,12 @@ void Watch::compare(const WaitedFor& call, std::int64_t attempt) const {
                   "rank " + std::to_string(r) + " (" + host(r) +
                       ") has returned from its work without that call, this rank's " + node::nth(call.turn),
                   "All ranks of a communicator make the same calls in the same order");
-    // Each waits for the other in a call that the other has not begun.
+    // Two ranks may each wait for the other in a call that the other has not begun.
     const std::uint64_t channel = record->waits_channel, turn = record->waits_turn;
     const auto waits_in = std::ranges::find_if(
         calls, [&](const watch::Entry& e) { return e.channel == channel && e.turn == turn && e.ended == 0ns; });
     if (turn == 0 || waits_in == calls.end() || !mine->call.needs_all() || !waits_in->call.needs_all()) continue;
-    const auto begun_here = own_record.turns.begun(channel);  // of that communicator, if this rank is one of it
+    const auto begun_here = own_record.turns.begun(channel);  // empty if this rank does not belong to that channel
     if (begun_here && *begun_here < turn && main_waits_in(call) && record->waits_turn == turn)
       differ(in(*mine), r, in(*waits_in));
   }
@@ -446,7 +446,7 @@ bool Watch::main_waits_in(const WaitedFor& call) const {
   return mine.waits_channel == call.channel && mine.waits_turn == call.turn;
 }
 
-// Of a communicator's world.
+// Functions of whereabouts.hpp, which act on the Watch of a communicator's world.
 
 Answering::Answering(const Communicator& world) : world_(world) { Channel::of(world_)->world->watch.answer(); }
 Answering::~Answering() { Channel::of(world_)->world->watch.end_answering(); }

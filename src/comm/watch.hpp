@@ -1,7 +1,7 @@
-// What the ranks of a world know of each other's calls: who is late when one has waited too long, and where it stands.
+// Finds out which ranks are late when a wait takes too long, and what they are doing.
 //
-// The ranks of a node read each other's records (watch/record.hpp) in shared memory; between nodes they ask, and the
-// thread of a rank answers for all of its node, whatever its main thread does.
+// The ranks of a node read each other's records (watch/record.hpp) in shared memory. Ranks of other nodes are asked by
+// messages: a background thread of one rank per node answers for the whole node, whatever its main thread is doing.
 #pragma once
 
 #include "comm/pool.hpp"
@@ -28,43 +28,43 @@ namespace muster::detail::comm {
 struct WaitedFor {
   std::uint64_t channel = 0;
   std::uint64_t turn = 0;
-  /// Of the world: those that take part.
+  /// World ranks that take part in the call.
   const std::vector<int>& ranks;
 };
 
 class Watch {
  public:
-  /// Collective; the ranks have all come.
+  /// Collective; all ranks must have come.
   Watch(PooledCommunicator comm, const Placement& placement);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  /// This rank's.
+  /// This rank's record.
   watch::Record& own() noexcept { return *records_[static_cast<std::size_t>(rank_)]; }
 
-  /// ", in step 41 of epoch 2"; empty where there has been none.
+  /// ", in step 41 of epoch 2"; empty before the first step.
   std::string at_step() const { return at_step(*records_[static_cast<std::size_t>(rank_)]); }
 
-  /// Starts the thread that answers for this rank, whose main thread is the caller; it ends with the last of them.
+  /// Starts the thread that answers questions about this rank. The caller is the rank's main thread.
   void answer();
   void end_answering();
 
-  /// A wait goes on for so long as `limit` and the times that ranks have announced allow; 0 where it is over.
+  /// How long a wait that has reached its limit goes on, and what keeps it waiting.
   struct Verdict {
-    std::chrono::milliseconds more{0};
-    std::string fact;     ///< "rank 1 (node) has not come: it is stopped …"
-    std::string details;  ///< lines of where the late ranks stand
+    std::chrono::milliseconds more{0};  ///< time that late ranks have announced by keep_alive(); 0: the wait is over
+    std::string fact;                   ///< "rank 1 (node) has not come: it is stopped …"
+    std::string details;                ///< lines that say where the late ranks are
   };
-  /// At the limit of a wait that began then: looks at all ranks that take part and keeps what it sees of each in the
-  /// log of this rank. `late`: where it is known who they are. Throws an Error (ExitCode::user_error) where another
-  /// rank has come with another call.
+  /// Called when a wait that began at `begun` has reached its limit. Inspects all ranks that take part and writes what
+  /// each is doing to this rank's log. `late`: the late ranks if they are known. Throws an Error (ExitCode::user_error)
+  /// if another rank is in a different call.
   Verdict judge(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::milliseconds limit,
                 const std::vector<int>* late = nullptr);
-  /// Notes that the main thread waits in that call, until the next one that it waits in; turn 0 where it does not.
+  /// Records the call that the main thread waits in; turn 0 if it waits in none. Ignored on other threads.
   void note_wait(std::uint64_t channel, std::uint64_t turn) noexcept;
-  /// Throws an Error (ExitCode::user_error) where another rank of the node has made another call in that turn, has
-  /// ended the attempt without it, or waits for this rank in another call, so that nobody need wait for the limit.
+  /// Throws an Error (ExitCode::user_error), before the limit of the wait, if another rank of the node has made a
+  /// different call in that turn, has ended the attempt without this call, or waits for this rank in another call.
   void compare(const WaitedFor& call, std::int64_t attempt) const;
 
  private:

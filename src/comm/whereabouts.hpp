@@ -1,4 +1,4 @@
-// What this rank tells the others of where it is, for when one of them waits for it too long.
+// What this rank reports about itself, for other ranks that wait for it too long.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -8,7 +8,7 @@
 
 namespace muster::detail::comm {
 
-/// While it lives, a thread of this rank answers where its main thread, the caller, stands.
+/// While it lives, a thread of this rank answers questions about what the main thread, its creator, is doing.
 class Answering {
  public:
   explicit Answering(const Communicator& world);
@@ -20,7 +20,7 @@ class Answering {
   Communicator world_;
 };
 
-/// While it lives, the others see that this rank waits for the reader of a stream.
+/// While it lives, other ranks see that this rank waits for the reader of a stream.
 class WaitingForReader {
  public:
   explicit WaitingForReader(const Communicator& communicator);
@@ -33,10 +33,11 @@ class WaitingForReader {
   std::uint64_t ticket_;
 };
 
-/// In which step this rank is, from 1 on.
+/// Records the step, from 1, and the epoch that this rank is in. Local.
 void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch);
 
-/// The limit of the others' waits counts from the end of that time, if that is later. Local.
+/// Announces that this rank works for up to `time` from now. When another rank waits for it, the time limit of that
+/// wait does not begin before this time has ended. Local.
 void keep_alive(const Communicator& communicator, std::chrono::milliseconds time);
 
 }  // namespace muster::detail::comm

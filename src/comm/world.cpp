@@ -29,17 +29,17 @@ namespace muster {
 namespace detail::comm {
 namespace {
 
-/// Open MPI looks for fast networks first, which takes longer than all the rest of a start. Within one node there is
-/// none to find: what mpirun says of the job's size decides, and what the user has chosen stays.
+/// Open MPI first looks for fast networks, which takes longer than the rest of the start. If mpirun's variables say
+/// that the whole job is on one node, this skips the search, unless the user has chosen OMPI_MCA_pml.
 void start_quickly_on_one_node() {
   const char* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
   const char* const here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   if (ranks != nullptr && here != nullptr && std::strcmp(ranks, here) == 0) ::setenv("OMPI_MCA_pml", "ob1", 0);
 }
 
-/// Open MPI copies large messages from process to process by a call of the kernel, which containers may forbid: it then
-/// complains at each of them. Where the call is refused even among this process's own memory, messages go through
-/// shared memory from the start; what the user has chosen stays.
+/// Open MPI copies large messages between processes by a system call that containers may forbid; it then prints a
+/// complaint for each message. If the call is refused even for this process's own memory, this makes messages go
+/// through shared memory from the start, unless the user has chosen the mechanism.
 void copy_twice_where_once_is_forbidden() {
   const char from = 1;
   char to = 0;
@@ -55,8 +55,8 @@ std::string host_name() {
   return name.data();
 }
 
-/// The same for processes that share memory, and for no others: the kernel's number of this boot, which no two machines
-/// have, and that of the file system in which shared memory lies, of which each container may have its own.
+/// Returns a text that is equal for two processes exactly if they can share memory: the kernel's boot id, which differs
+/// between machines, and the device number of /dev/shm, which may differ between containers.
 std::string memory_name() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
@@ -64,7 +64,7 @@ std::string memory_name() {
   return ::stat("/dev/shm", &memory) == 0 ? boot + ' ' + std::to_string(memory.st_dev) : boot;
 }
 
-/// Which CPUs this process may run on; none where there are more than a set holds.
+/// The CPUs that this process may run on, a '1' for each ([cpu]); empty if the machine has more than a cpu_set_t holds.
 std::string own_cpus() {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
@@ -74,8 +74,8 @@ std::string own_cpus() {
   return numbers.erase(numbers.find_last_of('1') + 1);
 }
 
-/// The nodes are found here and not by MPI_Comm_split_type, which goes by the names of hosts: where containers are all
-/// called "localhost", its communicators contradict each other, and the ranks hang in them. Collective.
+/// Finds the node of each rank. MPI_Comm_split_type is not used because it compares host names: if all containers are
+/// called "localhost", its communicators contradict each other and the ranks hang. Collective.
 Placement find_placement(MpiCommunicator& over) {
   Handshake handshake(over, "finding the ranks of each node");
   Placement placement{.node_of_rank = {}, .hosts = handshake.each(host_name())};
@@ -86,7 +86,7 @@ Placement find_placement(MpiCommunicator& over) {
     placement.node_of_rank.push_back(
         first_rank.try_emplace({placement.hosts[r], memories[r]}, static_cast<int>(r)).first->second);
 
-  // What this rank does for its node.
+  // Compares the CPUs of this node with its ranks; the node's first rank removes leftover shared memory.
   const auto rank = rank_in(over.comm);
   const auto node = placement.node_of_rank[static_cast<std::size_t>(rank)];
   std::set<std::size_t> cores;
@@ -104,7 +104,7 @@ Placement find_placement(MpiCommunicator& over) {
   return placement;
 }
 
-/// The ranks of `comm` as MPI_COMM_WORLD numbers them; MPI_UNDEFINED for a rank that it does not have. Local.
+/// The ranks of `comm` as MPI_COMM_WORLD numbers them; MPI_UNDEFINED for a rank outside of MPI_COMM_WORLD. Local.
 std::vector<int> world_ranks_of(MPI_Comm comm) {
   const auto ranks = ranks_in(comm);
   std::vector<int> world_ranks(ranks.size());
@@ -124,7 +124,7 @@ const std::shared_ptr<Pool>& pool_of_mpi() {
   return pool;
 }
 
-/// Of all ranks of `over`; `members`: their numbers in the pool.
+/// Makes a world of all ranks of `over`; `members` are their numbers in the pool. Collective.
 Communicator make_world(const std::shared_ptr<Pool>& pool, const std::vector<int>& members, MpiCommunicator& over,
                         Placement placement) {
   constexpr auto doing = "making a world";
@@ -216,7 +216,7 @@ void abort(int code) noexcept {
 void give_up(const Communicator& communicator, const Error& error) noexcept {
   const auto& channel = *Channel::of(communicator);
   const auto rank = channel.world_ranks[static_cast<std::size_t>(channel.rank)];
-  // Rank 0 may be the one that does not answer, so whoever knows says it.
+  // Not left to rank 0, which may be the rank that does not answer.
   std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank,
                channel.world->placement.hosts[static_cast<std::size_t>(rank)].c_str(), error.what());
   tell(telling_leaving, std::to_string(static_cast<int>(error.code())));
@@ -232,13 +232,13 @@ Communicator from_mpi(MPI_Comm comm) {
   require_mpi(doing);
   auto members = world_ranks_of(comm);
   auto pool = pool_of_mpi();
-  // Ranks of another MPI_COMM_WORLD, as after MPI_Comm_spawn, have no numbers in that pool.
+  // Ranks of another MPI_COMM_WORLD, for example after MPI_Comm_spawn, have no numbers in that pool.
   if (std::ranges::count(members, MPI_UNDEFINED) > 0) {
     members = ranks_in(comm);
     pool = std::make_shared<Pool>();
   }
-  MpiCommunicator given(comm, members, 0);  // the caller's: it is not in the pool
-  // Nothing ends the calls that follow, so they begin when all ranks have come.
+  MpiCommunicator given(comm, members, 0);  // belongs to the caller, so it is not in the pool
+  // The calls that follow have no timeout, so first all ranks must have come.
   Handshake(given, doing).all(true);
   return make_world(pool, members, given, find_placement(given));
 }

@@ -1,4 +1,4 @@
-// The life of MPI in this process, and the world: the ranks that it starts, and how long they wait for each other.
+// Initialises and finalises MPI, and makes worlds: groups of ranks with their own alarms and time limits.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -11,7 +11,7 @@
 
 namespace muster::detail::comm {
 
-/// Initialises MPI (THREAD_MULTIPLE) unless somebody has, and finalises it only if it did. One per process.
+/// Initialises MPI (MPI_THREAD_MULTIPLE) unless that is done already, and then finalises it too. One per process.
 class MpiScope {
  public:
   MpiScope();
@@ -19,7 +19,7 @@ class MpiScope {
   MpiScope& operator=(const MpiScope&) = delete;
   ~MpiScope();
 
-  /// All ranks of MPI_COMM_WORLD, over a channel of its own.
+  /// All ranks of MPI_COMM_WORLD.
   const Communicator& world() const noexcept { return *world_; }
   /// True if MPI was initialised here, so that it ends with this object.
   bool owns_mpi() const noexcept { return initialised_here_; }
@@ -31,37 +31,37 @@ class MpiScope {
   std::optional<Communicator> world_;
 };
 
-/// The nodes of all ranks of a world. A launch's is the one that MPI finds; tests make one up.
+/// The nodes of all ranks of a world. A launch finds them by itself; tests make them up.
 struct Placement {
   std::vector<int> node_of_rank;   ///< [rank]: any number, equal where ranks share memory
   std::vector<std::string> hosts;  ///< [rank]: the name of its host
 };
 
-/// An Error (ExitCode::usage), which begins with `doing`, unless MPI is alive and this thread may call it. Local.
+/// Throws an Error (ExitCode::usage), whose text begins with `doing`, unless MPI is initialised, not finalised, and may
+/// be called by this thread. Local.
 void require_mpi(const char* doing);
 
-/// Whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
+/// True if several threads may call MPI at once (MPI_THREAD_MULTIPLE).
 bool threads_may_call_mpi() noexcept;
 
-/// A world of the same ranks that are where `placement` says; that of a launch is where MPI says (muster/mpi.hpp). Only
-/// ranks that do share memory may be on one node; ranks of different nodes talk by MPI, even where they could share
-/// memory. Collective.
+/// Makes a world of the same ranks with the nodes of `placement`. Ranks on one node must really share memory. Ranks on
+/// different nodes communicate by MPI, even if they could share memory. Collective.
 Communicator make_world(const Communicator& ranks, Placement placement);
 
-/// The same ranks as a world of their own, with the limit of this one, for another thread of each or for work that may
-/// fail alone: the alarms of either are not heard in the other. Collective.
+/// Makes a separate world of the same ranks with the same limits, for another thread of each rank or for work that may
+/// fail alone: an alarm in one world does not reach the other. Collective.
 Communicator make_world_apart(const Communicator& ranks);
 
-/// The limit of every wait on communicators of this world, from now on.
+/// The limit for every later wait on communicators of this world.
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);
 std::chrono::milliseconds time_limit(const Communicator& communicator);
 
-/// How long the other ranks of this world may take to hear of a failure after which nothing is tried again: 30 s, so
-/// that a job that has failed ends soon, unless there is other work in it that would end too.
+/// How long a failed rank waits for the other ranks of this world when nothing will be retried. 30 s by default, so
+/// that a failed job ends soon; longer if other work in the job would end with it.
 void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace);
 std::chrono::milliseconds final_grace(const Communicator& communicator);
 
-/// Sets the limit while it lives.
+/// Sets the time limit while it lives.
 class TimeLimit {
  public:
   TimeLimit(const Communicator& communicator, std::chrono::milliseconds limit)
@@ -77,10 +77,10 @@ class TimeLimit {
   std::chrono::milliseconds before_;
 };
 
-/// Ends all processes of MPI_COMM_WORLD with that code: the last resort.
+/// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort.
 [[noreturn]] void abort(int code) noexcept;
 
-/// Says why on the screen, as this rank of the world, and ends the job with the error's code.
+/// Prints the error with this rank's number and host, and ends the job with the error's code.
 [[noreturn]] void give_up(const Communicator& communicator, const Error& error) noexcept;
 
 }  // namespace muster::detail::comm

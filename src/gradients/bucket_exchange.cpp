@@ -19,7 +19,7 @@
 namespace muster::detail::gradients {
 namespace {
 
-/// In the memory that the group's backend moves best, if it has its own. Collective.
+/// Makes a tensor, in the backend's own memory if it has any, since it transfers that fastest. Collective.
 at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at::TensorOptions& options) {
   const auto backend = group.getBackend(options.device().type());
   const auto device = options.device().has_index() ? options.device().index() : c10::DeviceIndex{0};
@@ -30,12 +30,12 @@ at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at
 }  // namespace
 
 struct BucketExchange::Bucket {
-  GradBucket gradients;  ///< as a hook sees them
+  GradBucket gradients;  ///< given to the communication hook
   at::Tensor flat;       ///< the gradients, then `used`
-  /// [gradients], in the end on how many ranks each was used; in the first bucket also [flag_bits].
+  /// [gradients]: summed over the ranks, the number of ranks that have used each; in the first bucket also [flag_bits].
   at::Tensor used;
   std::vector<float> users;  ///< the same on the CPU
-  std::size_t missing = 0;   ///< gradients, in this pass
+  std::size_t missing = 0;   ///< number of gradients not added yet in this pass
   c10::intrusive_ptr<c10d::Work> work = {};
 };
 
@@ -84,7 +84,7 @@ void BucketExchange::fill_buckets() {
                         .flat = part(0, count + sums),
                         .used = part(count, sums),
                         .users = std::vector<float>(sums)});
-    taken[type] += node::whole_lines(count + sums);  // of the smallest element
+    taken[type] += node::whole_lines(count + sums);  // elements: whole cache lines even if an element is one byte
   }
 }
 
@@ -120,7 +120,7 @@ void BucketExchange::start_full_buckets() {
   for (; issued_ < buckets_.size() && buckets_[issued_].missing == 0; ++issued_) {
     auto& full = buckets_[issued_];
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
-    // A hook leaves `used` alone, which must arrive as it is.
+    // A hook does not transfer `used`, which must not be compressed.
     std::vector<at::Tensor> tensors{hook_ ? full.used : full.flat};
     full.work = group_->allreduce(tensors);
   }
@@ -136,7 +136,7 @@ bool BucketExchange::advance() {
 void BucketExchange::finish() {
   const at::NoGradGuard no_grad;
   if (thread_) thread_->stop();
-  // Whatever the backend, another rank's error ends the wait.
+  // With any backend, an error on another rank ends this wait.
   comm::wait_on(
       communicator_,
       [&] {

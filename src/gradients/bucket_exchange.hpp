@@ -1,5 +1,6 @@
-// Gradients copied into flat buckets, each averaged by one all-reduce of a process group as soon as it is full and all
-// before it are on their way; or by the communication hook, at the end, since a hook may wait for other ranks.
+// Copies gradients into flat buckets and averages each bucket by one all-reduce of a process group. The all-reduce
+// starts as soon as the bucket is full and those of all earlier buckets have started. A communication hook, which may
+// wait for other ranks, is called for each bucket in finish() instead.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -21,12 +22,13 @@ class Work;
 
 namespace muster::detail::gradients {
 
-/// The process group, over the ranks of the communicator, serves this exchange alone: the buckets of two models in one
-/// backward() may start in different orders on different ranks.
+/// The process group has the communicator's ranks and serves this exchange only: in one backward(), the buckets of two
+/// models may start in different orders on different ranks.
 class BucketExchange final : public Exchange {
  public:
-  /// With `progress_thread` a second thread makes the all-reduces advance while backward() computes, for a process
-  /// group that does not by itself; its work must then bear several threads (of MPI, MPI_THREAD_MULTIPLE). Collective.
+  /// With `progress_thread`, a second thread makes the all-reduces advance while backward() computes, for process
+  /// groups that do not do so themselves. Their works must then allow calls from several threads (with MPI:
+  /// MPI_THREAD_MULTIPLE). Collective.
   BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
                  c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
   ~BucketExchange() override;
@@ -43,20 +45,20 @@ class BucketExchange final : public Exchange {
 
   void fill_buckets();
   void start_full_buckets();
-  /// Makes the all-reduces under way advance; whether the oldest has ended.
+  /// Makes the started all-reduces advance. True if the oldest one has ended.
   bool advance();
   void freeze_order();
 
   Communicator communicator_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   CommHook hook_;
-  std::size_t first_bytes_, most_bytes_;  ///< of a bucket
+  std::size_t first_bytes_, most_bytes_;  ///< limits for the first bucket of a type, and for the others
   at::Tensor scale_;                      ///< 1 / world
   std::vector<at::Tensor> parameters_;
-  FlatLayout types_;                ///< a bucket for each type and device
-  std::vector<at::Tensor> memory_;  ///< [buckets of types_], for those of layout_
-  std::vector<std::size_t> order_;  ///< of parameters, in which gradients are expected
-  FlatLayout layout_;               ///< a bucket for each of buckets_
+  FlatLayout types_;                ///< one bucket for each type and device
+  std::vector<at::Tensor> memory_;  ///< [buckets of types_]; holds the buckets of layout_
+  std::vector<std::size_t> order_;  ///< parameters, in the order in which their gradients are expected
+  FlatLayout layout_;               ///< one bucket for each of buckets_
   std::vector<Bucket> buckets_;     ///< in the order in which they start
   std::size_t issued_ = 0;          ///< buckets, from the first
   std::size_t ended_ = 0;           ///< of them, as far as is known
@@ -66,7 +68,7 @@ class BucketExchange final : public Exchange {
   bool frozen_ = false;                ///< the order
   bool moved_ = false;                 ///< it has changed since the buckets were filled
 
-  std::unique_ptr<ProgressThread> thread_;  ///< goes first
+  std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };
 
 }  // namespace muster::detail::gradients

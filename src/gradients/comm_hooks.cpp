@@ -30,15 +30,15 @@ double dot(Row a, Row b) {
 
 double norm(Row a) { return std::sqrt(dot(a, a)); }
 
-/// In [-1, 1), the same on every machine.
+/// Fills the row with random numbers in [-1, 1), the same on every machine.
 void draw(Row row, std::mt19937_64& generator) {
   for (auto& x : row) x = static_cast<double>(static_cast<std::int64_t>(generator())) * 0x1p-63;
 }
 
-/// Takes out what lies along `basis`, and makes the rest a unit vector if there is enough of it.
+/// Removes the components along `basis` and normalises the rest; false if the rest is too small.
 bool make_unit(Row row, const std::vector<Row>& basis) {
   const double before = norm(row);
-  for (int round = 0; round < 2; ++round)  // the second takes what the first's rounding has left
+  for (int round = 0; round < 2; ++round)  // the second round removes the rounding errors of the first
     for (const auto& other : basis) {
       const double along = dot(row, other);
       for (std::size_t i = 0; i < row.size(); ++i) row[i] -= along * other[i];
@@ -59,7 +59,7 @@ bool gains(std::int64_t rows, std::int64_t columns, std::int64_t rank, double mi
 void orthonormalise(const at::Tensor& rows, std::uint64_t seed) {
   auto values = rows.to(at::kCPU, at::kDouble).contiguous();
   const auto length = static_cast<std::size_t>(rows.size(1));
-  // Of a scale at which no square vanishes or overflows.
+  // Scaled so that no square underflows or overflows.
   const double largest = values.abs().max().item<double>();
   if (largest > 0) values = values / largest;
   std::mt19937_64 generator(seed);
@@ -74,7 +74,7 @@ void orthonormalise(const at::Tensor& rows, std::uint64_t seed) {
 
 namespace {
 
-/// One number type for all that a bucket sends: that of its gradients, for halves float.
+/// The number type of everything that a bucket sends: the type of its gradients, or float for half types.
 at::ScalarType type_of_factors(const GradBucket& bucket) { return at::toOpMathType(bucket.gradients.scalar_type()); }
 
 void all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor) {
@@ -82,7 +82,7 @@ void all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor) {
   group.allreduce(tensors)->wait();
 }
 
-/// Whether the sum is finite, which all ranks see alike.
+/// True if the sum is finite; the same on all ranks. Collective.
 bool all_reduce_finite(c10d::ProcessGroup& group, const at::Tensor& tensor) {
   all_reduce(group, tensor);
   return at::isfinite(tensor).all().item<bool>();
@@ -108,26 +108,26 @@ PowerSgdMemory begin(const GradBucket& bucket, const PowerSgdOptions& options) {
   return memory;
 }
 
-/// The rows of `factor` belong to `flat` from `offset` on.
+/// Returns the part of `flat` from `offset` on as a matrix, and moves `offset` behind it.
 at::Tensor part(const at::Tensor& flat, std::int64_t& offset, std::int64_t rows, std::int64_t columns) {
   const auto piece = flat.narrow(0, offset, rows * columns).view({rows, columns});
   offset += rows * columns;
   return piece;
 }
 
-/// Σ over k of the outer product of p's and q's k-th rows.
+/// Returns Σ over k of the outer product of the k-th rows of p and q.
 at::Tensor product(const at::Tensor& p, const at::Tensor& q) {
   auto sum = at::mul(p[0].unsqueeze(1), q[0].unsqueeze(0));
   for (const auto k : c10::irange(std::int64_t{1}, p.size(0))) sum += at::mul(p[k].unsqueeze(1), q[k].unsqueeze(0));
   return sum;
 }
 
-/// A bucket with matrices to compress.
+/// Averages a bucket that has matrices to compress. Collective.
 void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptions& options, PowerSgdMemory& memory) {
   const auto type = type_of_factors(bucket);
   const auto seed = options.seed + static_cast<std::uint64_t>(memory.iteration);
 
-  // The others travel with P. What nobody has used is not fetched: the error that is remembered of it waits.
+  // Uncompressed views travel with P. Matrices that no rank has used are skipped; their error stays for a later pass.
   std::vector<LowRank*> matrices;
   std::int64_t others = 0, elements_of_p = 0, elements_of_q = 0;
   for (const auto& other : memory.others) others += other.numel();
@@ -176,7 +176,7 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
     const auto& view = bucket.views[m.view];
     view.copy_(product(p, q).view(view.sizes()));
     m.q.copy_(q);
-    // Each rank is to blame for an even share of what is applied.
+    // Every rank's error assumes that it has contributed an equal share of the result.
     if (options.error_feedback) m.error = input.sub_(view.reshape({m.rows, m.columns}), 1.0 / group.getSize());
   }
   offset = 0;

@@ -44,7 +44,8 @@ void require_unprepared(const torch::nn::Module& module) {
   }
 }
 
-/// Each rank would scale down the rows that its own batches look up, and the weights would differ.
+/// Refuses embeddings with max_norm: each rank would scale down the rows that its own batches look up, and the weights
+/// would differ.
 void require_equal_weights(const torch::nn::Module& module) {
   for (const auto& part : module.named_modules()) {
     const auto* const embedding = part.value()->as<torch::nn::EmbeddingImpl>();
@@ -57,15 +58,15 @@ void require_equal_weights(const torch::nn::Module& module) {
   }
 }
 
-/// A collective under way on the values of a tensor, of any strides.
+/// A started collective on the values of a tensor with any strides.
 struct Transfer {
   at::Tensor tensor;
-  at::Tensor contiguous;  ///< the tensor itself where that holds its values as they are
+  at::Tensor contiguous;  ///< the tensor itself if it is contiguous and no conjugate or negative view, else a copy
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-/// All started, then each finished in order. A tensor that stands under two names goes once; one whose elements share
-/// memory, as expand() makes it, gets memory for each.
+/// Starts a collective for each tensor, then finishes them in order. A tensor with two names is transferred once. A
+/// tensor whose elements share memory, as expand() makes it, gets separate memory for each.
 template <class Start>
 void transfer(const std::vector<at::Tensor>& tensors, Start&& start) {
   const at::NoGradGuard no_grad;
@@ -102,7 +103,7 @@ void average_tensors(c10d::ProcessGroup& group, const std::vector<at::Tensor>& t
 
 std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }  // npos + 1 is 0
 
-/// Of a batch-norm, whose mean over the ranks is taken.
+/// True for a running statistic of a batch-norm, which is averaged over the ranks.
 bool is_running_statistic(std::string_view name, const at::Tensor& buffer) {
   return (last_part(name) == "running_mean" || last_part(name) == "running_var") &&
          (buffer.is_floating_point() || buffer.is_complex());
@@ -149,10 +150,10 @@ Reducer::MakeExchange exchange_maker(const ParallelContext& context,
 
 }  // namespace
 
-/// A module's buffers for each of the micro-batches that a rank takes.
+/// Separate values of a module's buffers for each micro-batch of this rank.
 class DataParallel::MicroBatchBuffers {
  public:
-  /// All begin as they are in the module.
+  /// All micro-batches begin with the module's values.
   MicroBatchBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
                     const step::Share& share)
       : group_(std::move(group)), share_(share), of_micro_batch_(static_cast<std::size_t>(share.count)) {
@@ -166,7 +167,7 @@ class DataParallel::MicroBatchBuffers {
   void enter(int micro_batch) {
     const at::NoGradGuard no_grad;
     if (micro_batch == inside_) return;
-    // What the module has had outside of micro-batches, from a checkpoint for one, is where all of them begin.
+    // All micro-batches begin with the values that the module had outside of them, for example from a checkpoint.
     if (inside_ < 0)
       for (auto& each : of_micro_batch_) copy(buffers_, each);
     keep();
@@ -204,7 +205,7 @@ class DataParallel::MicroBatchBuffers {
   std::vector<at::Tensor> buffers_;
   std::vector<bool> is_statistic_;
   std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [micro-batches of this rank][buffers]
-  int inside_ = -1;
+  int inside_ = -1;                                      ///< the micro-batch whose values the module has; -1 if none
 };
 
 std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module,
@@ -247,7 +248,7 @@ void DataParallel::enter(int micro_batch) {
 void DataParallel::synchronise_buffers() {
   if (!reducer_) return;
   reducer_->check_parameters();
-  reducer_->recover();  // the group may be used by what exceptions have cut off
+  reducer_->recover();  // passes that exceptions have cut off may still use the group
   if (micro_batches_) return micro_batches_->synchronise();
   std::vector<at::Tensor> statistics, counts;
   for (const auto& buffer : module_->named_buffers()) {

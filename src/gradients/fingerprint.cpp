@@ -20,28 +20,28 @@ namespace {
 
 constexpr std::int64_t of_each = 4;  ///< on the CPU, where they cost nothing
 constexpr std::size_t line_bytes = 64, least_lines = 64;
-constexpr std::size_t largest_piece = 4096;  ///< of a large gradient one line of each: 1/64 of the memory is read
+constexpr std::size_t largest_piece = 4096;  ///< bytes; one line of each piece, so 1/64 of a large gradient, is read
 
 std::uint64_t mix(std::uint64_t value) {
   value *= 0x9e3779b97f4a7c15;
   return value ^ value >> 32;
 }
 
-/// Where the element stands that lies about `part` of the way along every dimension.
+/// Returns the offset of the element at about `part` / samples_per_tensor of the way along every dimension.
 std::int64_t offset_at(const at::Tensor& tensor, std::int64_t part) {
   std::int64_t offset = 0;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) offset += tensor.size(d) * part / of_each * tensor.stride(d);
   return offset;
 }
 
-/// Of the first cache line, the last one, and one of each piece between. It lies elsewhere in every piece, as lines at
-/// equal distances could be the same columns of all rows.
+/// Hashes the first cache line, the last one, and one of each piece between. Its position differs from piece to piece,
+/// since lines at equal distances could be the same columns of all rows.
 std::uint64_t hash_of_samples(const char* bytes, std::size_t count) {
   constexpr std::size_t words = line_bytes / sizeof(std::uint64_t), ahead = 8;
   const auto lines = std::min(count / least_lines, largest_piece) / line_bytes;  // of a piece
   const auto piece = lines * line_bytes;
   const auto line_of = [&](std::size_t number) { return bytes + number * piece + mix(number) % lines * line_bytes; };
-  std::uint64_t hashes[words] = {};  // several, which need not wait for each other
+  std::uint64_t hashes[words] = {};  // several, so that they are computed in parallel
   const auto add = [&](const char* line) {
     std::uint64_t values[words];
     std::memcpy(values, line, line_bytes);

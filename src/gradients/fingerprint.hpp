@@ -1,5 +1,5 @@
-// Whether tensors have changed, from a few of their elements: parameters, which a step of an optimizer changes all
-// over, and gradients, as clipping does.
+// Detects changes of tensors from a few of their elements: changes of parameters by an optimizer's step, which changes
+// all elements, and changes of gradients, such as clipping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,11 +12,11 @@
 
 namespace muster::detail::gradients {
 
-/// Cheap to take: it waits for no GPU.
+/// A few elements of each parameter. Cheap to take, since it does not wait for a GPU.
 class Fingerprint {
  public:
   explicit Fingerprint(std::vector<at::Tensor> parameters);
-  /// Whether one of the elements is another now.
+  /// True if one of the elements has another value now.
   bool changed() const;
 
  private:
@@ -25,10 +25,10 @@ class Fingerprint {
   at::Tensor device_;
 };
 
-/// What a gradient on the CPU was at a time: where it lies, how often torch has written to it, and the values of some
-/// of its cache lines: all of them up to 4 KB, at least 64 above that, and one of every 4 KB of a large gradient. torch
-/// does not count writes through .data() or a pointer, which only these lines show: writing 8 KB in a row is always
-/// seen, writing single elements seldom.
+/// A record of a gradient on the CPU: its address, torch's count of writes to it, and a hash of some of its cache
+/// lines: of all lines up to 4 KB, of at least 64 lines above that, and of one line in every 4 KB of a large gradient.
+/// torch does not count writes through .data() or a pointer; only the hash shows them. It always shows a write of 8
+/// consecutive KB, and seldom a write of single elements.
 class GradientMark {
  public:
   explicit GradientMark(const at::Tensor& gradient);
@@ -36,17 +36,17 @@ class GradientMark {
 
  private:
   const void* data_;
-  /// Writes; none where others have the memory, too: views share a count, which a write through any of them raises.
+  /// Count of writes; none if other tensors use the memory too, since a write through any view raises the same count.
   std::optional<std::uint32_t> version_;
   std::uint64_t hash_ = 0;
 };
 
-/// A hash of `bytes` of memory that goes on from `seed`: 8 bytes at a time, for comparisons between ranks.
+/// Returns a hash of `bytes` bytes of memory, starting from `seed`, 8 bytes at a time. For comparisons between ranks.
 std::uint64_t hash_of(const void* memory, std::size_t bytes, std::uint64_t seed = 0);
 
-/// Whether a gradient, dense or sparse, is not zero everywhere.
+/// True if a gradient, dense or sparse, has an element other than zero.
 bool any_nonzero(const at::Tensor& gradient);
-/// Whether it is finite everywhere.
+/// True if all elements of a gradient, dense or sparse, are finite.
 bool all_finite(const at::Tensor& gradient);
 
 }  // namespace muster::detail::gradients

@@ -11,7 +11,7 @@ namespace {
 struct Filling {
   std::size_t limit = 0;
   std::size_t bytes = 0;
-  std::size_t last = 0;  ///< place in the order of what came last
+  std::size_t last = 0;  ///< position in the order of its last gradient
   std::vector<std::size_t> indices = {};
 };
 
@@ -58,7 +58,7 @@ std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSiz
     bucket.last = place;
   }
   for (auto& [kind, bucket] : filling) full.push_back(std::move(bucket));
-  // A bucket is ready with its last gradient.
+  // A bucket is ready when its last gradient is made.
   std::sort(full.begin(), full.end(), [](const auto& a, const auto& b) { return a.last < b.last; });
   std::vector<std::vector<std::size_t>> buckets;
   for (auto& bucket : full) buckets.push_back(std::move(bucket.indices));

@@ -1,5 +1,5 @@
-// Parameters one behind the other in buckets of flat memory: what is averaged as a whole, whoever averages it, and
-// which go together.
+// The layout of parameters, one after the other, in buckets of flat memory. A bucket is averaged as a whole. Also
+// chooses which parameters share a bucket.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,12 @@ struct FlatLayout {
   /// Where a parameter lies.
   struct Range {
     std::size_t bucket = 0;
-    std::size_t number = 0;  ///< among the members of the bucket
-    std::size_t first = 0;   ///< element of the bucket
+    std::size_t number = 0;  ///< index among the members of the bucket
+    std::size_t first = 0;   ///< first element, counted in the bucket
     std::size_t count = 0;   ///< elements
   };
   struct Bucket {
-    std::vector<std::size_t> members;  ///< parameters, in the order in which they lie
+    std::vector<std::size_t> members;  ///< parameters, in the order of memory
     std::size_t count = 0;             ///< elements
   };
 
@@ -27,29 +27,29 @@ struct FlatLayout {
   std::vector<Bucket> buckets;
 
   FlatLayout() = default;
-  /// `members`: the parameters of each bucket. Every one is in one bucket, with others of its type and device.
+  /// `members`: the parameters of each bucket. Every parameter is in one bucket; a bucket has one type and device.
   FlatLayout(const std::vector<at::Tensor>& parameters, std::vector<std::vector<std::size_t>> members);
 };
 
-/// The members of as few buckets as possible, in the order of parameters.
+/// Returns the members of as few buckets as possible, in the order of parameters.
 std::vector<std::vector<std::size_t>> by_type_and_device(const std::vector<at::Tensor>& parameters);
 
-/// What the assignment asks of one gradient.
+/// Size and kind of a gradient, for assign_buckets().
 struct GradientSize {
   std::size_t bytes = 0;
-  int kind = 0;  ///< gradients of one kind may lie in one tensor: same type, same device
+  int kind = 0;  ///< gradients of one kind have the same type and device, and may share a bucket
 };
 
-/// Fills buckets with gradients in `order`, in which backward() is expected to make them. A bucket holds one kind and
-/// is full at `bytes`, the first of a kind at `first_bytes`; a gradient larger than that has a bucket to itself. The
-/// result lists buckets in the order in which they become ready, each the indices of its gradients in the order in
-/// which they are made. Every index of `order` occurs once.
+/// Fills buckets with gradients in `order`, the order in which backward() is expected to make them. A bucket holds one
+/// kind. Its limit is `bytes`, for the first bucket of a kind `first_bytes`; a larger gradient has its own bucket.
+/// Returns the buckets in the order in which they become ready, each as the indices of its gradients in the order of
+/// `order`. Every index of `order` occurs once.
 std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSize> gradients,
                                                      std::span<const std::size_t> order, std::size_t first_bytes,
                                                      std::size_t bytes);
 
-/// The elements of a bucket from `first` on, in the parameter's shape, and in its order of memory where that has no
-/// gaps, so that copies run straight through.
+/// Returns a view of the bucket's elements from `first` on, in the parameter's shape. It has the parameter's order of
+/// memory too if that has no gaps, so that copies run linearly.
 at::Tensor view_like(const at::Tensor& parameter, const at::Tensor& bucket, std::size_t first);
 
 }  // namespace muster::detail::gradients

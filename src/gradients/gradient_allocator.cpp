@@ -22,13 +22,13 @@ struct GradientAllocator::Pool {
   std::byte* end;
   std::shared_ptr<void> lifetime;
   std::mutex mutex = {};
-  std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< by size; the last is taken first
-  std::map<std::byte*, std::size_t> sizes = {};
-  std::set<std::byte*> spare = {};  ///< of them, each the first of its size: no memory has been taken for it yet
+  std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< free blocks by size; the last one is taken first
+  std::map<std::byte*, std::size_t> sizes = {};              ///< bytes of each block
+  std::set<std::byte*> spare = {};  ///< spare blocks without memory yet, each the first of its size in `free`
   std::function<bool(std::byte*, std::size_t)> reserve = {};
-  std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< by parameter
-  std::size_t taken = 0;
-  bool open = true;  ///< its GradientAllocator lives
+  std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< bytes, by parameter
+  std::size_t taken = 0;                                               ///< number of blocks in use
+  bool open = true;                                                    ///< true while its GradientAllocator lives
 
   std::byte* allocate(std::size_t size) {
     const std::lock_guard lock(mutex);
@@ -41,13 +41,14 @@ struct GradientAllocator::Pool {
     return block;
   }
 
-  /// Whether nobody will ask the pool for a block any more, nor give one back.
+  /// True if the pool can be removed: it is closed, and no block is in use.
   bool deallocate(std::byte* block) {
     const std::lock_guard lock(mutex);
     free[sizes.at(block)].push_back(block);
     return --taken == 0 && !open;
   }
 
+  /// True if the pool can be removed.
   bool close() {
     const std::lock_guard lock(mutex);
     open = false;
@@ -57,7 +58,7 @@ struct GradientAllocator::Pool {
 
 namespace {
 
-/// Those that blocks come from or may still be given back to.
+/// The pools that are open or have blocks in use.
 class Pools {
  public:
   void add(std::shared_ptr<GradientAllocator::Pool> pool) {
@@ -76,7 +77,7 @@ class Pools {
 
   bool empty() const noexcept { return number_.load(std::memory_order_relaxed) == 0; }
 
-  /// A block for what the node makes, if that may be the gradient of a parameter.
+  /// Returns a block for a tensor that the node makes, if that may be the gradient of a parameter; else null.
   std::byte* allocate(std::size_t size, const torch::autograd::Node& node) {
     const std::shared_lock lock(mutex_);
     return allocate_towards(size, node, farthest);
@@ -84,7 +85,7 @@ class Pools {
 
   /// False if it is not a block of any pool.
   bool deallocate(std::byte* block) {
-    // Most frees need no look at the list.
+    // Most frees need not search the list.
     if (block < lowest_.load(std::memory_order_relaxed) || block >= highest_.load(std::memory_order_relaxed))
       return false;
     std::shared_ptr<GradientAllocator::Pool> from;
@@ -105,7 +106,7 @@ class Pools {
   std::byte* allocate_towards(std::size_t size, const torch::autograd::Node& node, int distance) {
     if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
       const void* const parameter = accumulates->variable.unsafeGetTensorImpl();
-      // A pool that is closed and not empty yet may know a parameter that had this address before.
+      // A closed pool with blocks in use may list another parameter that had this address before.
       for (const auto& pool : all_) {
         const auto found = pool->size_of_gradient.find(parameter);
         if (found != pool->size_of_gradient.end() && found->second == size)
@@ -123,11 +124,11 @@ class Pools {
   std::shared_mutex mutex_;
   std::vector<std::shared_ptr<GradientAllocator::Pool>> all_;
   std::atomic<std::size_t> number_{0};
-  // They all lie in between.
+  // All pools lie between these addresses.
   std::atomic<std::byte*> lowest_{reinterpret_cast<std::byte*>(~std::uintptr_t{0})}, highest_{nullptr};
 };
 
-/// Never destroyed: tensors may be freed after everything else of the process.
+/// Never destroyed, since tensors may be freed after all other objects of the process.
 Pools& pools() {
   static auto* all = new Pools;
   return *all;
@@ -135,7 +136,7 @@ Pools& pools() {
 
 void release(void* data);
 
-/// In place of torch's own allocator, for good.
+/// Replaces torch's own allocator until the process ends.
 class TorchAllocator final : public c10::Allocator {
  public:
   explicit TorchAllocator(c10::Allocator* before) : before_(before) {}
@@ -144,7 +145,7 @@ class TorchAllocator final : public c10::Allocator {
     if (size >= GradientAllocator::smallest && !pools().empty())
       if (const auto node = torch::autograd::get_current_node())
         if (void* const block = pools().allocate(size, *node)) return {block, block, &release, c10::kCPU};
-    // All tensors are freed by one function, which tells by the address where they came from.
+    // One function frees all tensors; it tells by the address where a tensor came from.
     auto data = before_->allocate(size);
     void* const memory = data.release_context();
     return {memory, memory, &release, c10::kCPU};
@@ -158,8 +159,7 @@ class TorchAllocator final : public c10::Allocator {
   c10::Allocator* before_;
 };
 
-/// Installed by the first GradientAllocator. None where torch's own allocator does not let its memory be freed by
-/// address.
+/// Installs the allocator at the first call. Returns null if torch's own allocator cannot free memory by address.
 TorchAllocator* torch_allocator() {
   static auto* installed = []() -> TorchAllocator* {
     auto* before = c10::GetCPUAllocator();

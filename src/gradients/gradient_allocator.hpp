@@ -1,8 +1,8 @@
-// Lets gradients be made in node-shared memory: torch's CPU allocator hands out blocks of it during backward().
+// Lets backward() make gradients in node-shared memory: torch's CPU allocator hands out blocks of it.
 //
-// While a GradientAllocator lives, a tensor that autograd allocates on its way to one of its parameters, and that has
-// the parameter's size, lies in one of its blocks if one is free. Everything else comes from the allocator that was
-// there before. Tensors may outlive it: the memory stays until the last of them is freed.
+// While a GradientAllocator lives, tensors that autograd allocates for the gradient of one of its parameters, and that
+// have the parameter's size, lie in one of its blocks if one is free. All other tensors come from the previous
+// allocator. Tensors may outlive the GradientAllocator: the memory stays until the last of them is freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,23 +16,23 @@ namespace muster::detail::gradients {
 
 class GradientAllocator {
  public:
-  /// Smaller tensors never lie in a block.
+  /// Bytes; smaller tensors never lie in a block.
   static constexpr std::size_t smallest = std::size_t{16} << 10;
 
-  /// A block for the gradient of each parameter, one after the other from `memory` on, which `lifetime` keeps.
-  /// Behind them is room for one more of each size, for what a convolution's backward puts a gradient together in:
-  /// `reserve` takes memory for it when it is first needed, and says whether there was any.
+  /// Makes a block for the gradient of each parameter, one after the other from `memory` on; `lifetime` keeps the
+  /// memory alive. After them comes one spare block of each size, since a convolution's backward() needs a second
+  /// tensor to assemble a gradient. `reserve` takes memory for a spare block at its first use; false if there is none.
   GradientAllocator(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> lifetime,
                     std::function<bool(std::byte* first, std::size_t bytes)> reserve);
   ~GradientAllocator();
   GradientAllocator(const GradientAllocator&) = delete;
   GradientAllocator& operator=(const GradientAllocator&) = delete;
 
-  /// Bytes of memory for these parameters, and of the room behind.
+  /// Return the bytes needed for the blocks of these parameters, and for the spare blocks.
   static std::size_t bytes(const std::vector<at::Tensor>& parameters);
   static std::size_t spare_bytes(const std::vector<at::Tensor>& parameters);
 
-  /// A free block of that size (bytes), null if there is none.
+  /// Returns a free block of `size` bytes; null if there is none.
   std::byte* allocate(std::size_t size);
   void deallocate(std::byte* block);
 

@@ -43,7 +43,7 @@ class CountTensors : public autograd::PostAccumulateGradHook {
 };
 
 const autograd::PostAccumulateGradHook* post_hook_of(const at::Tensor& parameter) {
-  if (!autograd::impl::get_autograd_meta(parameter)) return nullptr;  // never one that is trained
+  if (!autograd::impl::get_autograd_meta(parameter)) return nullptr;  // it was never trained
   return autograd::impl::post_acc_grad_hooks(parameter).get();
 }
 
@@ -57,7 +57,7 @@ std::shared_ptr<Reducer> reducer_of(const at::Tensor& parameter) {
   return ours ? ours->reducer() : nullptr;
 }
 
-/// Each once, in the order that all ranks share.
+/// Returns the reducers of the parameters, each once, in the same order on all ranks.
 std::vector<std::shared_ptr<Reducer>> reducers_of(const std::vector<at::Tensor>& parameters) {
   std::vector<std::shared_ptr<Reducer>> reducers;
   for (const auto& parameter : parameters)
@@ -67,7 +67,8 @@ std::vector<std::shared_ptr<Reducer>> reducers_of(const std::vector<at::Tensor>&
   return reducers;
 }
 
-/// That autograd itself has of a gradient's memory inside the second hook, which differs by release.
+/// Returns how many tensors of a gradient's memory autograd itself has inside the second hook. It depends on the
+/// release of torch, so it is measured.
 std::size_t tensors_of_autograd() {
   static const std::size_t tensors = [] {
     std::size_t count = 0;
@@ -113,7 +114,7 @@ bool amid_step(const at::Tensor& parameter) {
 }
 
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {
-  // By the public way, so that it lives beside hooks of the user's own; it wants a tensor that is to be trained.
+  // The public function keeps the user's own hooks; it requires that the tensor requires a gradient.
   const bool trained = parameter.requires_grad();
   parameter.set_requires_grad(true);
   parameter.register_hook([reducer, index](const at::Tensor& gradient) {
@@ -126,7 +127,7 @@ void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& re
 
 bool accumulates(const at::Tensor& parameter) {
   const auto* needed = autograd::get_current_graph_task_exec_info();
-  if (!needed || needed->empty()) return true;  // backward() to every leaf
+  if (!needed || needed->empty()) return true;  // backward() computes the gradient of every leaf
   const auto node = needed->find(autograd::impl::grad_accumulator(parameter).get());
   return node != needed->end() && node->second.needed_;
 }

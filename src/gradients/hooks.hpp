@@ -1,6 +1,6 @@
-// Where autograd calls the reducer: before and after a gradient is added to a parameter's .grad.
+// The hooks by which autograd calls the reducer, before and after a gradient is added to a parameter's .grad.
 //
-// The hooks live in the tensor, so they stay when the module is moved; they hold the reducer weakly, so a module may
+// The hooks belong to the tensor, so they stay when the module is moved. They hold the reducer weakly, so a module may
 // outlive its session and is then an ordinary module again.
 #pragma once
 
@@ -15,42 +15,42 @@ namespace muster::detail::gradients {
 
 class Reducer;
 
-/// What autograd finds already hooked to a parameter.
+/// The post-accumulate-gradient hook that a parameter already has.
 enum class Hooked {
   no,
-  prepared,  ///< hooks of a reducer that lives
-  foreign,   ///< somebody else's, which ours would replace
+  prepared,  ///< the hook of a living reducer
+  foreign,   ///< another hook, which ours would replace
 };
 Hooked hooked(const at::Tensor& parameter);
 
-/// What is called when a gradient has been added to the parameter's .grad; null: nothing.
+/// Returns the hook that is called when a gradient has been added to the parameter's .grad; null if there is none.
 const void* hook_of(const at::Tensor& parameter);
 
-/// Whether the parameter is prepared, and a step of its model half done (Reducer::amid_step).
+/// True if the parameter is prepared and a step of its model is half done (Reducer::amid_step).
 bool amid_step(const at::Tensor& parameter);
 
-/// For whoever reads the parameters' gradients and is not the fused optimizer that they were left to: they become the
-/// averages (Reducer::fetch_averages). Collective where an optimizer is fused with one of their models.
+/// Makes the parameters' .grad hold the averages (Reducer::fetch_averages). For all readers of gradients except the
+/// fused optimizer that they were left to. Collective if an optimizer is fused with one of the parameters' models.
 void fetch_averages(const std::vector<at::Tensor>& parameters);
-/// Before muster changes those gradients itself (Reducer::allow_change).
+/// Call it before muster itself changes those gradients (Reducer::allow_change).
 void allow_change(const std::vector<at::Tensor>& parameters);
-/// After a prepared optimizer's step with them (Reducer::note_step).
+/// Call it after a prepared optimizer's step with the parameters (Reducer::note_step).
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
 
-/// `index` is what the reducer is told.
+/// The hooks pass `index` to the reducer.
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index);
 
-/// Inside a hook: whether this pass adds to the parameter's .grad. autograd::grad() runs the first hook as well, but
-/// only hands the gradient out.
+/// Inside a hook: true if this pass adds to the parameter's .grad. autograd::grad() runs the first hook too, but only
+/// returns the gradient.
 bool accumulates(const at::Tensor& parameter);
 
-/// Inside the second hook: whether somebody else reads or writes the memory of a .grad that this pass has made.
-/// autograd hands a gradient over as it is if nobody has the tensor; but another branch of the graph, who called
-/// backward() with it, or a hook may have another tensor of the same memory.
+/// Inside the second hook: true if another tensor uses the memory of a .grad that this pass has made. autograd puts a
+/// gradient into .grad without a copy if nobody else has the tensor. But another branch of the graph, the caller of
+/// backward() or a hook may have another tensor with the same memory.
 bool others_have_memory_of(const at::Tensor& gradient);
 
-/// Inside a hook: calls `then` at the end of this backward(), after all that were queued before; it is destroyed
-/// uncalled if backward() throws.
+/// Inside a hook: calls `then` at the end of this backward(), after all functions that were queued before. If
+/// backward() throws, `then` is destroyed without a call.
 void at_end_of_backward(std::function<void()> then);
 
 }  // namespace muster::detail::gradients

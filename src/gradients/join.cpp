@@ -23,7 +23,8 @@ void refuse_fused(const Reducer& reducer) {
   if (reducer.fused()) refuse("an optimizer is fused with the averaging of gradients", "Prepare it with Fuse::never");
 }
 
-/// The one model whose gradients are averaged.
+/// Returns the only model whose gradients are averaged. Throws an Error if there is none or several, or if it has a
+/// SyncBatchNorm or an open Join.
 std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParallel>>& models) {
   std::shared_ptr<DataParallel> found;
   for (const auto& each : models) {
@@ -54,7 +55,7 @@ Join::Join(const std::vector<std::shared_ptr<DataParallel>>& models, const JoinO
     refuse_fused(reducer);
     if (!averages) return Reducer::Correction{};
     const auto active = static_cast<double>(ranks_with_a_pass(true));
-    // An earlier average is in the .grad of the active ranks alone.
+    // Only the active ranks contribute the earlier averages in their .grad; `earlier` adds the others' share.
     return all ? Reducer::Correction{.earlier = 1 - active / ranks} : Reducer::Correction{.scale = ranks / active};
   };
   reducer.before_each_pass(before, options.divide_by_initial_world_size);
@@ -77,7 +78,7 @@ void Join::finish() {
   for (reducer->recover(); ranks_with_a_pass(false) > 0;) reducer->pass_without_gradients();
   reducer->before_each_pass({});
   const auto& channel = model_->channel();
-  // Ranks may have left in the middle of passes whose gradients are added up: all average what there is.
+  // Ranks may have ended between passes in no_sync(): all ranks average the gradients that are accumulated so far.
   if (channel.all_reduce(std::int64_t{reducer->adds_up()}, ReduceOp::max) != 0) reducer->end_adding_up_on_all();
   const auto last = channel.all_reduce(passes_ * channel.size() + channel.rank(), ReduceOp::max);
   model_->copy_from(static_cast<int>(last % channel.size()));

@@ -36,7 +36,7 @@ Entries parse(const std::string& signature) {
   return entries;
 }
 
-/// What the tensor of that name is on which ranks; nothing where all agree.
+/// Says what the tensor of that name is on which ranks; returns nothing if all ranks agree.
 std::optional<std::string> disagreement(const std::vector<Entries>& of_rank, const std::string& name) {
   std::vector<std::pair<std::string, std::vector<std::size_t>>> opinions;  // in the order of ranks
   for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
@@ -80,7 +80,7 @@ std::optional<std::string> first_difference(const std::vector<std::string>& sign
   for (const auto& entries : of_rank)
     for (const auto& entry : entries)
       if (auto fact = disagreement(of_rank, entry.name)) return fact;
-  // The same tensors everywhere, so only their order differs.
+  // All ranks have the same tensors, so only their order differs.
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank) {
     const auto [here, there] = std::mismatch(of_rank[0].begin(), of_rank[0].end(), of_rank[rank].begin());
     if (here != of_rank[0].end())

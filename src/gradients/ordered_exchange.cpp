@@ -63,7 +63,7 @@ void OrderedExchange::begin(Arrival, Flags flags) {
   const bool again = std::exchange(abandoned_, false) && batch.number == batch_;
   if (batch.number == batch_ && !again) refuse("this batch has had its backward()");
   micro_batch_ = static_cast<std::size_t>(batch.micro_batch);
-  // A step that was left before its end is forgotten with the first micro-batch of the next.
+  // The first micro-batch of a step discards an earlier step that was not completed.
   if (micro_batch_ != 0 && !again && (micro_batch_ != next_ || batch.number != batch_ + 1))
     refuse("a batch of the step had no backward()");
   batch_ = batch.number;

@@ -1,5 +1,5 @@
-// Gradients of virtual workers: each micro-batch's are put aside, and those of all micro-batches are summed in the
-// order of micro-batches.
+// Gradients of virtual workers: stores the gradients of each micro-batch, and at the end of a step sums them over all
+// micro-batches, in the order of micro-batches.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -19,16 +19,16 @@ class ProcessGroup;
 
 namespace muster::detail::gradients {
 
-/// ((s₀ + s₁) + s₂) + …, the same bits at any number of ranks. `micro_batches`: one flat tensor for each of this
-/// rank's, which follow those of the ranks before it; of the same type and length everywhere. The first rank adds up
-/// its own, every other goes on from what the one before it sends, and the last tells all. The sum, on every rank; of
-/// half types in float. Collective.
+/// Returns ((s₀ + s₁) + s₂) + … on every rank, with the same bits at any number of ranks; half types are summed in
+/// float. `micro_batches`: one flat tensor for each micro-batch of this rank, which follow those of lower ranks; all of
+/// the same type and length on all ranks. The first rank sums its own, each next rank adds its own to the sum that the
+/// previous one sends, and the last rank broadcasts the result. Collective.
 at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches);
 
-/// One pass for each of the rank's micro-batches of a step; complete() after the last.
+/// A step has one pass for each of this rank's micro-batches; complete() is true after the last.
 class OrderedExchange final : public Exchange {
  public:
-  /// The process group serves this exchange alone.
+  /// The process group must serve this exchange only.
   OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
                   const step::Share& share, std::shared_ptr<const step::Steps> steps);
 
@@ -39,7 +39,7 @@ class OrderedExchange final : public Exchange {
   bool adds_up() const noexcept override { return true; }
   int users(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
-  /// Those of any of the step's micro-batches.
+  /// The flags of all the step's micro-batches, joined by OR.
   Flags flags() const override;
 
  private:
@@ -47,14 +47,14 @@ class OrderedExchange final : public Exchange {
   step::Share share_;
   std::shared_ptr<const step::Steps> steps_;
   std::vector<at::Tensor> parameters_;
-  FlatLayout layout_;  ///< a bucket for each type and device
-  /// [buckets][micro-batches of this rank]; one more bucket has each gradient's use, and the flags.
+  FlatLayout layout_;  ///< one bucket for each type and device
+  /// [buckets][micro-batches of this rank]; one more bucket holds the use of each gradient, and the flags.
   std::vector<std::vector<at::Tensor>> micro_batches_;
-  std::vector<at::Tensor> sums_;  ///< [buckets] over all micro-batches of all ranks; of gradients the averages
-  std::size_t micro_batch_ = 0;   ///< of the pass under way
-  std::size_t next_ = 0;          ///< that is missing in the step
-  std::int64_t batch_ = 0;        ///< the last one that had a pass
-  bool abandoned_ = false;        ///< an exception has ended that pass
+  std::vector<at::Tensor> sums_;  ///< [buckets] over all micro-batches of all ranks; for gradients the averages
+  std::size_t micro_batch_ = 0;   ///< of the current pass
+  std::size_t next_ = 0;          ///< the step's next micro-batch
+  std::int64_t batch_ = 0;        ///< number of the last batch that had a pass
+  bool abandoned_ = false;        ///< true if an exception has ended that pass
   bool complete_ = true;
 };
 

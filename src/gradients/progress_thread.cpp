@@ -9,7 +9,7 @@
 namespace muster::detail::gradients {
 
 ProgressThread::ProgressThread(std::function<bool()> advance) : advance_(std::move(advance)) {
-  // Signals are for the threads that were there before.
+  // Block all signals in the new thread: the existing threads handle them.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -39,7 +39,7 @@ void ProgressThread::become(State state) {
 }
 
 void ProgressThread::run() {
-  // While there is nothing to do the core is somebody else's: a thread that reads data, for one.
+  // While there is nothing to do, leave the core to other threads, such as one that reads data.
   constexpr auto nap = std::chrono::microseconds(50);
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -11,7 +11,7 @@ namespace muster::detail::gradients {
 
 class ProgressThread {
  public:
-  /// `advance` does a little of what there is to do and says whether there was any; it neither waits nor throws.
+  /// `advance` does a small piece of work and returns true if there was any; it neither waits nor throws.
   explicit ProgressThread(std::function<bool()> advance);
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
@@ -32,8 +32,8 @@ class ProgressThread {
   std::function<bool()> advance_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<State> state_{State::idle};  ///< written under the mutex
-  std::atomic<int> waiting_{0};            ///< for the mutex, which the thread then leaves
+  std::atomic<State> state_{State::idle};  ///< written with the mutex locked
+  std::atomic<int> waiting_{0};            ///< number of callers that wait for the mutex; the thread then unlocks it
   std::thread thread_;
 };
 

@@ -1,8 +1,8 @@
-// Activation recomputation (Chen, Xu, Zhang and Guestrin, 2016): a node of the graph that stands for a block's.
+// Activation recomputation (Chen, Xu, Zhang and Guestrin, 2016): one autograd node that replaces a block's graph.
 //
-// The block's own graph is made, looked at for where it ends, and let go. In backward() it is made again; where it
-// ends, collectors take the gradients, and the node hands them on as its own. So autograd accumulates each of them
-// once, in the backward() that called, and hooks see nothing of the one inside.
+// In the forward pass the block's graph is built, searched for the edges that leave it, and freed. In backward() the
+// node builds it again and connects those edges to collectors, which take the gradients; the node returns these as its
+// own. So autograd accumulates each gradient once, in the outer backward(), and hooks do not see the inner one.
 #include "muster/recompute.hpp"
 
 #include "muster/error.hpp"
@@ -101,7 +101,8 @@ class Inside {
   Surroundings before_;
 };
 
-/// autocast keeps the casts of parameters with their graph, which would be the first run's in the second one.
+/// Switches autocast's cache off. It holds casts of parameters with their graph, so the second run would use the first
+/// run's graph.
 class WithoutCastCache {
  public:
   WithoutCastCache() { at::autocast::set_autocast_cache_enabled(false); }
@@ -111,16 +112,16 @@ class WithoutCastCache {
   bool was_enabled_ = at::autocast::is_autocast_cache_enabled();
 };
 
-/// How often the leaf has been written to that the node accumulates the gradient of; 0 for another node.
+/// If the node accumulates the gradient of a leaf, returns how often that leaf has been written to; else 0.
 std::uint32_t writes_to_leaf(const autograd::Node* node) {
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node);
   return leaf && !leaf->variable.is_inference() ? leaf->variable._version() : 0;
 }
 
-/// Where gradients leave a block: at a parameter or a tensor from before, or at one of its inputs.
+/// A place where gradients leave a block: a parameter, an earlier tensor, or one of the block's inputs.
 struct Exit {
-  const autograd::Node* node = nullptr;  ///< null: at an input
-  std::uint32_t number = 0;              ///< of the node's gradient, or of the input
+  const autograd::Node* node = nullptr;  ///< null for an input
+  std::uint32_t number = 0;              ///< index of the node's gradient, or of the input
   auto operator<=>(const Exit&) const = default;
 };
 
@@ -144,18 +145,19 @@ class Run {
     find_ends();
   }
 
-  /// The edges that leave the block through each exit.
+  /// An exit and the edges that lead to it.
   struct End {
     Exit exit;
     std::vector<autograd::Edge*> edges;
   };
 
   Tensors outputs;
-  std::vector<autograd::Edge> roots;  ///< of each output; none for one that needs no gradient
+  std::vector<autograd::Edge> roots;  ///< [outputs]; invalid if the output needs no gradient
   std::vector<End> ends;              ///< in the order in which they are found
 
  private:
-  /// Parameters' nodes have the last number of all; what another thread has made is not the block's.
+  /// True if this run has made the node. Nodes of parameters have the greatest number of all; nodes made by another
+  /// thread do not belong to the block.
   bool is_own(const autograd::Node& node) const {
     return node.sequence_nr() >= first_ && node.sequence_nr() != std::numeric_limits<std::uint64_t>::max() &&
            node.thread_id() == thread_;
@@ -183,18 +185,18 @@ class Run {
       auto* const node = pending.back();
       pending.pop_back();
       for (auto& edge : node->next_edges()) follow(edge);
-      // What writes into a part of a tensor has a node inside of its own, with the same edges but for the first.
+      // The node of a write to part of a tensor contains another node, with the same edges except for the first.
       if (auto* const slices = dynamic_cast<autograd::CopySlices*>(node))
         for (std::size_t i = 1; i < slices->fn->next_edges().size(); ++i) follow(slices->fn->next_edges()[i]);
     }
   }
 
   Tensors leaves_;
-  std::map<decltype(autograd::Edge::function), std::uint32_t> input_of_;  ///< by the leaf's node, which it keeps
+  std::map<decltype(autograd::Edge::function), std::uint32_t> input_of_;  ///< input by its leaf's node; keeps the node
   std::uint64_t first_ = 0, thread_ = at::RecordFunction::currentThreadId();
 };
 
-/// The end of a graph, where a gradient is taken.
+/// A node at the end of a graph that stores the gradient.
 struct Collector final : autograd::Node {
   at::Tensor gradient;
 
@@ -217,7 +219,7 @@ class Unwritten {
   }
   ~Unwritten() {
     const at::NoGradGuard no_grad;
-    // As batch-norm writes them, unseen by autograd, which may have saved them.
+    // Like batch-norm's own writes, not counted by autograd, which may have saved the buffers.
     for (const auto& [buffer, value] : values_)
       if (buffer.sizes() == value.sizes())
         buffer.variable_data().copy_(value);
@@ -339,8 +341,8 @@ class Recompute final : public autograd::Node {
   std::vector<bool> trained_;  ///< whether each input is to get a gradient
   Surroundings surroundings_;
   std::vector<Exit> exits_;                        ///< in the order of this node's edges
-  std::vector<std::uint32_t> writes_;              ///< to the leaf of each
-  std::vector<std::vector<std::int64_t>> shapes_;  ///< of the outputs
+  std::vector<std::uint32_t> writes_;              ///< [exits], counts of writes to the leaf in the forward pass
+  std::vector<std::vector<std::int64_t>> shapes_;  ///< [outputs]
 };
 
 }  // namespace
@@ -348,7 +350,7 @@ class Recompute final : public autograd::Node {
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
   if (!at::GradMode::is_enabled()) return block(inputs);
   std::vector<bool> trained;
-  std::vector<autograd::SavedVariable> saved;  // as they are before the block, which is not to write to them
+  std::vector<autograd::SavedVariable> saved;  // before the block runs; it must not write to them
   for (const auto& input : inputs) {
     trained.push_back(input.defined() && input.requires_grad());
     saved.emplace_back(input.defined() ? input.detach() : input, false);

@@ -34,8 +34,8 @@ std::atomic<int> made{0};
 
 struct Reducer::Pass {
   std::weak_ptr<Reducer> reducer;
-  bool averages = true;     ///< else gradients are only added up
-  std::size_t missing = 0;  ///< gradients that the exchanges are still to be given
+  bool averages = true;     ///< false in no_sync(): gradients are only accumulated
+  std::size_t missing = 0;  ///< number of gradients that the exchanges have not been given yet
 
   ~Pass() {
     if (const auto alive = reducer.lock()) alive->take_own_memory();
@@ -130,7 +130,8 @@ std::vector<std::size_t> Reducer::unfrozen() const {
   return found;
 }
 
-/// `unfrozen`: what a pass has found so when it began; a rank may come to finish it when much is frozen or not again.
+/// `unfrozen`: the parameters that a pass found unfrozen when it began. Parameters may have been frozen or unfrozen
+/// again by the time this rank finishes that pass.
 void Reducer::extend_exchanges(const std::vector<std::size_t>& unfrozen) {
   bool extends = !dense_;
   for (const auto i : unfrozen) extends |= !parameters_[i].exchanged();
@@ -167,22 +168,22 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
   if (pass_.expired()) begin_pass();
   p.fresh = !p.tensor.grad().defined();
   if (p.fresh) {
-    // Whatever was there before has been thrown away.
+    // Any earlier gradient has been discarded.
     p.pending = false;
     p.padding = weight <= 0.0;
     p.averaged_before.reset();
   } else {
     keep_average(p);
   }
-  // A view would keep its base, and so look like memory that others have too.
+  // A view shares its memory with its base, so others_have_memory_of() would be true for it.
   if (weight == 1.0) return gradient.is_view() && !at::GradMode::is_enabled() ? gradient.detach() : gradient;
   if (weight > 0.0) return gradient * weight;
-  return at::zeros_like(gradient);  // the loss of padding may be NaN, which 0 does not mend
+  return at::zeros_like(gradient);  // the loss of padding may be NaN, and 0 * NaN is NaN
 }
 
 void Reducer::after_accumulation(std::size_t parameter) {
   auto pass = pass_.lock();
-  if (!pass) pass = begin_pass();  // a backward() inside this one has ended its pass
+  if (!pass) pass = begin_pass();  // a backward() inside this one has ended the outer pass
   auto& p = parameters_[parameter];
   p.check_gradient();
   p.waits = true;
@@ -230,7 +231,7 @@ bool Reducer::averages(const at::Tensor& parameter) const {
   return std::ranges::any_of(parameters_, [&](const Parameter& p) { return p.tensor.is_same(parameter); });
 }
 
-/// Waits for nobody but inside join(): the models of one backward() may begin in another order on each rank.
+/// Waits for no other rank, except inside join(): ranks may begin the models of one backward() in different orders.
 void Reducer::prepare_pass(bool averages) {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   check_parameters();
@@ -249,7 +250,8 @@ void Reducer::prepare_pass(bool averages) {
 std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   const bool averages = *no_sync_depth_ == 0;
   prepare_pass(averages);
-  // On all ranks alike, also on one whose last pass an exception has cut off: the ranks compare what was noted.
+  // All ranks do this alike, even if an exception has cut off the last pass: they compare what the optimizer notes
+  // here.
   if (fused_ && begun_since_step_) fused_->another_pass();
   begun_since_step_ |= averages;
   if (any_left_) note_dropped();
@@ -259,7 +261,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   pass->averages = averages;
   pass_ = pass;
   if (!averages) {
-    at_end_of_backward([pass, weak = weak_from_this()] {  // it lives until then
+    at_end_of_backward([pass, weak = weak_from_this()] {  // keeps the pass alive until then
       const auto self = weak.lock();
       if (!self) return;
       if (self->fused_) self->mark_gradients();
@@ -381,7 +383,7 @@ void Reducer::finish_pass() {
   passed_ = fingerprint();
 }
 
-/// The thread of the dense ones may use the process group until they are finished.
+/// The dense exchange first: until it is finished, its thread may use the process group.
 void Reducer::finish_exchanges() {
   if (dense_in_backward_) dense_->finish();
   if (sparse_) sparse_->finish();
@@ -394,7 +396,7 @@ void Reducer::count_pass(Flags flags) {
   any_stop_requested_ = (flags & stop_requested) != 0;
 }
 
-/// What is left when a gradient has been averaged, or used by the optimizer.
+/// Updates .grad after the gradient has been averaged (`fetch`) or used by the optimizer.
 void Reducer::store(Parameter& parameter, bool fetch) {
   const int ranks = users(parameter);
   auto& gradient = parameter.tensor.mutable_grad();
@@ -416,7 +418,7 @@ void Reducer::store(Parameter& parameter, bool fetch) {
   parameter.averaged_before.reset();
 }
 
-/// On how many ranks this pass has used the parameter.
+/// Returns on how many ranks this pass has used the parameter. Throws an Error if a rank has abandoned the pass.
 int Reducer::users(const Parameter& parameter) const {
   const int users = exchange_of(parameter).users(parameter.index);
   if (users < 0)
@@ -439,7 +441,7 @@ void Reducer::end_adding_up_on_all() {
 void Reducer::end_adding_up() {
   if (!added_up_) return;
   prepare_pass(true);
-  state_ = State::postponed;  // it has no backward(), and gives everything at once
+  state_ = State::postponed;  // there is no backward(), so all gradients are added at once
   finish_pass();
 }
 
@@ -470,7 +472,7 @@ void Reducer::take_own_memory() noexcept {
   }
 }
 
-/// Tells the other ranks, if an exception has cut the last pass off: they hear it when they finish that pass.
+/// If an exception has cut the last pass off, tells the other ranks; they learn of it when they finish that pass.
 void Reducer::abandon_pass() {
   if (state_ != State::collecting && state_ != State::postponed) return;
   const bool begun = std::exchange(state_, State::idle) == State::collecting;
@@ -478,7 +480,7 @@ void Reducer::abandon_pass() {
   if (begun) add_nothing(Use::abandoned);
 }
 
-/// Collective where there is any.
+/// Collective if there are abandoned passes.
 void Reducer::finish_abandoned() {
   for (const auto& pass : std::exchange(abandoned_, {})) {
     if (!pass.begun) {
@@ -488,7 +490,7 @@ void Reducer::finish_abandoned() {
     }
     finish_exchanges();
     if (!dense_in_backward_) {
-      // Those who were not cut off come to this in the optimizer's step.
+      // Ranks that were not cut off begin the dense exchange in the optimizer's step.
       dense_->begin(Arrival::at_once, flags());
       for (const auto& p : parameters_)
         if (p.dense()) dense_->add(p.index, {}, Use::abandoned);
@@ -502,7 +504,8 @@ void Reducer::recover() {
   finish_abandoned();
 }
 
-/// Of parameters that have a gradient to be stepped with, from the first to the last. While a stop waits, of all.
+/// Of a few parameters that have a gradient, spread from the first to the last; of all of them while gradients wait for
+/// a step.
 Fingerprint Reducer::fingerprint() const {
   std::vector<const at::Tensor*> trained;
   for (const auto& p : parameters_)
@@ -514,7 +517,7 @@ Fingerprint Reducer::fingerprint() const {
   return Fingerprint(std::move(some));
 }
 
-/// An optimizer that is not prepared has stepped, if parameters have changed.
+/// If parameters have changed, an optimizer that is not prepared has stepped.
 void Reducer::note_change_of_parameters() {
   if (!passed_ || state_ == State::awaiting_step || !passed_->changed()) return;
   for (auto& p : parameters_) p.waits = p.waits && !p.optimizer.expired();

@@ -1,20 +1,20 @@
 // Averages the gradients of one module over the ranks, inside backward().
 //
-// Hooks in the parameters call it. A gradient is weighted by the rank's samples before it is added to .grad, and given
-// to the exchange afterwards; at the end of backward() the averages are fetched. Since what lies in .grad is weighted
-// already, it may have been added up over several passes, with or without averaging in between: the average of the sum
-// is right.
+// Hooks of the parameters call it. It weights each gradient by the rank's samples before autograd adds it to .grad, and
+// gives it to the exchange afterwards. At the end of backward() it fetches the averages into .grad. Everything in .grad
+// is weighted, so gradients may be accumulated over several passes, with or without averaging in between: the average
+// of the sum is correct.
 //
 // The contract:
-// - All ranks run the same backward passes over the module, in the same order. In a pass each rank reaches at least one
-//   parameter; which ones may differ. A rank that reaches none never calls the reducer, and the others end with the
-//   time limit. Of several models, each rank may come to another one first.
-// - Parameters are frozen and unfrozen on all ranks alike. One that was frozen from the start costs nothing until it is
-//   unfrozen.
-// - An exception in backward() leaves something between this rank's gradients and the averages in .grad; zero_grad()
-//   and go on, on all ranks alike. A rank that goes on where others had no exception is an error on those.
+// - All ranks run the same backward passes over the module, in the same order. In each pass, each rank reaches at least
+//   one parameter; the ranks may reach different ones. A rank that reaches none never calls the reducer, and the others
+//   wait for it until the time limit. With several models, ranks may start them in different orders.
+// - All ranks freeze and unfreeze the same parameters. A parameter that is frozen from the start costs nothing until it
+//   is unfrozen.
+// - After an exception in backward(), .grad holds a mixture of this rank's gradients and averages; call zero_grad() and
+//   go on, on all ranks alike. If a rank goes on although others had no exception, those others throw an Error.
 //   With virtual workers .grad is again what it was before the step.
-// - What zero_grad() has taken away is gone: no pass and no optimizer averages it.
+// - Gradients that zero_grad() has removed are gone: no pass and no optimizer averages them.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -41,12 +41,12 @@ namespace muster::detail::gradients {
 
 struct ParallelContext;
 
-/// An optimizer that averages gradients by itself, fused with its step (optim/optimizer_step.cpp).
+/// An optimizer that averages gradients itself, as part of its step (optim/optimizer_step.cpp).
 class FusedOptimizer {
  public:
-  /// Another optimizer is fused in its place.
+  /// Called when Reducer::set_fused() replaces this optimizer.
   virtual void end_fusing() noexcept = 0;
-  /// A backward() begins though the step for the one before has not come; an exception may have ended that one.
+  /// Called when a backward() begins and no step has followed the previous one, which an exception may have ended.
   virtual void another_pass() = 0;
 
  protected:
@@ -58,163 +58,172 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Makes the exchange for these parameters. Collective.
   using MakeExchange = std::function<std::unique_ptr<Exchange>(const std::vector<at::Tensor>& parameters)>;
 
-  /// The gradients of sparse embeddings have an exchange of their own. Collective; install() makes it work.
+  /// `make_sparse` makes the exchange for the gradients of sparse embeddings, `make_dense` the one for all others.
+  /// Does nothing more before install(). Collective.
   Reducer(std::shared_ptr<torch::nn::Module> module, const ParallelContext& context, MakeExchange make_dense,
           MakeExchange make_sparse);
   ~Reducer();
 
-  /// Hooks this reducer into its module's parameters. Once.
+  /// Hooks this reducer into its module's parameters. Call it once.
   void install();
 
-  /// An Error that names the first parameter that was moved, resized, replaced, added or removed since.
+  /// Throws an Error that names the first parameter that was moved, resized, replaced, added or removed since
+  /// prepare_model, or whose hook was replaced.
   void check_parameters() const;
-  /// An Error that names the first parameter that has another shape, type or device since. In less time than that.
+  /// Throws an Error that names the first parameter whose shape, type or device has changed since prepare_model.
+  /// Faster than check_parameters().
   void check_shapes() const;
 
   // Called by the hooks, on the thread that runs backward().
-  /// What is to be added to the parameter's .grad in place of `gradient`.
+  /// Returns the tensor that autograd adds to the parameter's .grad in place of `gradient`.
   at::Tensor before_accumulation(std::size_t parameter, const at::Tensor& gradient);
-  /// The parameter's .grad has grown.
+  /// Called when a gradient has been added to the parameter's .grad.
   void after_accumulation(std::size_t parameter);
 
-  /// Passes that have been averaged: with a fused optimizer in its step, with virtual workers after a step's last
-  /// micro-batch, else at the end of backward(). The same on all ranks, but for passes without gradients.
+  /// Number of passes that have been averaged. A pass is averaged at the end of backward(); with virtual workers, after
+  /// the step's last micro-batch; with a fused optimizer, in its step. The same on all ranks, except for passes without
+  /// gradients.
   std::int64_t passes() const noexcept { return passes_; }
-  /// Whether a step is half done: with virtual workers, before its last micro-batch.
+  /// True if a step is half done: with virtual workers, before its last micro-batch.
   bool amid_step() const noexcept { return !steps_->complete(); }
-  /// Whether any rank had been asked to stop when the last of them began. The same on all ranks.
+  /// True if any rank had been asked to stop when the last averaged pass began. The same on all ranks.
   bool any_stop_requested() const noexcept { return any_stop_requested_; }
 
-  // For an optimizer that averages by itself: backward() then leaves this rank's own gradients in .grad, and the
-  // optimizer takes them from the exchange. Sparse gradients are averaged in backward() all the same.
-  /// That optimizer from now on; null: backward() averages. Whoever was it before is told.
+  // For a fused optimizer: backward() then leaves this rank's own gradients in .grad, and the optimizer takes all
+  // ranks' gradients from the exchange. Sparse gradients are still averaged in backward().
+  /// Sets the fused optimizer; if null, backward() averages. Calls end_fusing() of the previous one.
   void set_fused(FusedOptimizer* optimizer) noexcept;
   bool fused() const noexcept { return fused_ != nullptr; }
-  /// No longer once a parameter was unfrozen, which brings another exchange.
+  /// True if `optimizer` is the fused one. Unfreezing a parameter ends the fusion, since it makes a new exchange.
   bool fused_by(const FusedOptimizer* optimizer) const noexcept { return fused_ == optimizer; }
-  /// What it works on, if the exchange offers that. Held weakly, it is gone when another exchange has come in place of
-  /// this one, which an unfrozen parameter does.
+  /// Returns the gradients that a fused optimizer works on; null if the exchange does not offer them. Hold the result
+  /// weakly: it expires when an unfrozen parameter makes a new exchange necessary.
   std::shared_ptr<FusableGradients> fusable() const { return {dense_, dense_->fusable()}; }
-  /// The parameters that this exchange knows, in its order.
+  /// Returns the parameters of the dense exchange, in its order.
   std::vector<at::Tensor> dense_parameters() const;
-  /// Gives the exchange what is in .grad now, with a word for the other ranks (FusableGradients::words_agree). It is
-  /// for the optimizer to finish it.
+  /// Gives the current .grad to the exchange, with a word for the other ranks (FusableGradients::words_agree). The
+  /// optimizer finishes the exchange.
   void begin_step(std::uint32_t word);
-  /// The optimizer has finished the exchange, and has stepped with `scale` times the averages. An Error, the same on
-  /// all ranks, if a rank had abandoned the pass, or if .grad was changed by hand since backward(): then the optimizer
-  /// has written nothing.
+  /// Called when the optimizer has finished the exchange and stepped with `scale` times the averages. Throws an Error,
+  /// the same on all ranks, if a rank had abandoned the pass or if .grad was changed by hand since backward(); in both
+  /// cases the optimizer has written nothing.
   void end_step(double scale);
-  /// Whether backward() has left gradients to the optimizer.
+  /// True if backward() has left gradients to the optimizer.
   bool awaits_step() const noexcept { return state_ == State::awaiting_step; }
-  /// For all others that read gradients: where .grad holds this rank's own, it gets the averages. An Error as in
-  /// end_step(). Collective.
+  /// For all other readers of gradients: if .grad holds this rank's own gradients, replaces them by the averages.
+  /// Throws as end_step() does. Collective.
   void fetch_averages();
-  /// Where passes in no_sync() are the last ones, this is the one that averages what they have added up; with a fused
-  /// optimizer the dense gradients await its step. Collective.
+  /// If the last passes were in no_sync(), averages the gradients that they have accumulated; with a fused optimizer,
+  /// dense gradients then wait for its step. Collective.
   void end_adding_up();
-  /// Whether the last pass was one in no_sync().
+  /// True if the last pass was in no_sync().
   bool adds_up() const noexcept { return added_up_; }
-  /// end_adding_up() also where the last pass was another one, since other ranks have more to average. Collective.
+  /// Does what end_adding_up() does even if this rank's last pass was not in no_sync(), since other ranks have
+  /// gradients to average. Collective.
   void end_adding_up_on_all();
-  /// Muster itself is about to change the .grad, on all ranks alike: what was changed by hand until now is noted.
+  /// Call before muster itself changes .grad, on all ranks alike. Notes which gradients were changed by hand until now.
   void allow_change();
 
-  // For who wants to know of NaN and infinite numbers.
-  /// From now on the small gradients of this rank are looked at as they are made.
+  // For finding NaN and infinite numbers.
+  /// From now on, this rank's small gradients are checked as they are made.
   void watch_numbers() noexcept { watches_numbers_ = true; }
-  /// The first of them that was bad, by its parameter, and has not been made anew since; empty: none.
+  /// Name of the parameter of the first bad gradient that has not been replaced by a good one; empty if there is none.
   const std::string& bad_gradient() const noexcept { return bad_gradient_; }
-  /// Empty for what is no parameter of the module.
+  /// Returns the parameter's name; empty if the tensor is not a parameter of the module.
   std::string name_of(const at::Tensor& parameter) const;
-  /// Whether its gradients are averaged.
+  /// True if the parameter's gradients are averaged.
   bool averages(const at::Tensor& parameter) const;
-  /// What the gradients of the batch that counts are multiplied by before they are averaged.
+  /// Factor by which the gradients of the current batch are multiplied before they are averaged.
   double weight() const { return steps_->weight(); }
-  /// Among all reducers, the same on all ranks.
+  /// Position among all reducers; the same on all ranks.
   int order() const noexcept { return order_; }
 
   // For ranks with different numbers of passes (join.cpp).
-  /// What makes a pass's averages right although some ranks have none: they are multiplied by `scale`; then what
-  /// earlier passes had averaged into .grad, times `earlier`, is added.
+  /// Corrects the averages of a pass in which some ranks have no gradients: the averages are multiplied by `scale`;
+  /// then the averages that earlier passes left in .grad are added, times `earlier`.
   struct Correction {
     double scale = 1;
     double earlier = 0;
   };
-  /// `before` is called as every backward() begins, and told whether it averages. What it throws, backward() throws. An
-  /// empty one ends that. `keeps_averages`: there may be an `earlier`, for which averages are copied before they grow.
+  /// Calls `before` at the start of every backward() and tells it whether that pass averages; backward() throws what it
+  /// throws. An empty function ends this. `keeps_averages`: true if `earlier` may be other than 0; averages in .grad
+  /// are then copied before gradients are added to them.
   void before_each_pass(std::function<Correction(bool averages)> before, bool keeps_averages = false) {
     before_pass_ = std::move(before);
     keeps_averages_ = keeps_averages;
   }
   bool joined() const noexcept { return before_pass_ != nullptr; }
-  /// Whether a parameter is to be trained that no pass has trained before.
+  /// True if a parameter requires a gradient that no pass has trained before.
   bool unfreezes() const { return !unfrozen().empty(); }
-  /// Takes part in a pass of the other ranks. Collective.
+  /// Takes part in a pass of the other ranks, without gradients. Collective.
   void pass_without_gradients();
-  /// The next backward() raises it.
+  /// Makes the next backward() throw `failure`.
   void fail(std::exception_ptr failure) noexcept { failure_ = std::move(failure); }
 
-  // For a session that is to be saved between two passes.
-  /// Finishes what exceptions have cut off, for which other ranks may wait. Collective where there is any.
+  // For saving a session between two passes.
+  /// Finishes the passes that exceptions have cut off, since other ranks may wait in them. Collective if there are any.
   void recover();
-  /// Whether nothing would be lost with the gradients that are in .grad: optimizers have stepped with them since the
-  /// last backward(), or the program throws such gradients away, as a GAN does with those that the discriminator gets
-  /// from the generator's loss. That is known from the second time on that it is asked, at a boundary each.
+  /// True if a save may leave out the gradients in .grad: optimizers have stepped with them since the last backward(),
+  /// or the program discards them, as a GAN discards the discriminator's gradients of the generator's loss. Discarding
+  /// is recognised from the second call on. Call it once per boundary between steps.
   ///
-  /// Prepared optimizers say what they step; what none of them has stepped counts for nothing then. Of others a change
-  /// of any parameter is taken for a step of all; one that changes next to nothing is not seen.
+  /// Prepared optimizers report what they step; if there are any, gradients that none of them has ever stepped are
+  /// ignored. For other optimizers, a change of any parameter counts as a step of all parameters; a step that changes
+  /// next to nothing is not noticed.
   bool stepped();
-  /// A prepared optimizer has stepped the parameter, or has left the step out; `optimizer` lives as long as it.
+  /// Notes that a prepared optimizer has stepped the parameter or has skipped its step. `optimizer` expires with it.
   void note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer);
 
  private:
   struct Parameter;
   struct Pass;
 
-  /// What other ranks may expect of this one. A pass is a backward() that averages.
+  /// The state of this rank's exchanges with the others. A pass is a backward() that averages.
   ///
-  ///   idle           a gradient of a new pass   -> collecting; or postponed, where abandoned passes are to be finished
-  ///                                                before, or exchanges to be made that know unfrozen parameters
-  ///                  one in no_sync()           -> idle: it is only added up, until end_adding_up()
-  ///                  a fused optimizer's step   -> idle: it averages what is in .grad
-  ///                  fetch_averages()           -> idle: it averages what is in .grad, if that is this rank's own
+  ///   idle           a gradient of a new pass   -> collecting; postponed if abandoned passes must end first, or
+  ///                                                new exchanges made for unfrozen parameters
+  ///                  a gradient in no_sync()    -> idle: .grad only accumulates, until end_adding_up()
+  ///                  a fused optimizer's step   -> idle: the step averages the contents of .grad
+  ///                  fetch_averages()           -> idle: averages .grad if it holds this rank's own gradients
   ///   collecting     more gradients             -> collecting: the exchanges get them as they are made
-  ///                  the end of backward()      -> idle, with the averages in .grad; with virtual workers, before the
-  ///                                                step's last micro-batch, with nothing there
-  ///                                             -> awaiting_step, if an optimizer is fused: .grad is this rank's own,
-  ///                                                and stays so after the step, until fetch_averages()
-  ///   postponed      more gradients             -> postponed: they are only added up
-  ///                  the end of backward()      -> collecting, all at once, when abandoned passes are finished
+  ///                  the end of backward()      -> idle: .grad holds the averages; with virtual workers, it is empty
+  ///                                                before the step's last micro-batch
+  ///                                             -> awaiting_step, if an optimizer is fused: .grad holds this rank's
+  ///                                                own gradients, also after the step, until fetch_averages()
+  ///   postponed      more gradients             -> postponed: .grad only accumulates
+  ///                  the end of backward()      -> collecting, once abandoned passes are finished; all gradients are
+  ///                                                given at once
   ///   awaiting_step  the step                   -> idle
-  ///                  fetch_averages()           -> idle: .grad holds the averages, which the step may average again
+  ///                  fetch_averages()           -> idle: .grad holds the averages, and the step may average them again
   ///                  a gradient of a new pass   -> collecting or postponed: the step averages the sum
-  ///                  one in no_sync()           -> awaiting_step
+  ///                  a gradient in no_sync()    -> awaiting_step
   ///
-  /// No optimizer is fused any more when the one that was is destroyed, or when a pass trains a parameter for the first
-  /// time. That pass averages in backward(); if .grad is still this rank's own as it begins, .grad counts as pending.
+  /// The fusion ends when the fused optimizer is destroyed, or when a pass trains a parameter for the first time. The
+  /// next pass, or in the second case that pass, averages in backward(). If .grad still holds this rank's own gradients
+  /// when it begins, they count as pending.
   ///
   /// An exception, at whatever line of backward(), destroys the Pass and leaves the state at collecting or postponed.
-  /// What comes next, a gradient, a step, the end of join() or recover(), abandons that pass: -> idle. The others hear
-  /// of it at the end of that pass, which goes on without this rank's gradients; this rank finishes it when it waits
-  /// for them anyway. An exception from there, or from the exchanges, finds the state as after the pass.
+  /// The next event (a gradient, a step, the end of join() or recover()) abandons that pass: -> idle. The other ranks
+  /// learn of it at the end of that pass, which they finish without this rank's gradients. This rank finishes it the
+  /// next time it waits for the others anyway. If that or an exchange throws, the state is already as after the pass.
   ///
-  /// Of several models in one backward() each has its state. All give their gradients before the first is finished, in
-  /// the order of prepare_model, since they may begin in another order on each rank. autograd::grad() adds to no .grad,
-  /// and so is no pass. A frozen parameter takes part with what is in its .grad.
+  /// Each of several models in one backward() has its own state. All reducers give their gradients before the first one
+  /// finishes, and they finish in the order of prepare_model, since ranks may begin them in different orders.
+  /// autograd::grad() adds to no .grad, so it is not a pass. A frozen parameter contributes what is in its .grad.
   enum class State { idle, collecting, postponed, awaiting_step };
 
-  /// A pass that an exception has cut off and that other ranks may wait for.
+  /// A pass that an exception has cut off and in which other ranks may wait.
   struct Abandoned {
     std::vector<std::size_t> unfrozen;
-    bool begun;  ///< the exchanges have it
+    bool begun;  ///< true if the exchanges have begun it
   };
 
-  // The parameters that are exchanged.
+  // Which parameters are exchanged.
   std::vector<std::size_t> unfrozen() const;
   void extend_exchanges(const std::vector<std::size_t>& unfrozen);
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
 
-  // A gradient's way.
+  // A pass.
   void prepare_pass(bool averages);
   std::shared_ptr<Pass> begin_pass();
   void take_earlier();
@@ -239,7 +248,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void store(Parameter& parameter, bool fetch);
   void put_aside(Parameter& parameter);
 
-  // Of this rank's own gradients, left to a fused optimizer.
+  // This rank's own gradients, which backward() leaves to a fused optimizer.
   void average_own();
   void mark_gradients();
   void note_change(Parameter& parameter);
@@ -252,27 +261,28 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void abandon_pass();
   void finish_abandoned();
 
-  // Whether gradients wait for a step.
+  // Whether gradients wait for an optimizer's step.
   Fingerprint fingerprint() const;
   void note_change_of_parameters();
   void note_dropped();
 
-  int order_;  ///< among all reducers, the same on all ranks
+  int order_;  ///< position among all reducers; the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<const step::Steps> steps_;
   std::shared_ptr<const int> no_sync_depth_;
   std::function<bool()> stop_requested_;
 
-  std::vector<std::pair<std::string, const void*>> names_;  ///< each name and its tensor, as they were
+  std::vector<std::pair<std::string, const void*>> names_;  ///< each name and its tensor, as in prepare_model
   std::vector<Parameter> parameters_;                       ///< each tensor once
   MakeExchange make_dense_, make_sparse_;
   std::shared_ptr<Exchange> dense_;
-  std::unique_ptr<Exchange> sparse_;  ///< none where there is no sparse parameter
+  std::unique_ptr<Exchange> sparse_;  ///< null if there is no sparse parameter
 
   FusedOptimizer* fused_ = nullptr;
-  bool own_ = false;       ///< .grad of dense parameters holds this rank's own gradients, left to a fused optimizer
-  bool added_up_ = false;  ///< the last pass was in no_sync(); the same on all ranks
-  bool begun_since_step_ = false;  ///< a pass that averages, since the fused optimizer's last step or fetch_averages()
+  bool own_ = false;       ///< true if .grad of dense parameters holds this rank's own gradients, for a fused optimizer
+  bool added_up_ = false;  ///< true if the last pass was in no_sync(); the same on all ranks
+  /// True if an averaging pass has begun since the fused optimizer's last step or fetch_averages().
+  bool begun_since_step_ = false;
   bool watches_numbers_ = false;
   std::string bad_gradient_;
   std::int64_t passes_ = 0;
@@ -284,13 +294,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool any_left_ = false;              ///< gradients, when stepped() was asked for the last time
 
   State state_ = State::idle;
-  std::vector<Abandoned> abandoned_;  ///< only the first may have begun
+  std::vector<Abandoned> abandoned_;  ///< only the first may be begun
 
-  // The pass under way.
-  std::weak_ptr<Pass> pass_;           ///< autograd owns it; it is gone when backward() has returned or thrown
-  std::vector<std::size_t> unfrozen_;  ///< parameters that it is the first to train
-  bool dense_in_backward_ = false;  ///< the dense exchange has begun too, which else begins with the optimizer's step
-  Correction correction_;           ///< of the averages
+  // The current pass.
+  std::weak_ptr<Pass> pass_;           ///< owned by autograd; expires when backward() has returned or thrown
+  std::vector<std::size_t> unfrozen_;  ///< parameters that no earlier pass has trained
+  bool dense_in_backward_ = false;     ///< false if the dense exchange begins in the optimizer's step instead
+  Correction correction_;
 };
 
 }  // namespace muster::detail::gradients

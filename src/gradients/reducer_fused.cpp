@@ -1,5 +1,5 @@
-// The reducer's part that leaves gradients to a fused optimizer: backward() marks this rank's own gradients, and the
-// step, or whoever else wants the averages, gives them to the exchange.
+// The part of the reducer for fused optimizers: backward() leaves and marks this rank's own gradients; the optimizer's
+// step, or any other reader of the averages, gives them to the exchange.
 #include "gradients/reducer_parameter.hpp"
 #include "muster/error.hpp"
 
@@ -16,7 +16,7 @@ void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
   if (before != nullptr && before != optimizer) before->end_fusing();
 }
 
-/// The optimizer has gone that was to average what is in .grad: the pass that begins does.
+/// Called when the optimizer that was to average .grad is gone: the pass that begins averages it instead.
 void Reducer::average_own() {
   own_ = false;
   state_ = State::idle;
@@ -28,14 +28,15 @@ void Reducer::average_own() {
   }
 }
 
-/// Backward() has left this rank's own gradients.
+/// Called when backward() has left this rank's own gradients in .grad.
 void Reducer::mark_gradients() {
   own_ = true;
   for (auto& p : parameters_)
     if (p.dense() && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
 }
 
-/// Before the parameter's .grad grows or is averaged. What was thrown away, by whatever zero_grad(), was not changed.
+/// Call it before the parameter's .grad is added to or averaged: notes if .grad was changed by hand since it was
+/// marked. A gradient that any zero_grad() has discarded or zeroed does not count as changed.
 void Reducer::note_change(Parameter& parameter) {
   auto gradient = parameter.tensor.grad();
   const double scale = std::exchange(parameter.scale, 1.0);
@@ -77,7 +78,7 @@ void Reducer::throw_changed() {
 
 void Reducer::begin_step(std::uint32_t word) {
   if (state_ != State::awaiting_step) {
-    // No pass has been since the last step: .grad is what somebody has put there.
+    // No pass has run since the last step: .grad holds what the user has put there.
     recover();
     check_parameters();
     for (auto& p : parameters_) {
@@ -98,7 +99,7 @@ void Reducer::give_gradients(std::uint32_t word) {
   }
   dense_->begin(Arrival::at_once, flags() | (altered ? gradients_changed : 0));
   if (auto* const fusable = dense_->fusable()) fusable->set_word(word);
-  // As torch's optimizers do, it steps with the gradients that are there.
+  // As with torch's optimizers, every defined gradient takes part in the step.
   for (const auto& p : parameters_)
     if (p.dense())
       dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.padding ? Use::used : Use::unused);
@@ -111,7 +112,7 @@ void Reducer::end_step(double scale) {
     if (p.dense() && p.tensor.grad().defined()) {
       p.scale = scale;
       p.mark = GradientMark(p.tensor.grad());
-      if (!own_) note_change(p);  // anybody may read averages now
+      if (!own_) note_change(p);  // applies the scale: averages may be read by anybody
     }
 }
 
@@ -119,7 +120,7 @@ void Reducer::end_exchange(bool fetch) {
   state_ = State::idle;
   count_pass(dense_->flags());
   for (const auto& p : parameters_)
-    if (p.dense()) users(p);  // a rank that has abandoned the pass does not come to what follows
+    if (p.dense()) users(p);  // throws if a rank has abandoned the pass; that rank would not take part in what follows
   if ((dense_->flags() & gradients_changed) != 0) throw_changed();
   begun_since_step_ = false;
   for (auto& p : parameters_)

@@ -1,4 +1,4 @@
-// What the reducer knows of each parameter. For reducer*.cpp alone.
+// The reducer's data about each parameter. Included by reducer*.cpp only.
 #pragma once
 
 #include "gradients/reducer.hpp"
@@ -15,26 +15,26 @@ inline constexpr const char* averaging = "averaging gradients";
 struct Reducer::Parameter {
   std::string name;
   at::Tensor tensor;
-  // As it was when it was prepared.
+  // As in prepare_model.
   std::vector<std::int64_t> sizes;
   at::ScalarType type;
   c10::Device device;
 
   static constexpr std::size_t none = ~std::size_t{0};
   std::size_t index = none;  ///< in its exchange; none until a pass trains it
-  bool sparse = false;       ///< so is its gradient
+  bool sparse = false;       ///< true if its gradient is sparse
   bool exchanged() const noexcept { return index != none; }
   bool dense() const noexcept { return exchanged() && !sparse; }
 
-  bool reached = false;  ///< in the pass under way
-  bool added = false;    ///< to the exchange, in the last pass that it has begun
+  bool reached = false;  ///< true if the current pass has made its gradient
+  bool added = false;    ///< true if the exchange has its gradient for the last pass that it has begun
   Use use = Use::unused;
-  bool fresh = false;          ///< .grad is made by this pass
-  const void* hook = nullptr;  ///< that calls after_accumulation()
-  bool pending = false;        ///< .grad holds what was added up and not yet averaged
-  bool padding = false;        ///< .grad was made by passes of weight 0 alone
-  at::Tensor earlier = {};     ///< in .grad before a step of several passes, to which its average is to be added
-  /// Inside join(): what earlier passes had averaged into .grad.
+  bool fresh = false;          ///< true if the current pass makes .grad
+  const void* hook = nullptr;  ///< calls after_accumulation()
+  bool pending = false;        ///< true if .grad holds accumulated gradients that are not averaged yet
+  bool padding = false;        ///< true if only passes of weight 0 have made .grad
+  at::Tensor earlier = {};     ///< .grad before a step of several passes; the step's average is added to it
+  /// Inside join(): the averages that earlier passes have left in .grad.
   at::Tensor averaged_before = {};
   // For a session that is asked to stop.
   std::weak_ptr<const void> optimizer = {};  ///< lives as long as the prepared one that was the last to step it
@@ -43,10 +43,10 @@ struct Reducer::Parameter {
   bool dropped = false;                      ///< what was left so the last time was thrown away
   // For a fused optimizer.
   std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it
-  bool altered = false;                   ///< .grad was changed by hand since then
-  double scale = 1.0;                     ///< that .grad is still to be multiplied by, as the fused optimizer did
+  bool altered = false;                   ///< true if .grad was changed by hand since then
+  double scale = 1.0;  ///< factor still to be applied to .grad; the fused optimizer has applied it in its step
 
-  /// An Error if .grad has another layout, type or shape than the parameter had when it was prepared.
+  /// Throws an Error if the layout, type or shape of .grad differs from the parameter's in prepare_model.
   void check_gradient() const;
   bool changed() const {
     return tensor.sizes() != at::IntArrayRef(sizes) || tensor.scalar_type() != type || tensor.device() != device;

@@ -13,8 +13,8 @@
 namespace muster::detail::gradients {
 namespace {
 
-/// Where a gradient of that parameter may be reduced in place: the same order of memory on all ranks, and the values
-/// themselves there, which conjugate and negative views do not have.
+/// True if the gradient may be reduced in place: its elements lie in the same order on all ranks, and its memory holds
+/// the values themselves, unlike that of conjugate and negative views.
 bool same_order(const at::Tensor& gradient, const at::Tensor& parameter) {
   if (gradient.is_conj() || gradient.is_neg()) return false;
   return gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
@@ -24,7 +24,8 @@ bool is_large(const at::Tensor& parameter) {
   return parameter.nbytes() >= GradientAllocator::smallest && parameter.is_non_overlapping_and_dense();
 }
 
-/// In the first pass large gradients are expected from the last to the first; the small ones go together.
+/// A bucket for each large gradient, from the last parameter to the first, the order expected in the first pass; then a
+/// bucket for all small ones of each type.
 std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::Tensor>& parameters) {
   std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t i = parameters.size(); i-- > 0;)
@@ -40,7 +41,8 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
 // Words of a rank behind the notes of its gradients: its flags, and the word that goes with them.
 constexpr std::size_t more_words = 2;
 
-// What a note says of a gradient: its use, and as which of all it came, from 1; 0 where they came at once.
+// A note about a gradient: its use, and its turn: the position at which it was added, from 1; 0 if all were added at
+// once.
 constexpr int use_bits = 2;
 std::uint32_t note_of(Use use, std::uint32_t turn) { return static_cast<std::uint32_t>(use) | turn << use_bits; }
 Use use_in(std::uint32_t note) { return static_cast<Use>(note & ((1U << use_bits) - 1)); }
@@ -50,21 +52,21 @@ std::uint32_t turn_in(std::uint32_t note) { return note >> use_bits; }
 
 struct SharedExchange::Gradient {
   at::Tensor parameter;
-  at::Tensor copy = {};    ///< in the shared memory; undefined where the gradient itself is reduced
-  std::uint32_t note = 0;  ///< of this pass
+  at::Tensor copy = {};    ///< in the shared memory; undefined if the gradient itself is reduced
+  std::uint32_t note = 0;  ///< for the current pass
 };
 
-/// A large gradient, which is copied only if it does not lie in the region by itself, or all small ones of a type,
-/// which always are.
+/// One large gradient, which is copied only if it does not lie in the region, or all small gradients of one type, which
+/// are always copied.
 struct SharedExchange::Bucket {
   bool large = false;
-  std::size_t offset = 0;  ///< of copies, in this rank's part of the region
-  bool reserved = false;   ///< there is memory for the copy of the large one
-  // Of this pass.
-  std::size_t missing = 0;         ///< gradients
-  std::byte* data = nullptr;       ///< where they lie
-  std::byte* allocated = nullptr;  ///< by the allocator, for a copy
-  c10::Storage held = {};          ///< so that what is reduced stays, whatever becomes of .grad
+  std::size_t offset = 0;  ///< bytes, of the copies in this rank's part of the region
+  bool reserved = false;   ///< true if memory is reserved for the copy of a large gradient
+  // The current pass.
+  std::size_t missing = 0;         ///< number of gradients not added yet
+  std::byte* data = nullptr;       ///< where the gradients lie
+  std::byte* allocated = nullptr;  ///< block of the allocator that holds a copy; null if none does
+  c10::Storage held = {};          ///< keeps the memory while it is reduced, whatever happens to .grad
 };
 
 /// A rank's part of the region: the small gradients, the allocator's memory, and room for copies of the large ones, for
@@ -74,9 +76,9 @@ struct SharedExchange::Plan {
   std::vector<Bucket> buckets = {};
   std::vector<node::BucketReduction::Bucket> reduced = {};
   std::vector<at::Tensor> large = {};
-  std::size_t allocator_offset = 0;
-  std::size_t reserved = 0;
-  std::size_t bytes = 0;
+  std::size_t allocator_offset = 0;  ///< bytes
+  std::size_t reserved = 0;          ///< bytes reserved from the start
+  std::size_t bytes = 0;             ///< size of the whole part
 
   explicit Plan(const std::vector<at::Tensor>& parameters) : layout(parameters, members_of_buckets(parameters)) {
     for (const auto& [members, count] : layout.buckets) {
@@ -146,7 +148,7 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Plan p
                                                 region.reserve(static_cast<std::size_t>(first - region.data()), bytes);
                                                 return true;
                                               } catch (const Error&) {
-                                                return false;  // the gradient is copied then
+                                                return false;  // the gradient is copied instead
                                               }
                                             });
   if (progress_thread)
@@ -177,7 +179,7 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
     auto* const data = gradient.defined() ? static_cast<std::byte*>(gradient.data_ptr()) : nullptr;
     const auto* const begin = region_.data();
     const bool here = data >= begin && data + own.parameter.nbytes() <= begin + region_.region.stride;
-    // What nobody may have used must stay as it is.
+    // A gradient that may be unused on all ranks must stay as it is.
     if (here && use == Use::used && same_order(gradient, own.parameter)) {
       bucket.data = data;
       if (arrival_ == Arrival::in_backward) bucket.held = gradient.storage();
@@ -222,7 +224,7 @@ void SharedExchange::freeze_order() {
   frozen_ = true;
 }
 
-/// From the allocator if it has any: the gradient is not in it.
+/// Takes a free block of the allocator if there is one, since the gradient does not occupy one; else the reserved room.
 std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
   bucket.allocated = allocator_->allocate(bytes);
   if (bucket.allocated != nullptr) return bucket.allocated;
@@ -297,7 +299,7 @@ void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   drop_copy(index);
 }
 
-/// Of a large one; those of small ones stay.
+/// Drops the copy of a large gradient; copies of small ones stay.
 void SharedExchange::drop_copy(std::size_t index) {
   auto& bucket = buckets_[layout_.ranges[index].bucket];
   if (!bucket.large) return;

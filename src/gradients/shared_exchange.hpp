@@ -1,6 +1,6 @@
-// Gradients averaged in node-shared memory, where they are: what backward() makes is born there
-// (gradient_allocator.hpp), and every rank reads its share of all ranks' gradients and writes the average to all.
-// Nothing is copied but what is small, or was not made by backward().
+// Averages gradients in place, in node-shared memory. backward() makes gradients there (gradient_allocator.hpp). Every
+// rank reads its share of all ranks' gradients and writes the average to all ranks. Only small gradients, and those
+// that backward() did not make there, are copied.
 #pragma once
 
 #include "comm/shared_memory.hpp"
@@ -17,11 +17,12 @@
 
 namespace muster::detail::gradients {
 
-/// For parameters on the CPU of ranks of one node.
+/// For parameters on the CPU, and ranks on one node.
 class SharedExchange final : public Exchange, public FusableGradients {
  public:
-  /// Null where it cannot serve: several nodes, one rank, another device, or no room in /dev/shm. `communicator` is for
-  /// this exchange alone. With `progress_thread` averages are formed while backward() computes. Collective.
+  /// Returns null if it cannot be used: several nodes, a single rank, another device, no parameters, a type that node/
+  /// does not reduce, or no room in /dev/shm. `communicator` must serve this exchange only. With `progress_thread`,
+  /// averages are computed while backward() computes. Collective.
   static std::unique_ptr<SharedExchange> make(const std::vector<at::Tensor>& parameters,
                                               const Communicator& communicator, bool progress_thread);
   ~SharedExchange() override;
@@ -60,7 +61,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   comm::SharedRegion region_;
   FlatLayout layout_;
   std::vector<Gradient> gradients_;  ///< [parameters]
-  std::vector<Bucket> buckets_;      ///< those of the layout
+  std::vector<Bucket> buckets_;      ///< [buckets of layout_]
   std::size_t published_ = 0;
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;
@@ -71,7 +72,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   node::BucketReduction::OnChunk average_;
   bool worked_on_ = false;  ///< finish_with() has ended the round of this pass: the next call begins another
   std::unique_ptr<GradientAllocator> allocator_;
-  std::unique_ptr<ProgressThread> thread_;  ///< goes first
+  std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };
 
 }  // namespace muster::detail::gradients

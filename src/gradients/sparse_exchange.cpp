@@ -31,7 +31,7 @@ std::set<const void*> sparse_parameters(const torch::nn::Module& module) {
 
 struct SparseExchange::Gradient {
   at::Tensor parameter;
-  // This rank's part: which rows, each once, and what is in them. Afterwards the average's.
+  // This rank's rows, each once, and their values; after finish(), those of the average.
   at::Tensor rows = {};    ///< [n] int64
   at::Tensor values = {};  ///< [n, …]
   Use use = Use::unused;
@@ -60,7 +60,7 @@ void SparseExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
   }
 }
 
-/// The tensor of each rank, all of one shape.
+/// Returns the tensor of each rank; all have the same shape. Collective.
 std::vector<at::Tensor> SparseExchange::gather(const at::Tensor& own) {
   std::vector<std::vector<at::Tensor>> all(1);
   for (int r = 0; r < group_->getSize(); ++r) all[0].push_back(at::empty_like(own));
@@ -73,7 +73,7 @@ void SparseExchange::finish() {
   const at::NoGradGuard no_grad;
   const auto world = static_cast<std::size_t>(group_->getSize());
 
-  // How many rows each rank has, and its use of the parameter; at the end its flags.
+  // For each gradient, this rank's number of rows and its use of the parameter; in the last line, its flags.
   const auto last = gradients_.size();
   const auto mine = at::zeros({static_cast<std::int64_t>(last) + 1, 2}, at::kLong);
   auto written = mine.accessor<std::int64_t, 2>();
@@ -96,7 +96,7 @@ void SparseExchange::finish() {
       users_[i] = use == Use::abandoned || users_[i] < 0 ? -1 : users_[i] + (use == Use::used);
     }
     if (longest == 0) continue;
-    // As long as the longest, since not every backend takes lengths that differ.
+    // Padded to the longest, since not every backend supports different lengths.
     auto shape = own.parameter.sizes().vec();
     shape[0] = longest;
     auto rows = at::zeros({longest}, own.rows.options());
@@ -111,7 +111,7 @@ void SparseExchange::finish() {
     own.rows = std::get<0>(at::_unique(at::cat(all_rows), /*sorted=*/true));
     shape[0] = own.rows.size(0);
     auto sum = at::zeros(shape, values.options().dtype(at::toOpMathType(values.scalar_type())));
-    // A rank has each row once, so that the order of additions is that of the ranks, everywhere.
+    // A rank has each row once, so on every rank the order of additions is the order of ranks.
     for (std::size_t r = 0; r < world; ++r)
       sum.index_add_(0, at::searchsorted(own.rows, all_rows[r]), all_values[r].to(sum.scalar_type()));
     own.values = sum.to(values.scalar_type());

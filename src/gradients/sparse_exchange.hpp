@@ -1,4 +1,4 @@
-// Sparse gradients, as embeddings make them: each rank's rows go to all ranks, which add them up in the order of ranks.
+// Sparse gradients of embeddings: each rank sends its rows to all ranks, which sum them in the order of ranks.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -17,7 +17,7 @@ class Module;
 
 namespace muster::detail::gradients {
 
-/// The weights of embeddings made with sparse(true), whose gradients are sparse.
+/// Returns the weights of embeddings made with sparse(true); their gradients are sparse.
 std::set<const void*> sparse_parameters(const torch::nn::Module& module);
 
 /// For gradients that are sparse in their first dimension. Nothing is sent before finish().
@@ -40,7 +40,7 @@ class SparseExchange final : public Exchange {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::vector<Gradient> gradients_;  ///< [parameters]
   std::vector<int> users_;           ///< [parameters]
-  Flags flags_ = 0;                  ///< of this rank, then of all
+  Flags flags_ = 0;                  ///< of this rank; after finish(), of all ranks
 };
 
 }  // namespace muster::detail::gradients

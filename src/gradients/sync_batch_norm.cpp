@@ -1,15 +1,15 @@
-// Batch normalisation (Ioffe and Szegedy, 2015), its mean and variance over the samples of all ranks.
+// Batch normalisation (Ioffe and Szegedy, 2015) with mean and variance over the samples of all ranks.
 //
-// Of rank r's batch let x be the m_r values of a channel, and M = Σ m_r. One sum over the ranks of (m_r, Σx, Σx²) gives
-// mean μ and variance σ², the same bits on every rank; y = γ x̂ + β with x̂ = (x − μ) / √(σ² + ε).
+// Let x be the m_r values of a channel in rank r's batch, and M = Σ m_r. One sum of (m_r, Σx, Σx²) over the ranks gives
+// the mean μ and the variance σ², with the same bits on every rank; y = γ x̂ + β with x̂ = (x − μ) / √(σ² + ε).
 //
-// The loss that is trained is L = 1/R Σ w_r L_r: each rank's gradients are weighted by its batch (w_r), and averaged.
-// Through μ and σ² each L_r depends on the samples of all ranks, so with dy = ∂L_r/∂y as backward() has it on rank r,
+// The training loss is L = 1/R Σ w_r L_r: each rank's gradients are weighted by its batch (w_r) and averaged. Through μ
+// and σ², each L_r depends on the samples of all ranks. With dy = ∂L_r/∂y, as in backward() on rank r,
 //
 //   R ∂L/∂x = γ / √(σ² + ε) · (w_r dy − 1/M Σ_s w_s Σ dy − x̂/M Σ_s w_s Σ dy x̂)
 //
-// which is what w_r times the result is to be, as it is weighted later on with every gradient that comes of it. The
-// gradients of γ and β are sums over this rank's own samples, weighted and averaged as any other.
+// Normalise::backward() returns this divided by w_r, since the reducer later multiplies all gradients computed from it
+// by w_r. The gradients of γ and β are sums over this rank's own samples, weighted and averaged like all others.
 #include "gradients/sync_batch_norm.hpp"
 
 #include "gradients/data_parallel.hpp"
@@ -45,14 +45,14 @@ namespace autograd = torch::autograd;
 
 constexpr const char* normalising = "normalising a batch over the ranks";
 
-/// Everything but the channels.
+/// The dimensions except the channels.
 std::vector<std::int64_t> all_but_channels(const at::Tensor& input) {
   std::vector<std::int64_t> dimensions{0};
   for (std::int64_t d = 2; d < input.dim(); ++d) dimensions.push_back(d);
   return dimensions;
 }
 
-/// A value per channel, to be computed with a batch.
+/// Returns a view of one value per channel that broadcasts along the batch.
 at::Tensor along(const at::Tensor& per_channel, const at::Tensor& batch) {
   std::vector<std::int64_t> shape(static_cast<std::size_t>(batch.dim()), 1);
   shape[1] = -1;
@@ -63,7 +63,7 @@ at::ScalarType type_of_statistics(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// Of the batches of all ranks.
+/// Statistics of the batches of all ranks.
 struct Statistics {
   at::Tensor mean = {}, variance = {};
   double count = 0;
@@ -87,7 +87,7 @@ Statistics statistics_of_all(const at::Tensor& input, SharedStatistics& ranks, i
     variance = v.to(at::kDouble);
   }
   const auto count = at::full({1}, own, doubles);
-  // The squares of doubles need more digits than a double has, so that deviations are added up after the mean is known.
+  // Squares of doubles need more digits than a double has, so squared deviations are summed after the mean is known.
   if (input.scalar_type() == at::kDouble) {
     const auto sums = ranks.sum(at::cat({count, mean * own}), 2 * layer);
     Statistics all{.count = sums[0].item<double>()};
@@ -104,7 +104,7 @@ Statistics statistics_of_all(const at::Tensor& input, SharedStatistics& ranks, i
   return all;
 }
 
-/// For autograd to keep with a node.
+/// Holds the SharedStatistics in autograd's saved data of a node.
 struct Ranks : torch::CustomClassHolder {
   explicit Ranks(const std::shared_ptr<SharedStatistics>& ranks) : statistics(ranks) {}
   std::weak_ptr<SharedStatistics> statistics;
@@ -119,7 +119,7 @@ class Normalise : public autograd::Function<Normalise> {
     context->saved_data["count"] = all.count;
     context->saved_data["layer"] = layer;
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<Ranks>(ranks));
-    // With statistics that are given, as in evaluation.
+    // As in evaluation, with given statistics.
     const auto type = type_of_statistics(input);
     return std::get<0>(at::native_batch_norm(input, weight.to(type), bias.to(type), all.mean.to(type),
                                              all.variance.to(type), /*training=*/false, /*momentum=*/0.0, eps));
@@ -169,7 +169,7 @@ class Normalise : public autograd::Function<Normalise> {
 /// A batch-norm of torch's that can be exchanged.
 struct Place {
   nn::SequentialImpl* parent;
-  std::ptrdiff_t number;  ///< in the parent
+  std::ptrdiff_t number;  ///< index in the parent
   std::string name;
   std::shared_ptr<nn::Module> norm;
 };
@@ -192,8 +192,8 @@ bool is_torchs(const nn::Module& module) {
          type == typeid(nn::BatchNorm3dImpl);
 }
 
-/// torch's or derived from it, with running statistics or without; or another's, which has the statistics of one: a
-/// scripted one, or one that a user has written.
+/// True for torch's batch-norms and classes derived from them, with or without running statistics, and for all other
+/// modules with running statistics, such as scripted batch-norms and those that a user has written.
 bool is_batch_norm(const nn::Module& module) {
   if (dynamic_cast<const Synchronised*>(&module) || module.as<nn::InstanceNorm1d>() ||
       module.as<nn::InstanceNorm2d>() || module.as<nn::InstanceNorm3d>())

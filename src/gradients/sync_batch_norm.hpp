@@ -1,4 +1,4 @@
-// What the ranks tell each other for batch-norm, and where in a module it is.
+// Batch-norm over the ranks: the sums that the ranks exchange, and the search for batch-norms in a module.
 #pragma once
 
 #include "step/steps.hpp"
@@ -19,18 +19,18 @@ namespace muster::detail::gradients {
 
 struct ParallelContext;
 
-/// The ranks of a prepared model, over a process group for its batch-norms alone. Their order is that of the forward
-/// passes, and in backward() the reverse: on one thread autograd takes what was made last, among all that is ready, and
-/// what a node waits for was made after it. So no two ranks meet in different layers, but by different programs, which
-/// is an Error.
+/// The ranks of a prepared model, with a process group for its batch-norms only. The ranks call sum() in the order of
+/// the forward pass, and in backward() in reverse order: among the nodes that are ready, autograd runs the one made
+/// last first (on one thread), and a node waits only for nodes made after it. So ranks can be in different layers only
+/// if they run different programs, and that is an Error.
 class SharedStatistics {
  public:
   SharedStatistics(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const step::Steps> steps);
   ~SharedStatistics();
 
-  /// How much the batch that counts weighs, 0 for one that does not; see step/batch_weight.hpp.
+  /// Weight of the current batch; 0 if it does not count. See step/batch_weight.hpp.
   double weight() const { return steps_->weight(); }
-  /// The sums of `values` (doubles, flat) over the ranks, which are all in that layer. Collective.
+  /// Returns the sums of `values` (doubles, flat) over the ranks. All ranks must be in that layer. Collective.
   at::Tensor sum(const at::Tensor& values, int layer);
 
  private:
@@ -38,12 +38,12 @@ class SharedStatistics {
   std::shared_ptr<const step::Steps> steps_;
 };
 
-/// Puts SyncBatchNorms in the place of the batch-norms that stand in a Sequential of the module. Any other is an Error
-/// (ExitCode::usage) that names it; nothing is changed then.
+/// Replaces the batch-norms that are in a Sequential of the module by SyncBatchNorms. If the module has another
+/// batch-norm, throws an Error (ExitCode::usage) that names it and changes nothing.
 void exchange_batch_norms(torch::nn::Module& module);
 
-/// Joins the module's SyncBatchNorms over the ranks; null if it has none. Refuses what cannot be with them. Collective
-/// where there is any, which is so on all ranks or on none.
+/// Connects the module's SyncBatchNorms over the ranks; returns null if it has none. Throws an Error if the run has
+/// virtual workers too. Collective if the module has any, which must be the same on all ranks.
 std::shared_ptr<SharedStatistics> synchronise_batch_norms(torch::nn::Module& module, const ParallelContext& context);
 
 }  // namespace muster::detail::gradients

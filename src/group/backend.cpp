@@ -21,10 +21,10 @@ using comm::Message;
   throw Error(ExitCode::usage, work.starting(), fact, remedy);
 }
 
-/// As in "3 ranks".
+/// Returns a text such as "3 ranks".
 std::string num_ranks(int size) { return std::to_string(size) + (size == 1 ? " rank" : " ranks"); }
 
-/// The one entry of a list that c10d keeps for several devices per rank.
+/// Returns the only entry of a list that c10d provides for several devices per rank.
 template <class T>
 T& only(const Work& work, std::vector<T>& list) {
   if (list.size() != 1)
@@ -54,7 +54,8 @@ void check_same_length(const Work& work, std::size_t outputs, std::size_t inputs
            "Give as many of each");
 }
 
-/// Elements to or from each rank. `splits`: rows of the first dimension; none are even.
+/// Returns the number of elements to or from each rank. `splits`: rows of the first dimension for each rank; if empty,
+/// all ranks have the same number of rows.
 std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, const std::vector<int64_t>& splits,
                                       int size) {
   if (buffer.memory().dim() == 0)
@@ -75,7 +76,7 @@ std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, co
   return counts;
 }
 
-/// One message after the other, for rank 0, 1, ….
+/// Cuts the buffer into consecutive messages for rank 0, 1, ….
 std::vector<Message> messages(const Buffer& buffer, const std::vector<std::size_t>& counts) {
   std::vector<Message> all;
   std::size_t first = 0;
@@ -140,7 +141,7 @@ std::vector<Message> Backend::to_all(const Buffer& buffer) const {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
-  // c10d asks by an index, which tells no GPU from the CPU.
+  // supportsTensorAlloc() gets only an index, which does not tell a GPU from the CPU.
   if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   const auto memory = collectives_.communicator().shared_memory(bytes);
@@ -161,7 +162,7 @@ Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 
 // Reductions.
 
-/// What comes before the sum, and after it.
+/// Applies what the reduction needs before the sum, and notes what it needs after it.
 void Backend::prepare(Buffer& buffer, const Reduction& reduction) const {
   if (reduction.factor) buffer.scale(*reduction.factor);
   if (reduction.average) buffer.average_over(size_);
@@ -214,7 +215,7 @@ void Backend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blo
     work.add([this, &output, mine, r, block = blocks[static_cast<std::size_t>(r)], reduction] {
       auto& reduced = r == rank_ ? output : *block;
       if (r == rank_) {
-        // The inputs are kept, so this rank's block is reduced where its result belongs.
+        // Inputs must not be written, so this rank's block is reduced in the output.
         const at::NoGradGuard no_grad;
         output.memory().view(-1).copy_(mine->memory().view(-1));
       }

@@ -1,4 +1,4 @@
-// c10d's backend over MPI: every collective of c10d::Backend, no port, no thread.
+// A c10d backend over MPI: implements every collective of c10d::Backend, and uses no port and no thread.
 #pragma once
 
 #include "comm/collectives.hpp"
@@ -16,29 +16,30 @@
 namespace muster::detail::group {
 
 /// The contract. All ranks start the same collectives in the same order, with the same types, counts and options; they
-/// may be waited for in any order. One thread at a time starts operations and drives their Works. An operation only
-/// starts here: it proceeds inside the Work (see there), whose memory must not be touched before it has finished.
+/// may wait for them in any order. Only one thread at a time may start operations and call their Works. The functions
+/// here only start an operation; it advances inside its Work (see there). Do not touch its tensors before it has
+/// finished.
 ///
-/// Any dense tensor will do: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not written;
-/// the tensor of reduce() is written on the root alone. Tensors of a list may differ in size from rank to rank where
-/// c10d has a list of them (allgather, gather, scatter, reduce_scatter, alltoall). Half and bfloat16 are
-/// reduced in float and rounded on each node, or by MPI at every step. Their averages travel as float and are rounded
-/// once: a sum may be too large for them. What cannot be done is an Error (ExitCode::usage), raised where it is
-/// started, before anything is sent or written.
+/// Any dense tensor can be used: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not
+/// written; reduce() writes its tensor only on the root. If c10d takes a list of tensors (allgather, gather, scatter,
+/// reduce_scatter, alltoall), their sizes may differ from rank to rank. Half and bfloat16 are reduced in float and
+/// rounded on each node, or by MPI at every step. Their averages travel as float and are rounded once, since the sum
+/// may be too large for the type. For anything unsupported, the starting call throws an Error (ExitCode::usage) before
+/// anything is sent or written.
 class Backend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using Started = c10::intrusive_ptr<c10d::Work>;
 
-  /// `communicator` is for this backend alone.
+  /// `communicator` must serve this backend only.
   Backend(Communicator communicator, const ProcessGroupOptions& options);
 
   const std::string getBackendName() const override { return "muster"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
-  /// A vector of `size` elements on the device of `options`. Without one, and on the CPU, it lies in memory that the
-  /// ranks of a node share, so that all-reduces of it inside the node need no copy. Collective, unlike torch's.
+  /// Returns a vector of `size` elements on the device of `options`. On the CPU, the default, it lies in memory that
+  /// the ranks of a node share, so all-reduces of it within the node need no copy. Collective, unlike torch's.
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
 
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -80,17 +81,17 @@ class Backend final : public c10d::Backend {
   Operation begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit = c10d::kUnsetTimeout);
   void prepare(Buffer& buffer, const Reduction& reduction) const;
   void all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op);
-  /// Block r of `blocks` is reduced onto rank r; this rank's goes to `output`.
+  /// Reduces block r of `blocks` onto rank r; this rank's block goes to `output`.
   void reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blocks, const c10d::ReduceOp& op);
   void reduce_scatter_even(Work& work, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
   void exchange(Work& work, std::vector<comm::Message> sends, std::vector<comm::Message> receives, comm::Dtype type);
-  /// `input` of rank r to outputs[r] of every rank.
+  /// Sends `input` of rank r to outputs[r] of every rank.
   void all_gather(Work& work, const Tensors& outputs, const at::Tensor& input);
   void all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input);
   int checked_rank(const Work& work, int64_t rank) const;
-  /// An Error unless the list has an entry for every rank.
+  /// Returns the list. Throws an Error unless it has one entry for every rank.
   const Tensors& one_per_rank(const Work& work, const Tensors& tensors) const;
-  /// To or from rank r what tensors[r] holds, which is like `other`.
+  /// Returns the messages that transfer tensors[r] to or from rank r; its type must be that of `other`.
   std::vector<comm::Message> messages_of(Work& work, const Tensors& tensors, Access access, const Buffer& other) const;
   std::vector<comm::Message> to_all(const Buffer& buffer) const;
 

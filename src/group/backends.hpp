@@ -1,4 +1,4 @@
-// The backends that move tensors between the ranks: which of them a device gets, and those that torch brings itself.
+// The backends that move tensors between the ranks: the choice of a backend for each device, and torch's own backends.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -16,31 +16,30 @@ class Store;
 
 namespace muster::detail::group {
 
-/// The names of backends by device.
+/// The name of the backend for each device.
 struct Choice {
   std::string cpu = "mpi";
   std::string cuda = "mpi";
 };
 
-/// Reads "auto", "mpi" or "gloo" (for all devices), "nccl" (for GPUs), or a list as "cpu:gloo,cuda:nccl". Devices that
-/// are not named keep the default. An Error (ExitCode::usage) for anything else.
+/// Reads "auto", "mpi" or "gloo" (for all devices), "nccl" (for GPUs), or a list such as "cpu:gloo,cuda:nccl". Devices
+/// that are not named keep the default. Throws an Error (ExitCode::usage) for anything else.
 Choice choose(std::string_view text);
 
-/// The same choice for a training on GPUs: where it says nothing of them, NCCL if this build has it.
+/// Returns the choice for training on GPUs: if `text` does not name a backend for GPUs and this build has NCCL, adds
+/// NCCL for them.
 std::string on_gpus(std::string_view text, bool has_nccl);
 
-/// gloo, for tensors on the CPU, and on GPUs by way of it. The ranks connect to each other by TCP: over loopback where
-/// all are on one node, else from the address of this host or of the interface GLOO_SOCKET_IFNAME. Collective.
-///
-/// An Error (ExitCode::usage) where gloo's headers were not there when muster was built.
+/// Makes the gloo backend, for tensors on the CPU, and on GPUs with a copy through the CPU. The ranks connect by TCP:
+/// over loopback if all are on one node, else from the address of this host or of the interface GLOO_SOCKET_IFNAME.
+/// Throws an Error (ExitCode::usage) if muster was built without gloo's headers. Collective.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const Communicator& communicator,
                                             const c10::intrusive_ptr<c10d::Store>& store,
                                             std::chrono::milliseconds timeout);
 bool has_gloo() noexcept;
 
-/// NCCL, for tensors on GPUs. The ranks connect at the first collective.
-///
-/// An Error (ExitCode::usage) where libtorch came without NCCL when muster was built; ExitCode::data without a GPU.
+/// Makes the NCCL backend, for tensors on GPUs. The ranks connect at the first collective. Throws an Error
+/// (ExitCode::usage) if muster was built with a libtorch without NCCL; ExitCode::data if there is no GPU.
 c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator,
                                             const c10::intrusive_ptr<c10d::Store>& store,
                                             std::chrono::milliseconds timeout);

@@ -45,7 +45,7 @@ std::optional<comm::Dtype> dtype_of(at::ScalarType type) noexcept {
 Buffer::Buffer(const at::Tensor& tensor, Access access, std::string_view doing) : access_(access) {
   check(tensor, access, doing);
   const at::NoGradGuard no_grad;
-  // A conjugate or negative view holds other bits than its elements' values.
+  // The memory of a conjugate or negative view does not hold the values of its elements.
   if (tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     memory_ = tensor.detach();
     return;

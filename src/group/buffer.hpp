@@ -1,4 +1,4 @@
-// The elements of a tensor in one contiguous piece, from the start of an operation to its end.
+// The elements of a tensor as one contiguous piece of memory on the CPU, for the duration of an operation.
 #pragma once
 
 #include "comm/collectives.hpp"
@@ -11,42 +11,43 @@
 
 namespace muster::detail::group {
 
-/// What an operation does with a tensor.
+/// How an operation accesses a tensor.
 enum class Access { read, write, update };
 
-/// The type in which a reduction sees the elements; none where they can be moved but not reduced.
+/// Returns comm's type for the elements; nothing if they can be moved but not reduced.
 std::optional<comm::Dtype> dtype_of(at::ScalarType type) noexcept;
 
 class Buffer {
  public:
-  /// Uses the tensor's own memory where it is contiguous and on the CPU, else a copy there. Throws an Error that begins
-  /// with `doing` for tensors that have no such memory: sparse, quantised, nested, or on another device than a GPU.
+  /// Uses the tensor's own memory if it is contiguous and on the CPU, else a copy on the CPU. Throws an Error that
+  /// begins with `doing` if the tensor is undefined, sparse, quantised or nested, on a device other than CPU and GPU,
+  /// or if it is written and its elements share memory.
   Buffer(const at::Tensor& tensor, Access access, std::string_view doing);
 
   std::size_t count() const { return static_cast<std::size_t>(memory_.numel()); }
   at::ScalarType scalar_type() const { return memory_.scalar_type(); }
-  /// In the order of the tensor's elements, contiguous, without gradient.
+  /// The elements in the tensor's order, contiguous, without gradient.
   const at::Tensor& memory() const noexcept { return memory_; }
   void* data() const;
-  /// The elements from `first` on, as bytes where the type is not one of comm's.
+  /// A message of `count` elements from `first` on; as bytes if comm does not have their type.
   comm::Message message(int rank, std::size_t first, std::size_t count) const;
   comm::Message message(int rank) const { return message(rank, 0, count()); }
-  /// The type of the elements that message() counts.
+  /// The type in which message() counts elements.
   comm::Dtype wire_type() const noexcept { return dtype_of(scalar_type()).value_or(comm::Dtype::u8); }
 
-  /// Multiplies what goes into the operation; a tensor that is only read stays as it is.
+  /// Multiplies the operation's input by `factor`; a tensor that is only read is not changed.
   void scale(const at::Scalar& factor);
-  /// What comes out of the sum is to be divided by the number of ranks. Half types travel as float, on all ranks alike:
-  /// a sum that is too large for them may have an average that is not.
+  /// Makes finish() divide the sum by the number of ranks. Half types travel as float, on all ranks, since a sum may be
+  /// too large for them when its average is not.
   void average_over(int ranks);
 
-  /// The last step of the operation: divides, and copies back to a tensor whose memory it is not.
+  /// The last step of the operation: divides, and copies the result to the tensor if it has other memory.
   void finish();
 
  private:
   Access access_;
   at::Tensor memory_;
-  at::Tensor target_;  // undefined where memory_ is the tensor's own, or is only read
+  at::Tensor target_;  // undefined if memory_ is the tensor's own, or is only read
   int divisor_ = 1;
 };
 

@@ -1,5 +1,5 @@
-// The one file that sees gloo's headers. Those of another release of gloo than torch's will do: what is used here is
-// torch's own, and passes gloo's device on as it came.
+// The only file that includes gloo's headers. They may be of another release of gloo than torch's, since only functions
+// of torch are used here, and gloo's device is only passed on.
 #include "group/backends.hpp"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -26,8 +26,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
 }
 
-/// An address of this host that other hosts can reach: that of its name, else that of the first interface that is up;
-/// the name of many hosts stands for loopback in their own /etc/hosts.
+/// Returns an address of this host that other hosts can reach: that of its name, or, if the name means loopback as in
+/// many hosts' /etc/hosts, that of the first interface that is up.
 std::string address_of(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

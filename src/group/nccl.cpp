@@ -1,4 +1,4 @@
-// The one file that sees NCCL's headers.
+// The only file that includes NCCL's headers.
 #include "base/log.hpp"
 #include "group/backends.hpp"
 #include "muster/error.hpp"
@@ -14,8 +14,8 @@
 namespace muster::detail::group {
 namespace {
 
-/// torch's own, which asks in a warning to be shut down before it goes. That would wait for the other ranks, and one of
-/// them may have failed.
+/// torch's NCCL backend, but its destructor aborts. torch's own warns unless it was shut down before; a shutdown would
+/// wait for the other ranks, one of which may have failed.
 class Nccl final : public c10d::ProcessGroupNCCL {
  public:
   using ProcessGroupNCCL::ProcessGroupNCCL;
@@ -41,8 +41,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Communicator& communicator,
   if (at::detail::getCUDAHooks().deviceCount() < 1)
     throw Error(ExitCode::data, "starting the process group", "NCCL moves tensors between GPUs and there is none here",
                 "Run where there is a GPU, or use --backend mpi");
-  // Else a thread of each rank asks the store every second whether another rank dumps its traces, also when rank 0 and
-  // with it the store have gone; its group would then wait for an answer.
+  // Otherwise a thread of each rank asks the store every second if another rank dumps its traces. If rank 0, and with
+  // it the store, has gone, the group would wait for an answer.
   c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;

@@ -26,7 +26,7 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
                 "Give the number of elements that go in one MPI call, at least 1");
   const auto choice = detail::group::choose(options.backend);
   const auto timeout = options.timeout.value_or(detail::comm::time_limit(communicator));
-  // c10d wants a store to construct a group; where muster's own backend is alone nothing is ever asked of it.
+  // c10d needs a store to construct a group. If only muster's own backend is used, the store is never accessed.
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   if (choice.cpu != "mpi" || choice.cuda != "mpi")
     store = c10::make_intrusive<detail::group::Store>(communicator.duplicate(), timeout);

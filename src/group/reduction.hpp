@@ -1,4 +1,4 @@
-// c10d's reductions in terms of comm's: some come with a step before or after.
+// Translates c10d's reductions to comm's; some need a step before or after.
 #pragma once
 
 #include "comm/collectives.hpp"
@@ -17,11 +17,11 @@ namespace muster::detail::group {
 
 struct Reduction {
   ReduceOp op;
-  std::optional<at::Scalar> factor = {};  ///< of PREMUL_SUM: every rank multiplies its part before the sum
-  bool average = false;                   ///< the sum is divided by the number of ranks
+  std::optional<at::Scalar> factor = {};  ///< for PREMUL_SUM: every rank multiplies its part by it before the sum
+  bool average = false;                   ///< true if the sum is divided by the number of ranks
 };
 
-/// An Error that begins with `doing` where the operation has no meaning for the type.
+/// Throws an Error that begins with `doing` if the operation has no meaning for the type.
 Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, std::string_view doing);
 
 }  // namespace muster::detail::group

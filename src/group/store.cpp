@@ -80,7 +80,7 @@ std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question&
       return table[question.key] =
                  bytes_of(std::to_string((known ? number_of(found->second) : 0) + number_of(question.value)));
     case Question::Verb::compare_set:
-      // c10d's rule: a key that is not there is set if nothing was expected.
+      // As in c10d, a missing key is set if the expected value is empty.
       if (known ? found->second == question.expected : question.expected.empty())
         return table[question.key] = question.value;
       return known ? found->second : question.expected;
@@ -102,7 +102,7 @@ class Store::Link {
         try {
           serve(collectives, stop);
         } catch (const Error&) {
-          // MPI has failed. Those who ask hear it from MPI, or wait in vain up to their limit.
+          // MPI has failed. Ranks that ask get an error from MPI too, or wait until their limit.
         }
       });
   }
@@ -142,7 +142,7 @@ class Store::Link {
     try {
       return request.done();
     } catch (const RemoteError&) {
-      return false;  // that another rank has failed is for those who ask
+      return false;  // another rank has failed; ranks that ask report that
     }
   }
 
@@ -179,7 +179,7 @@ class Store::Link {
         answers.push_back(collectives.send(reply->bytes.data(), reply->bytes.size(), Dtype::u8, from, tagged));
         answers.back().keep(reply);
       }
-      // A large one leaves when it is taken, and a rank that gave up never takes it: nobody waits for it here.
+      // Do not wait: a large answer is sent only when it is received, and a rank that has given up never receives it.
       std::erase_if(answers, [](Request& one) { return is_done(one); });
     }
   }
@@ -187,7 +187,7 @@ class Store::Link {
   comm::Collectives collectives_;
   std::mutex mutex_;
   int tag_ = 0;
-  std::jthread server_;  // on rank 0
+  std::jthread server_;  // on rank 0 only
 };
 
 Store::Store(Communicator communicator, std::chrono::milliseconds timeout) : c10d::Store(timeout) {

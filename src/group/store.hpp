@@ -1,4 +1,4 @@
-// What torch's own backends find each other by, over MPI: no port is opened and no file written.
+// A c10d store over MPI: the ranks of torch's own backends find each other by it. It opens no port and writes no file.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -17,31 +17,32 @@ namespace muster::detail::group {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// What is asked of the table of keys.
+/// A request to the table of keys.
 struct Question {
   enum class Verb : std::uint8_t { get, set, add, compare_set, erase, count };
   Verb verb = Verb::get;
   std::string key = {};
-  Bytes value = {};     ///< to set, or to compare and set; the number to add, in decimal
-  Bytes expected = {};  ///< of compare_set
+  Bytes value = {};     ///< for set and compare_set, the new value; for add, the number in decimal
+  Bytes expected = {};  ///< for compare_set
 };
 
-/// Carries it out. No answer where there is no such key; numbers are in decimal, as in c10d's other stores.
+/// Carries out a request and returns the answer; nothing if there is no such key. Numbers are in decimal, as in c10d's
+/// other stores.
 std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question& question);
 
 /// Keys and values that the ranks of a communicator share.
 ///
-/// Rank 0 keeps the table, and a thread answers there: MPI makes no progress for a rank that is busy elsewhere, and a
-/// backend asks when it likes, from threads of its own (NCCL at the first collective, gloo for a connection that it
-/// makes late). Every question is answered at once, also by "not there": who waits for a key asks again, so nothing is
-/// owed to a rank that gave up. The thread naps while nobody asks.
+/// Rank 0 keeps the table, and a thread there answers. A thread is needed because MPI makes no progress on a rank that
+/// is busy elsewhere, and backends ask at any time from their own threads (NCCL at the first collective, gloo when it
+/// makes a connection late). Every request is answered at once, if need be by "no such key". A rank that waits for a
+/// key asks again and again, so no answer is owed to a rank that has given up. The thread sleeps while nobody asks.
 ///
-/// Made collectively; then each rank uses it as it likes, from any thread. It needs MPI_THREAD_MULTIPLE. The table
-/// lives as long as rank 0's store or a clone of it, which must be gone before MPI is finalised; its destructor is
-/// local.
+/// The constructor is collective; then each rank may use the store at any time, from any thread. It needs
+/// MPI_THREAD_MULTIPLE. The table lives as long as rank 0's store or a clone of it; these must be destroyed before MPI
+/// is finalised. The destructor is local.
 class Store final : public c10d::Store {
  public:
-  /// `communicator` is for this store alone.
+  /// `communicator` must serve this store only.
   Store(Communicator communicator, std::chrono::milliseconds timeout);
 
   c10::intrusive_ptr<c10d::Store> clone() override;
@@ -55,7 +56,7 @@ class Store final : public c10d::Store {
   bool deleteKey(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
   std::int64_t getNumKeys() override;
-  /// An Error (ExitCode::retry) past the time-out.
+  /// Throws an Error (ExitCode::retry) after the timeout.
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
 

@@ -1,4 +1,4 @@
-// One operation of the process group under way.
+// One operation of the process group.
 #pragma once
 
 #include "comm/collectives.hpp"
@@ -17,41 +17,41 @@
 
 namespace muster::detail::group {
 
-/// It makes progress only while this process waits for something: inside isCompleted(), wait(), synchronize() and
-/// getFuture(), its own or another's, of any group. Where one of its own finds it finished, the last step (averaging,
-/// copying back) runs, once. Dropped before that, it is left to itself: the
-/// tensors live until nobody writes to them any more, and what they hold is not defined.
+/// The operation advances only inside isCompleted(), wait(), synchronize() and getFuture() of any Work of this process,
+/// in any group. When one of these calls on this Work finds that it has finished, the last step (averaging, copying
+/// back) runs, once. If the Work is dropped before that, the operation still ends: the tensors live until nobody writes
+/// to them any more, and their contents are undefined.
 ///
-/// What another rank has raised ends it, and stays its exception(). A wait() past its limit throws and leaves it under
-/// way: it may be waited for again.
+/// An error on another rank ends the operation and becomes its exception(). A wait() that exceeds its limit throws, but
+/// does not end the operation: it may be waited for again.
 class Work final : public c10d::Work {
  public:
-  /// `title`: the operation's name in errors and in torch's profiler, of static storage. `limit`: of a wait() without;
-  /// else that of the launch.
+  /// `title`: the operation's name in errors and in torch's profiler; must have static storage. `limit`: the limit of a
+  /// wait() without a timeout; if empty, the launch's.
   Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> limit);
 
-  /// "starting " and the title, as errors about what was given begin.
+  /// "starting " and the title: the beginning of errors about arguments.
   std::string starting() const;
-  /// The tensor's memory until the end; what is written is part of result().
+  /// Keeps the tensor's memory until the operation ends. A tensor that is written becomes part of result().
   Buffer& hold(const at::Tensor& tensor, Access access);
-  /// A part of the operation, which uses memory that was held before: `start` starts it. The operation ends when all of
-  /// its parts have.
+  /// Adds a part of the operation, which `start` starts. It may use memory that was held before. The operation ends
+  /// when all its parts have ended.
   void add(std::function<comm::Request()> start) { planned_.push_back(std::move(start)); }
-  /// Starts all parts. What cannot be done is refused before: then nothing has been sent or written.
+  /// Starts all parts. Callers check arguments before, so that an Error about them comes before anything is sent.
   void start();
 
   bool isCompleted() override;
-  /// Throws the exception() it ended with. kNoTimeout stands for the limit of the operation.
+  /// Throws exception() if the operation ended with one. kNoTimeout means the limit of the operation.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
-  /// Ends it on this rank alone, with an exception.
+  /// Ends the operation with an exception, on this rank only.
   void abort() override;
-  /// The rank that a receive heard; -1 before it has finished.
+  /// The rank whose message was received; -1 before it has arrived.
   int sourceRank() const override;
   /// The tensors that the operation writes on this rank.
   std::vector<at::Tensor> result() override { return results_; }
-  /// A future of result() that is completed: this waits for the end. c10d's Future is final and its wait() only
-  /// sleeps, so that nobody would make progress while it is waited for.
+  /// Waits for the end and returns a completed future of result(). A future that is not completed would not work:
+  /// c10d's Future is final and its wait() only sleeps, so the operation would not advance.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:

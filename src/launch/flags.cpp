@@ -26,9 +26,9 @@ namespace {
 // Flags have the same value on all ranks, whether they come from the command line or from the environment: launchers
 // carry the command line to other hosts, but not always the environment.
 
-constexpr std::uint64_t most_threads = 4096;  ///< that a process can start, about
+constexpr std::uint64_t most_threads = 4096;  ///< about as many as a process can start
 
-/// By name: the values of options, or of variables of the environment.
+/// The values of options or of environment variables, by name.
 using Values = std::map<std::string, std::vector<std::string>>;
 
 std::string pack(const Values& values) {
@@ -42,19 +42,19 @@ constexpr std::string_view variable_prefix = "MUSTER_";
 
 bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with(variable_prefix); }
 
-/// Whether it is the same on all ranks.
+/// True if the option must have the same value on all ranks.
 bool is_shared(const CLI::Option& option) {
   const auto name = option.get_name();
   return name == "--set" || (has_variable(option) && name != "--threads" && name != "--log-level");
 }
 
-/// Empty where it is not set.
+/// The option's environment variable; empty if it is not set.
 std::string variable(const CLI::Option& option) {
   const char* const value = std::getenv(option.get_envname().c_str());
   return value == nullptr ? "" : value;
 }
 
-/// The variables MUSTER_… of `app`'s options that are set on this rank.
+/// The MUSTER_… variables of `app`'s options that are set on this rank.
 Values environment_of(const CLI::App& app) {
   Values set;
   for (const auto* option : app.get_options())
@@ -63,7 +63,8 @@ Values environment_of(const CLI::App& app) {
   return set;
 }
 
-/// This rank's values of the options that are shared. After app.parse(); an Error for a variable that was not taken.
+/// This rank's values of the shared options. Call it after app.parse(). Throws an Error if the parser did not accept an
+/// environment variable.
 Values shared_values(const CLI::App& app) {
   Values shared;
   for (const auto* option : app.get_options()) {
@@ -78,7 +79,7 @@ Values shared_values(const CLI::App& app) {
   return shared;
 }
 
-/// Gives the options that have no value on this rank those of rank 0. After app.parse().
+/// Gives each shared option without a value on this rank the value of rank 0. Call it after app.parse().
 void fill_in(CLI::App& app, const Values& of_rank_0) {
   for (auto* option : app.get_options()) {
     const auto found = of_rank_0.find(option->get_name());
@@ -88,8 +89,8 @@ void fill_in(CLI::App& app, const Values& of_rank_0) {
   }
 }
 
-/// An Error that names the first option of which some rank has another value than rank 0, or has one where rank 0 has
-/// none. `values` and `hosts` are by rank.
+/// Throws an Error for the first option that has a value on some rank but another value, or none, on rank 0. `values`
+/// and `hosts` are indexed by rank.
 void require_equal(const std::vector<Values>& values, const std::vector<std::string>& hosts) {
   const auto on_rank = [&](std::size_t rank, const std::string& name) {
     std::string text;
@@ -123,7 +124,7 @@ CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
     std::uint64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) return false;
-    text = std::to_string(value);  // CLI11 takes 010 for 8
+    text = std::to_string(value);  // CLI11 would read 010 as octal 8
     return true;
   };
   return check_value(is_good, "no whole number from " + std::to_string(least) + " to " + std::to_string(most));
@@ -150,7 +151,7 @@ CLI::Validator duration() {
   return check_value(is_good, "no duration such as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
 }
 
-/// What CLI11 says, of the variable where the value comes from the environment.
+/// CLI11's error text. If the value comes from the environment, the text names the variable and not the option.
 std::string fact_of(const CLI::App& app, const CLI::ParseError& error) {
   std::string fact = error.what();
   std::replace(fact.begin(), fact.end(), '\n', ' ');
@@ -164,14 +165,15 @@ std::string fact_of(const CLI::App& app, const CLI::ParseError& error) {
   return fact;
 }
 
-/// CLI11 takes the next word for the value of "--name=".
+/// Throws an Error for an option such as "--name=": CLI11 would take the next word as its value.
 void refuse_missing_values(int argc, char** argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i)
     if (const std::string_view word = argv[i]; word.starts_with("--") && word.find('=') == word.size() - 1)
       throw Error(ExitCode::usage, "reading the command line", std::string(word) + " has no value", "Give it one");
 }
 
-/// A warning for each variable that nobody reads and that is called as one of `app`'s options is, or almost.
+/// Warns of each MUSTER_… variable that nothing reads and whose name is close to the variable of one of `app`'s
+/// options.
 void warn_of_unknown_variables(const CLI::App& app) {
   std::vector<std::string> known;
   for (const auto* option : app.get_options())

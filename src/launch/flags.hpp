@@ -1,4 +1,4 @@
-// The flags that every program has: declared for its command line, read on every rank, agreed, resolved.
+// The flags that every program has: declared, read on every rank, compared between the ranks, resolved.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -13,22 +13,22 @@ namespace muster::detail::launch {
 
 class Flags {
  public:
-  /// `version` is what --version says of the program; it may be empty.
+  /// `version`: the program's version for --version; may be empty.
   Flags(const std::string& program, const std::string& version);
 
-  /// Takes the program's own options, before parse().
+  /// The parser. Programs add their own options to it before parse().
   CLI::App app;
 
-  /// Reads this rank's command line and environment, and agrees with the others on the flags. False where a rank was
-  /// asked for its help or version, which rank 0 has then shown. Collective.
+  /// Reads this rank's command line and environment, and makes sure that the shared flags are the same on all ranks.
+  /// False if help or version was requested on a rank; rank 0 has then printed it. Collective.
   bool parse(const Communicator& world, int argc, char** argv);
-  /// After parse(); an Error (ExitCode::usage) for a value that cannot be.
+  /// Returns the flags, after parse(). Throws an Error (ExitCode::usage) for an invalid value.
   LaunchFlags resolve() const;
-  /// The level from which on messages are shown.
+  /// The lowest level of messages that are shown.
   const std::string& log_level() const noexcept { return log_level_; }
 
  private:
-  /// This rank's values of the flags that all ranks have alike, packed; or help_, where that is asked for.
+  /// Parses, and returns this rank's values of the shared flags, packed. Sets help_ if help or version is requested.
   std::string read(int argc, char** argv);
 
   std::optional<std::string> help_;

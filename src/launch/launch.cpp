@@ -22,9 +22,8 @@
 namespace muster {
 namespace {
 
-/// Large tensors come from the heap and go back to it, in place of being mapped and page-faulted anew at every step.
-/// The heap begins with a stretch in huge pages, where the kernel gives them to who asks; memory is taken when it is
-/// used.
+/// Makes malloc keep the memory of large tensors in the heap, which would otherwise be mapped and page-faulted again in
+/// every step. The first GiB of the heap asks for huge pages. Memory is taken only when it is used.
 void prepare_malloc() {
 #ifdef __GLIBC__
   ::mallopt(M_MMAP_MAX, 0);
@@ -54,7 +53,7 @@ struct Launch::State {
   State(int argc_, char** argv_, const std::string& version)
       : argc(argc_), argv(argv_), program(std::filesystem::path(argv_[0]).filename()), parser(program, version) {}
 
-  /// From now on this process is one of them.
+  /// Makes `all` the ranks of this launch, of which this process is one.
   void join(Communicator all) {
     place_on_node = all.topology().local_rank;
     answering.emplace(all);
@@ -77,7 +76,7 @@ struct Launch::State {
   std::optional<int> status;  ///< of the last run()
   std::function<bool()> asked_to_stop = [] { return false; };
   std::vector<std::shared_ptr<Callback>> callbacks;
-  std::optional<detail::comm::MpiScope> environment;  ///< none where MPI is the program's
+  std::optional<detail::comm::MpiScope> environment;  ///< empty if the program itself initialises MPI
   std::optional<Communicator> ranks;
   std::optional<detail::comm::Answering> answering;
   std::optional<detail::launch::stop_signal::Loan> signals;
@@ -118,7 +117,7 @@ void Launch::State::choose_end() {
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
-  // A supervisor asks by SIGUSR1, and ends ranks by SIGTERM to srun.
+  // A supervisor requests a stop by SIGUSR1; it ends the ranks by SIGTERM to srun, so SIGTERM is no stop request then.
   const bool supervised = detail::launch::supervisor().has_value();
   detail::launch::stop_signal::take_over(!supervised && detail::launch::started_by_srun(::getenv));
   if (supervised) detail::launch::end_with_launcher();

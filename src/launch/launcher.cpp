@@ -45,7 +45,7 @@ bool started_by_srun(const Environment& environment) {
 std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Environment& environment,
                                                                        std::chrono::system_clock::time_point now) {
   using std::chrono::seconds, std::chrono::system_clock;
-  constexpr seconds longest{1'000'000'000};  // what is later is no limit
+  constexpr seconds longest{1'000'000'000};  // an end later than this is no limit
   const char* const variable = environment("SLURM_JOB_END_TIME");
   const seconds end(variable == nullptr ? 0 : std::atoll(variable));
   const auto begin = std::chrono::duration_cast<seconds>(now.time_since_epoch());

@@ -1,4 +1,5 @@
-// What the launcher has given: one world of N ranks, as was meant, or N worlds of one rank each; and CPUs.
+// Finds out what the launcher (mpirun, srun) has set up: one world of N ranks, or by mistake N worlds of one rank each;
+// the end of the allocation; and the CPUs of each rank.
 #pragma once
 
 #include <chrono>
@@ -9,42 +10,44 @@
 
 namespace muster::detail::launch {
 
-using Environment = std::function<const char*(const char*)>;  ///< as std::getenv
+using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
 
-/// N worlds of one rank.
+/// The error that the launcher has started N worlds of one rank.
 struct SeparateWorlds {
-  int task = 0;      ///< this process's number among those that the launcher says it started
+  int task = 0;      ///< this process's number among the processes that the launcher started
   std::string fact;  ///< for the error text
   std::string remedy;
 };
 
-/// Before MPI is initialised: srun started several tasks and speaks no PMIx, in which case an Open MPI built as
-/// Debian's is fails in MPI_Init. SLURM_NTASKS is not asked: it is set in a batch script's own process too.
+/// Call it before MPI is initialised. Returns the error if srun started several tasks without PMIx: an Open MPI built
+/// like Debian's would then fail in MPI_Init. SLURM_NTASKS is not used, since it is also set in a batch script's own
+/// process.
 std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment);
 
-/// After it: MPI has one rank, the launcher started several processes.
+/// Call it after MPI is initialised. Returns the error if MPI has one rank although the launcher started several
+/// processes.
 std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size);
 
-/// Whether srun started this process itself: then SIGTERM asks it to stop (scancel, the end of the allocation, a
-/// preemption), and there are Slurm's KillWait seconds (30 unless set) before the kill. Under mpirun there are two, and
-/// nothing can be done in them. Before MPI is initialised, which sets mpirun's variables too.
+/// True if srun started this process directly. Then SIGTERM is a request to stop (scancel, the end of the allocation, a
+/// preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two seconds, which is
+/// too short to do anything. Call it before MPI is initialised, which sets mpirun's variables too.
 bool started_by_srun(const Environment& environment);
 
-/// SLURM_JOB_END_TIME, unless it is over: that is an allocation of before, whose shell has been kept.
+/// SLURM_JOB_END_TIME; none if it is in the past, which happens in a shell of an earlier allocation.
 std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Environment& environment,
                                                                        std::chrono::system_clock::time_point now);
 
-/// masks[r][c] is '1' if local rank r may run on CPU c. The CPUs of `rank`, each divided by the ranks that share it;
-/// at least 1.
+/// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share
+/// counts as 1/n; at least 1.
 int threads_for(const std::vector<std::string>& masks, int rank);
 
-/// CPUs that the launcher itself (this process's parent) may run on: those of the node that the job has.
+/// The number of CPUs that the launcher (this process's parent) may run on: the node's CPUs that belong to the job.
 int launcher_cpus();
 
-/// Whether `rank` is bound to less than its share of the node's `cpus`.
+/// True if `rank` is bound to fewer CPUs than its share of the node's `cpus`.
 bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
 
-/// This process's mask in that form.
+/// This process's mask, in the form that threads_for() takes.
 std::string own_mask();
 
 }  // namespace muster::detail::launch

@@ -1,4 +1,4 @@
-// What a launch consists of that is a part of another: the ranks of a trial, and what its sweep decides for it.
+// The settings of a launch that is part of another launch: the ranks of a trial, and what its sweep decides for it.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -12,9 +12,9 @@
 namespace muster::detail::launch {
 
 struct Part {
-  Communicator ranks;  ///< a world of their own
+  Communicator ranks;  ///< all ranks of a separate world
   LaunchFlags flags;
-  std::function<bool()> asked_to_stop = {};  ///< beside what the whole launch was asked for; throws nothing
+  std::function<bool()> asked_to_stop = {};  ///< true to stop this part while the whole launch goes on; throws nothing
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 };
 

@@ -20,7 +20,7 @@ void collect_keys(const Json& value, const std::string& prefix, std::vector<std:
   }
 }
 
-/// How many characters are added, left out, replaced, or exchanged with the next.
+/// The number of edits: characters added, removed, replaced, or swapped with the next.
 std::size_t edits_between(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i)
@@ -55,10 +55,10 @@ const char* kind(const Json& value) {
   return "null";
 }
 
-/// For a message; bytes that are no UTF-8 are replaced.
+/// The value as text for a message; bytes that are not UTF-8 are replaced.
 std::string shown(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-/// Whether `value` may stand where `was` stood; anything fits null.
+/// True if `value` may replace `was`; any value may replace null.
 bool fits(const Json& was, const Json& value) {
   constexpr double beyond = 9223372036854775808.0;  // 2^63
   if (was.is_null()) return true;
@@ -120,7 +120,7 @@ void apply_setting(Json& config, const std::string& setting, const Json& default
   lay_over(*target, parse_value(setting.substr(equals + 1), *target), ExitCode::usage, doing, key, defaults);
 }
 
-/// The first setting that JSON does not keep, nor params.json with it; empty if there is none.
+/// The first setting that JSON, and so params.json, would not keep unchanged; empty if there is none.
 std::string lost_in_json(const Json& value, const std::string& key) {
   if (!value.is_object()) {
     const auto kept = Json::parse(value.dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -201,7 +201,8 @@ std::chrono::seconds parse_duration(std::string_view text) {
       clock.push_back(take_number());
     }
     if (!rest.empty()) refuse();
-    const auto first = has_days ? 0 : 3 - clock.size();  // after days hours come first, else seconds last
+    // After days the clock begins with hours; without days it ends with seconds.
+    const auto first = has_days ? 0 : 3 - clock.size();
     for (std::size_t i = 0; i < clock.size(); ++i) seconds += clock[i] * units[first + i];
   } else {
     for (std::string_view names = "hms";; value = take_number()) {

@@ -12,22 +12,22 @@
 
 namespace muster::detail::launch {
 
-/// The candidate with the fewest edits (characters added, left out, replaced or exchanged with the next); empty if it
-/// takes more than one for three characters of `word`.
+/// Returns the candidate with the fewest edits (characters added, removed, replaced or swapped with the next). Empty if
+/// that takes more than one edit per three characters of `word`.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// `defaults` with the file's values, then those of `set` ("key.path=VALUE", the value as JSON, else as text) laid over
-/// it. A key that the defaults do not have is an Error that names the nearest known one, or all of them; so is a value
-/// of another kind (a number where text is). Anything may stand where a default is null. The file's errors are
-/// ExitCode::data, those of `set` ExitCode::usage.
+/// Returns `defaults`, overridden by the file's values and then by those of `set` ("key.path=VALUE", where VALUE is
+/// JSON or else text). Throws an Error for a key that the defaults do not have, which names the nearest known key or
+/// all of them, and for a value of another kind (a number instead of text). A default of null accepts any value. The
+/// file's errors have ExitCode::data, those of `set` ExitCode::usage.
 Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set);
 
-/// `values` laid over `defaults`, as a file's are; where there are no defaults, whatever the values are.
-/// ExitCode::usage; the errors begin with `doing`.
+/// Returns `defaults` overridden by `values`, by the rules for a file; `values` as they are if there are no defaults.
+/// Errors have ExitCode::usage, and their text begins with `doing`.
 Config overlaid(Config defaults, const Config& values, const std::string& doing);
 
-/// "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". ExitCode::usage if it
-/// is none of them.
+/// Parses "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". Throws an
+/// Error (ExitCode::usage) for any other text.
 std::chrono::seconds parse_duration(std::string_view text);
 
 }  // namespace muster::detail::launch

@@ -1,26 +1,25 @@
-// The request to stop, by SIGUSR1, SIGUSR2 or SIGHUP (a lost terminal), and by SIGTERM where it is one.
+// The request to stop: SIGUSR1, SIGUSR2, SIGHUP (a lost terminal), and SIGTERM if take_over() says so.
 //
-// A library of its own, which the loader initialises before all others: libtorch and MPI take seconds to come up, and
-// mpirun passes signals on all the while. A signal whose disposition is not the default is left alone until
-// take_over().
+// It is a separate library that the loader initialises before all others: libtorch and MPI take seconds to load, and
+// mpirun may forward signals meanwhile. A signal whose disposition is not the default is left alone until take_over().
 #pragma once
 
 #include <signal.h>
 
 namespace muster::detail::launch::stop_signal {
 
-/// A program that has made no Launch after so long gets the default dispositions back.
+/// After this many seconds without a Launch, a signal again has its default effect.
 inline constexpr int first_seconds = 300;
 
-/// Whether one has come since this program was loaded.
+/// True if a request to stop has come since the program was loaded.
 bool came() noexcept;
 
-/// There is a Launch, which has the signals from now on, whatever their disposition was; but a SIGHUP that is ignored
-/// (nohup) stays ignored. `terminate`: SIGTERM too.
+/// Called by a Launch. Handles the signals from now on, whatever their disposition was, except that an ignored SIGHUP
+/// (nohup) stays ignored. `terminate`: handle SIGTERM too.
 void take_over(bool terminate) noexcept;
 
-/// There is a Launch in a program with signals of its own: while this lives it has those that the program has not, and
-/// then they are as they were.
+/// For a Launch in a program that may handle signals itself. While it lives, it handles the signals that the program
+/// does not handle; its destructor restores the previous handlers.
 class Loan {
  public:
   Loan() noexcept;

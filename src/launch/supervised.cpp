@@ -75,24 +75,24 @@ Unsupervised::~Unsupervised() { unsupervised = nullptr; }
 void end_with_launcher() noexcept try {
   const pid_t parent = ::getppid();
   std::vector<pollfd> processes;
-  // Scripts may stand between the launcher and this process; they have the variable as well.
+  // There may be scripts between the launcher and this process; they have the variable too.
   for (pid_t process = parent; process > 1; process = parent_of(process)) {
     if (process != parent && !is_supervised(process)) break;
     const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
     if (descriptor >= 0) processes.push_back({descriptor, POLLIN, 0});
   }
   if (::getppid() != parent) end();
-  if (processes
-          .empty()) {  // an old kernel; this looks at the thread of the parent that has started us, not at all of it
+  if (processes.empty()) {
+    // An old kernel. PR_SET_PDEATHSIG follows only the parent's thread that has started us, not the whole process.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     return;
   }
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the other threads
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread blocks all signals; other threads receive them
   std::thread(end_with_any, std::move(processes)).detach();
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-} catch (const std::exception&) {  // no thread, no memory: then the launcher alone ends this process
+} catch (const std::exception&) {  // no thread or memory: then only the launcher itself ends this process
 }
 
 }  // namespace muster::detail::launch

@@ -1,7 +1,8 @@
-// What a rank knows of the `muster run` that has started it, and what it tells it.
+// How a rank communicates with the `muster run` that has started it: it reads environment variables and writes lines to
+// stderr.
 //
-// `muster run` reads the stderr of the job, wherever its ranks run. A line that begins with `telling` is for it alone,
-// and it keeps errors ("muster: error: …") for its own report of the cause.
+// `muster run` reads the stderr of the job, wherever its ranks run. It does not show lines that begin with `telling`,
+// and it collects errors ("muster: error: …") for its report of the cause.
 #pragma once
 
 #include "base/telling.hpp"
@@ -16,17 +17,17 @@
 namespace muster::detail::launch {
 
 struct Supervisor {
-  std::string id;                   ///< of one `muster run`, the same over all its restarts
-  std::string started;              ///< when that was, as part of a run's name
+  std::string id;                   ///< of the `muster run`, the same over all its restarts
+  std::string started;              ///< when the `muster run` began, as part of a run's name
   std::optional<int> max_failures;  ///< --max-failures
   int full_workers = 0;             ///< ranks of the job when none is missing; 0 without --min-workers
   std::optional<std::chrono::system_clock::time_point> begin = {};  ///< of its first start
 };
 
-/// From the environment (`variables` of it); none where nobody supervises this process.
+/// Reads the supervisor's settings from the environment; none if this process is not supervised.
 std::optional<Supervisor> supervisor();
 
-/// In the environment of a supervised rank.
+/// Environment variables of a supervised rank.
 namespace variable {
 inline constexpr const char* supervised = supervised_variable;  // 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
@@ -45,20 +46,20 @@ inline constexpr std::string_view telling_needed =
     "needed";  ///< the ranks that the saved state takes, no fewer and no more
 inline constexpr std::string_view telling_stopped = "stopped";  ///< on request, and there was no state to save
 inline constexpr std::string_view telling_cause = "cause";      ///< error.txt in the run's folder is of this start
-inline constexpr std::string_view telling_ended = "ended";      ///< the exit code: every rank is through its work
+inline constexpr std::string_view telling_ended = "ended";      ///< text: the exit code; every rank has done its work
 
-/// Nothing where nobody supervises.
+/// Writes a line to the supervisor. Does nothing if this process is not supervised.
 void tell_supervisor(std::string_view what, std::string_view text) noexcept;
 
-/// While it lives, nobody supervises this process, as far as it knows: in a trial, for which its sweep answers. One at
-/// a time.
+/// While it lives, this process acts as if it were not supervised: for a trial, which its sweep supervises. At most one
+/// exists at a time.
 class Unsupervised {
  public:
   Unsupervised() noexcept;
   Unsupervised(const Unsupervised&) = delete;
   Unsupervised& operator=(const Unsupervised&) = delete;
   ~Unsupervised();
-  /// Whether a supervisor would have been told so.
+  /// True if the trial would have told a supervisor telling_stopped.
   bool stopped_without_state() const noexcept { return stopped_without_state_; }
 
  private:
@@ -66,10 +67,11 @@ class Unsupervised {
   bool stopped_without_state_ = false;
 };
 
-/// The parent of a process, 0 if /proc does not show it.
+/// The parent of a process; 0 if /proc does not show it.
 pid_t parent_of(pid_t process);
 
-/// From now on this process is killed when its launcher ends, in whatever way; that ends with `muster run`.
+/// Makes this process be killed when its launcher ends, for whatever reason. The launcher itself ends with
+/// `muster run`.
 void end_with_launcher() noexcept;
 
 }  // namespace muster::detail::launch

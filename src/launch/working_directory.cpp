@@ -1,5 +1,5 @@
-// A program whose working directory has been removed ends here, before libtorch's libraries are initialised: oneMKL
-// would end it with a message of its own.
+// Ends a program whose working directory has been removed, before libtorch's libraries are initialised: oneMKL would
+// end it with an unclear message.
 #include "muster/error.hpp"
 
 #include <unistd.h>

@@ -15,7 +15,7 @@ class AllGather final : public Operation {
     if (!agreed()) return false;
     if (everywhere_.empty()) return copied();
     if (!written_) {
-      const auto mine = slice(rank_);  // empty where it owns none
+      const auto mine = slice(rank_);  // empty if this rank owns none
       for (int r = 0; r < size_; ++r)
         if (r != rank_)
           std::memcpy(everywhere_[static_cast<std::size_t>(r)] + mine.first * element_, at(mine.first),

@@ -5,11 +5,12 @@
 namespace muster::detail::node {
 namespace {
 
-/// Up to this many bytes a copy costs less than asking whether one is needed.
+/// Up to this many bytes a copy costs less than finding out whether one is needed.
 constexpr std::size_t small_bytes = std::size_t{8} << 10;
-/// Above this many bytes, all ranks together, it is cheaper that each rank reduces a slice than that each reduces all.
+/// Up to this many bytes of all ranks together, each rank reduces everything; above it is cheaper to reduce one slice
+/// per rank.
 constexpr std::size_t direct_bytes = std::size_t{1} << 20;
-/// In registered memory of up to so many bytes a rank has always the same slice, which stays in its cache.
+/// In registered memory of up to this many bytes, a rank always reduces the same slice, so that it stays in its cache.
 constexpr std::size_t cached_bytes = std::size_t{2} << 20;
 
 class AllReduce final : public Operation {
@@ -27,7 +28,7 @@ class AllReduce final : public Operation {
   }
 
  private:
-  /// Everybody reduces everything.
+  /// Every rank reduces everything.
   bool direct() {
     const auto write = [&](std::size_t first, std::size_t n) { std::memcpy(staging(rank_), at(first), n * element_); };
     const auto read = [&](std::size_t first, std::size_t n) {
@@ -38,7 +39,7 @@ class AllReduce final : public Operation {
     return each_chunk(count_, staging_bytes_ / element_, write, read);
   }
 
-  /// Of each chunk everybody reduces a slice, which the others fetch.
+  /// Each rank reduces one slice of each chunk; the others copy it.
   bool sliced() {
     const auto write = [&](std::size_t first, std::size_t n) {
       const auto mine = slice_of(n, size_, rank_, type_);
@@ -68,7 +69,7 @@ class AllReduce final : public Operation {
     return each_chunk(count_, staging_bytes_ / element_, write, read);
   }
 
-  /// A chunk at a time, to the memory of all.
+  /// Reduces in registered memory, one chunk at a time, and writes the result to the memory of all ranks.
   bool in_place() {
     if (!reduced_) {
       if (bytes() <= cached_bytes) {

@@ -10,15 +10,15 @@
 
 namespace muster::detail::node {
 
-/// The beginning of the shared memory; zeroes are its valid first state.
+/// The beginning of the shared memory. All-zero memory is a valid initial state.
 struct BucketReduction::Shared {
   struct Rank {
-    /// The round in the upper half, buckets in the lower, so that nothing has to be reset.
+    /// The round in the upper half, the number of published buckets in the lower, so that nothing has to be reset.
     alignas(cache_line) std::atomic<std::uint64_t> published;
-    alignas(cache_line) std::atomic<std::uint64_t> finished;
+    alignas(cache_line) std::atomic<std::uint64_t> finished;  ///< the last round that the rank has finished
   };
   alignas(cache_line) Claims claims;
-  Rank ranks[1];  // [size], and behind them what each has written: [size][2][buckets + words]
+  Rank ranks[1];  // [size], followed by what the ranks have written: [size][2][buckets + words]
 
   static std::size_t bytes(int size) { return sizeof(Shared) + sizeof(Rank) * static_cast<std::size_t>(size - 1); }
 };
@@ -82,7 +82,7 @@ std::size_t BucketReduction::published() const {
   std::size_t all = buckets_.size();
   for (int r = 0; r < size_; ++r) {
     const auto word = shared_->ranks[r].published.load(std::memory_order_acquire);
-    // A rank that is a round ahead has published everything of this one.
+    // A rank that is a round ahead has published all buckets of this round.
     const auto theirs = word >> 32;
     if (theirs < (round_ & 0xffffffff)) return 0;
     if (theirs == (round_ & 0xffffffff)) all = std::min<std::size_t>(all, word & 0xffffffff);

@@ -1,8 +1,9 @@
-// A reduction over a fixed list of buckets that is run again and again, as gradients are.
+// A reduction over a fixed list of buckets that is repeated in rounds, as for gradients.
 //
-// Every rank publishes where its buckets lie in registered memory, one after the other in an agreed order, each as soon
-// as it is complete. A bucket that all ranks have published may be worked on, in chunks, by whoever comes first: the
-// rank that is early does more, and nobody waits for a turn. A round ends when all chunks are done and all ranks know.
+// Every rank publishes the addresses of its buckets in registered memory, one after the other in an agreed order, each
+// as soon as it is complete. Once all ranks have published a bucket, any rank may claim and process its chunks. A rank
+// that is early does more work, and no rank waits for its turn. A round ends when all chunks are done and all ranks
+// know it.
 //
 //   reduction.begin();
 //   for (…) reduction.publish(address);             // every bucket, in order
@@ -26,63 +27,63 @@ class BucketReduction {
     std::size_t count = 0;  ///< elements
     Dtype type = Dtype::f32;
   };
-  /// What one rank works on at once.
+  /// Part of a bucket that one rank processes at once.
   struct Chunk {
-    std::size_t number = 0;  ///< among those of all buckets
+    std::size_t number = 0;  ///< index among the chunks of all buckets
     std::size_t bucket = 0;
-    std::size_t first = 0;  ///< element of the bucket
-    std::size_t count = 0;
+    std::size_t first = 0;  ///< first element, counted in the bucket
+    std::size_t count = 0;  ///< elements
   };
-  /// What is done with a chunk; data[r] is where it begins in the memory of rank r. It is called once per chunk and
-  /// round, by any of the ranks.
+  /// Processes a chunk; data[r] is the chunk's address in the memory of rank r. Called once per chunk and round, on any
+  /// of the ranks.
   using OnChunk = std::function<void(const Chunk& chunk, std::span<std::byte* const> data)>;
 
-  /// Bytes of memory, aligned to a page, for that many buckets and words.
+  /// Bytes of page-aligned memory needed for that many ranks, buckets and words.
   static std::size_t memory(int size, std::size_t buckets, std::size_t words);
 
-  /// `memory`: as for a Communicator, and the same for all ranks; `region` holds the ranks' buckets. Buckets and the
+  /// `memory`: shared by all ranks, as for a Communicator. `region` holds the ranks' buckets. The buckets and the
   /// number of words are the same on all ranks.
   BucketReduction(std::byte* memory, Region region, int rank, int size, std::vector<Bucket> buckets, std::size_t words);
 
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   std::size_t chunks() const noexcept { return chunks_.size(); }
 
-  /// A new round; the one before has ended.
+  /// Begins a new round; the previous one must have ended.
   void begin();
-  /// The next bucket in the order lies at `data`, in this rank's memory of the region, and stays there until the round
-  /// has ended.
+  /// Publishes the next bucket in the order. `data` is in this rank's part of the region and must stay in place until
+  /// the round has ended.
   void publish(const void* data);
-  /// A word that all ranks can read when the round has ended; each is written in every round, before the last bucket is
-  /// published. One that is written before the first bucket is published can be read in OnChunk as well.
+  /// Writes a word that all ranks can read once the round has ended. Write each word in every round, before the last
+  /// bucket is published. A word written before the first bucket is published can be read in OnChunk too.
   void write_word(std::size_t index, std::uint32_t word);
-  /// Does one chunk if one is ready; true when the round has ended. All ranks do the same.
+  /// Processes one chunk if one is ready; true if the round has ended. All ranks must pass equivalent functions.
   bool advance(const OnChunk& on_chunk);
-  /// Does one chunk if one is ready, and says whether it did: for a progress thread of this rank, from begin() until
-  /// the rank calls advance(). The thread has an OnChunk of its own.
+  /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
+  /// rank calls advance(). The thread needs a separate OnChunk object.
   bool progress(const OnChunk& on_chunk) { return next_chunk(thread_, on_chunk) == Next::done; }
 
-  /// Order in which buckets are published and worked on from the next round on, a permutation of their indices, at
-  /// first that of the list. Between two rounds, the same on all ranks.
+  /// Sets the order in which buckets are published and processed from the next round on: a permutation of their
+  /// indices, at first 0, 1, …. Call it between two rounds, with the same order on all ranks.
   void reorder(const std::vector<std::size_t>& order);
   const std::vector<std::size_t>& order() const noexcept { return order_; }
 
-  /// Of the round that has ended, until the next begins; in OnChunk of the round under way.
+  /// Returns a word of the round that has ended, until the next round begins; inside OnChunk, of the current round.
   std::uint32_t word(int rank, std::size_t index) const;
 
  private:
   struct Shared;
-  /// What a thread of the rank knows.
+  /// One thread's knowledge of the current round.
   struct Seen {
     std::size_t ready = 0;  ///< buckets that all ranks have published
     std::vector<std::byte*> data = {};
   };
-  /// What became of the next chunk.
+  /// The result of next_chunk().
   enum class Next { done, not_ready, none_left };
 
   Next next_chunk(Seen& seen, const OnChunk& on_chunk) const;
   /// What the rank writes in this round: the offsets of its buckets, then its words.
   std::uint64_t* written(int rank) const;
-  /// Buckets that all ranks have published.
+  /// The number of buckets that all ranks have published.
   std::size_t published() const;
 
   Shared* shared_;
@@ -91,16 +92,16 @@ class BucketReduction {
   int size_;
   std::vector<Bucket> buckets_;
   std::size_t words_;
-  std::vector<std::size_t> order_;     ///< buckets
-  std::vector<std::size_t> position_;  ///< [buckets] in that order
-  std::vector<Chunk> chunks_;          ///< in that order
-  Seen own_, thread_;                  ///< of the rank itself and of its progress thread
+  std::vector<std::size_t> order_;     ///< indices of buckets
+  std::vector<std::size_t> position_;  ///< [buckets]: position in order_
+  std::vector<Chunk> chunks_;          ///< in the order of order_
+  Seen own_, thread_;                  ///< of the rank's own thread and of its progress thread
   std::uint64_t round_ = 0;
   std::size_t mine_ = 0;  ///< buckets that this rank has published
   bool finished_ = true;
 };
 
-/// For an average: the sum over the ranks, in their order, times `scale`, to all of them.
+/// Returns an OnChunk that averages: it writes the sum over the ranks, in their order, times `scale`, to all of them.
 BucketReduction::OnChunk in_place_sum(std::vector<BucketReduction::Bucket> buckets, double scale);
 
 }  // namespace muster::detail::node

@@ -1,4 +1,5 @@
-// What a collective is, in one word that ranks compare: of two that differ, a rank is in another than the rest.
+// A description of a call, and its encoding as one 64-bit word. Ranks compare the words: if two differ, one rank is in
+// a different call from the others.
 #pragma once
 
 #include "muster/error.hpp"
@@ -21,27 +22,28 @@ struct Call {
     reduce_scatter,
     all_gather,
     all_to_all,
-    average,  ///< of gradients
-    meet,     ///< to make something together
-    end,      ///< of an attempt, in which all ranks agree how it went
+    average,  ///< averaging gradients
+    meet,     ///< making a communicator or shared memory together
+    end,      ///< end of an attempt, where all ranks agree on its outcome
     send,
     receive,
-    read_stream,  ///< no call of a communicator: it waits for the reader of a stream, which is the user's
+    read_stream,  ///< waiting for the user's reader of a stream; not a call on a communicator
   };
 
   Kind kind = Kind::none;
   Dtype type = Dtype::u8;
   ReduceOp op = ReduceOp::sum;
-  int root = -1;          ///< or the other side; −1 where there is none
+  int root = -1;          ///< root, or the rank on the other side of a message; −1 if there is none
   std::size_t count = 0;  ///< elements
-  bool from_all = false;  ///< of an all_to_all: this rank receives from every other one
+  bool from_all = false;  ///< for an all_to_all: true if this rank receives from every other one
 
-  /// Never 0 but for `none`. A count from 2^35 and a root from 2^17 on are cut.
+  /// Encodes the call. 0 only for `none`. A count is cut to 35 bits and a root to 17 bits.
   std::uint64_t word() const noexcept;
+  /// Decodes a word.
   static Call of(std::uint64_t word) noexcept;
-  /// Whether all ranks of a communicator call it alike: messages from rank to rank are not counted among its calls.
+  /// True if all ranks of a communicator make the call together; false for a message between two ranks.
   bool collective() const noexcept { return kind != Kind::none && kind < Kind::send; }
-  /// Whether this rank cannot end it before all have begun it.
+  /// True if the call cannot end on this rank before all ranks have begun it.
   bool needs_all() const noexcept {
     return kind == Kind::barrier || kind == Kind::all_reduce || kind == Kind::average || kind == Kind::meet || from_all;
   }
@@ -52,7 +54,7 @@ struct Call {
 /// "1st", "2nd", ….
 std::string nth(std::uint64_t number);
 
-/// Of two ranks that are in different calls of the same number; the same on both.
+/// Returns the error for two ranks that are in different calls of the same number. It is the same on both ranks.
 Error mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call);
 
 }  // namespace muster::detail::node

@@ -1,4 +1,4 @@
-// Whether numbers are finite, by their exponents: cheap beside the memory that they come from.
+// Tests whether numbers are finite by their exponent bits, which costs less than reading them from memory.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace muster::detail::node {
 
-/// Of floats or doubles.
+/// True if all values, floats or doubles, are finite.
 template <class T>
 bool all_finite(const T* values, std::size_t count) noexcept {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>);
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   constexpr Bits exponent = sizeof(T) == 4 ? Bits{0x7f800000} : static_cast<Bits>(0x7ff0000000000000);
-  // Several at once, as the compiler makes no vectors of this loop by itself.
+  // Vectors by hand, since compilers do not vectorise this loop.
   constexpr std::size_t lanes = 32 / sizeof(T);
   using Vector [[gnu::vector_size(32)]] = Bits;
   Vector any{};

@@ -1,4 +1,4 @@
-// Element-wise reductions over several arrays, for the processor that this runs on.
+// Element-wise reductions over several arrays, with kernels chosen for the present processor.
 #pragma once
 
 #include "muster/reduce_op.hpp"
@@ -9,10 +9,10 @@
 
 namespace muster::detail::node {
 
-/// What one set of kernels was compiled for.
+/// The instruction set that a set of kernels was compiled for.
 enum class Isa { portable, avx2, avx512 };
 
-/// The best that was built and that this processor has.
+/// The best instruction set that was built and that this processor has.
 Isa best_isa() noexcept;
 
 struct Reduction {
@@ -22,10 +22,11 @@ struct Reduction {
   double scale = 1.0;
 };
 
-/// Operations that there are.
+/// The number of operations.
 inline constexpr std::size_t num_reduce_ops = static_cast<std::size_t>(ReduceOp::bit_xor) + 1;
 
-/// Whether the operation has a meaning for the type: no bits of fractions, no order among complex numbers.
+/// True if the operation is defined for the type: no bit operations on floating-point numbers, no order of complex
+/// numbers.
 bool reducible(Dtype type, ReduceOp op) noexcept;
 
 /// targets[t][i] = scale · (sources[0][i] op sources[1][i] op …), left to right, so that the result does not depend on

@@ -1,7 +1,7 @@
-// The body of the kernels, compiled once for each instruction set with MUSTER_ISA as its name. Everything is internal
-// to the file that includes this, so that no code for a newer processor is shared with the rest of the program; for the
-// same reason nothing of the standard library is called here. Loops stand in functions that are not inlined, whose
-// arrays do not overlap: that is what the compiler makes vectors of.
+// The kernels, compiled once for each instruction set; MUSTER_ISA is the name of the resulting function. Everything has
+// internal linkage, so that the linker cannot use code for a newer processor in the rest of the program. For the same
+// reason nothing of the standard library is called here. The loops are in functions that are not inlined and whose
+// arrays do not overlap, so that the compiler vectorises them.
 
 #include "base/vectorize.hpp"
 #include "node/kernels_table.hpp"
@@ -17,7 +17,7 @@
 namespace muster::detail::node {
 namespace {
 
-constexpr std::size_t block = 1024;  ///< elements that are reduced at once and stay in the first cache
+constexpr std::size_t block = 1024;  ///< elements reduced at once; a block stays in the L1 cache
 
 struct Half {
   std::uint16_t bits;
@@ -76,7 +76,7 @@ inline Half narrow(float x) {
   if (rest > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u | ((rest >> 13) & 0x3ffu))};
   if (rest >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // rounds past 65504
   if (rest < 0x38800000u) {
-    // Below the normal numbers: adding 0.5 leaves the fraction, rounded, in the lowest bits.
+    // Subnormal: adding 0.5 leaves the rounded fraction in the lowest bits.
     const std::uint32_t shifted = bits_of(float_of(rest) + 0.5f) - 0x3f000000u;
     return {static_cast<std::uint16_t>(sign | shifted)};
   }
@@ -84,7 +84,7 @@ inline Half narrow(float x) {
   return {static_cast<std::uint16_t>(sign | (rounded >> 13))};
 }
 
-// Whole arrays: to the wide type and back.
+// Convert arrays to the wide type and back.
 template <class T>
 [[gnu::noinline]] void load(Wide<T>* __restrict wide, const T* __restrict from, std::size_t n) {
   std::size_t i = 0;
@@ -133,7 +133,7 @@ struct Sum {
 struct Product {
   template <class T>
   static T apply(T a, T b) {
-    // Through 32 bits at least: small unsigned types would be multiplied as signed ints.
+    // At least 32 bits wide: small unsigned types would be promoted to int, whose overflow is undefined.
     return static_cast<T>(static_cast<Unsigned<T>>(a) * Unsigned<T>{1} * static_cast<Unsigned<T>>(b));
   }
   static std::int16_t apply(std::int16_t a, std::int16_t b) {
@@ -192,7 +192,7 @@ template <class Op, class T>
 
 template <class T>
 [[gnu::noinline]] void scale_by(T* __restrict values, double factor, std::size_t n) {
-  if constexpr (std::is_floating_point_v<T>)  // others have no fractions
+  if constexpr (std::is_floating_point_v<T>)  // integers are not scaled
     for (std::size_t i = 0; i < n; ++i) values[i] *= static_cast<T>(factor);
 }
 template <class T>
@@ -201,7 +201,7 @@ template <class T>
   for (std::size_t i = 0; i < n; ++i) values[i] = {values[i].re * by, values[i].im * by};
 }
 
-/// The commonest case in one go: two arrays, and the result to both of them or to one.
+/// The most common case in one pass: two sources, and one or two targets.
 template <class Op, class T>
 [[gnu::noinline]] void reduce_two(T* to, T* also, const T* a, const T* b, T factor, std::size_t n) {
   MUSTER_INDEPENDENT_ITERATIONS
@@ -247,7 +247,7 @@ void reduce_blocks(void* const* targets, std::size_t target_count, const void* c
   }
 }
 
-/// `Op`: those that have a meaning for the type, which are the first ones of ReduceOp.
+/// `Op`: the operations defined for the type, which are the first ones of ReduceOp. Null for any other.
 template <class T, class... Op>
 ReduceArrays one_of(ReduceOp op) noexcept {
   constexpr ReduceArrays kernels[] = {reduce_blocks<Op, T>...};

@@ -1,4 +1,4 @@
-// How the kernels of each instruction set are found.
+// The functions that return the kernels of each instruction set.
 #pragma once
 
 #include "muster/reduce_op.hpp"
@@ -8,10 +8,10 @@
 
 namespace muster::detail::node {
 
-/// (targets, their number, sources, their number, elements, scale), as reduce_arrays() of kernels.hpp.
+/// (targets, target count, sources, source count, elements, scale); see reduce_arrays() in kernels.hpp.
 using ReduceArrays = void (*)(void* const*, std::size_t, const void* const*, std::size_t, std::size_t, double);
 
-/// Null where the operation has no meaning for the type.
+/// Null if the operation is not defined for the type.
 ReduceArrays portable_kernel(Dtype type, ReduceOp op) noexcept;
 #if defined(MUSTER_X86_KERNELS)
 ReduceArrays avx2_kernel(Dtype type, ReduceOp op) noexcept;

@@ -1,5 +1,5 @@
-// What the operations of a communicator have in common: how they go from phase to phase, cut data into chunks, and
-// agree that nothing has to be copied.
+// The base class of a communicator's operations: it goes from phase to phase, cuts data into chunks, and finds out
+// whether data have to be copied.
 #pragma once
 
 #include "node/call.hpp"
@@ -17,19 +17,21 @@
 
 namespace muster::detail::node {
 
-/// The beginning of the shared memory; zeroes are its valid first state.
+/// The beginning of the shared memory. All-zero memory is a valid initial state.
 struct Communicator::Shared {
-  /// Where a rank's data lie: the number of the region from 1, 0 for none, and the offset in the rank's memory there.
+  /// The location of a rank's data: the number of the region, from 1, or 0 for none; and the offset in bytes in the
+  /// rank's part of it.
   struct Place {
     std::uint64_t region = 0;
     std::uint64_t offset = 0;
   };
   struct Rank {
     alignas(cache_line) std::atomic<std::uint64_t> arrived;
-    /// Of the phase that it is in and of the last: in the same line, so that who reads the one has the other.
+    /// The calls of the rank's present and previous phase, [phase % 2]. They share the cache line of `arrived`, so that
+    /// reading both costs one cache miss.
     struct {
       std::atomic<std::uint64_t> word;    ///< of the call
-      std::atomic<std::uint64_t> number;  ///< of the call, as the communicator's owner counts
+      std::atomic<std::uint64_t> number;  ///< see Communicator::number()
     } calls[2];
     alignas(cache_line) std::atomic<std::uint64_t> finished;
     alignas(cache_line) Place places[2];
@@ -42,21 +44,22 @@ struct Communicator::Shared {
   }
 };
 
-/// In a phase a rank writes to its buffer, says that it has arrived, and reads what the others have written when they
-/// have arrived too. Nobody need wait at the end of a phase: a rank arrives in one when everybody has left the one
-/// before the last, whose buffer it takes over.
+/// In each phase a rank writes to its buffer, marks itself as arrived, and reads the others' buffers once they have
+/// arrived too. No rank waits at the end of a phase. Instead it arrives in a phase only after all ranks have arrived in
+/// the previous one, so that they have left the phase before that, whose buffer it reuses.
 class Operation {
   Communicator& ranks_;
 
  public:
   virtual ~Operation() = default;
-  /// Goes on as far as that is possible without waiting; true at the end.
+  /// Goes on as far as possible without waiting; true if the operation has finished.
   virtual bool advance() = 0;
-  /// Goes on in memory of its own. Registered memory stays, as other ranks may write there.
+  /// Copies the data, so that the caller may free them. Registered memory is not copied, since other ranks may write to
+  /// it.
   void leave_data();
 
   Communicator::Start start = Communicator::Start::open;
-  std::uint64_t number = 0;  ///< of the call; see Communicator::number()
+  std::uint64_t number = 0;  ///< see Communicator::number()
 
  protected:
   Operation(Communicator& ranks, void* data, const Call& call)
@@ -65,8 +68,8 @@ class Operation {
   std::byte* at(std::size_t element) const { return data_ + element * element_; }
   std::size_t bytes() const { return count_ * element_; }
 
-  // The phase that this operation is in.
-  /// Writes and arrives, once; false as long as it may not.
+  // The operation's current phase.
+  /// Calls write() and marks this rank as arrived, once per phase. False if that is not possible yet.
   template <class Write>
   bool arrive(Write&& write) {
     if (arrived_) return true;
@@ -81,10 +84,10 @@ class Operation {
   }
   bool arrived(int rank) const { return arrived(rank, phase_); }
   bool all_arrived() { return all_arrived(phase_); }
-  /// For what others fetch or wait for after they have arrived.
+  /// Marks this rank's work of the phase as finished, for the others' all_finished().
   void finish() { mine().finished.store(phase_, std::memory_order_release); }
   bool all_finished();
-  /// The buffer of a rank.
+  /// The buffer of a rank in this phase.
   std::byte* staging(int rank) const {
     return ranks_.staging_ + (2 * static_cast<std::size_t>(rank) + (phase_ & 1)) * staging_bytes_;
   }
@@ -93,8 +96,8 @@ class Operation {
     return ranks_.shared_->claims.claim(phase_, may);
   }
 
-  /// Goes through `count` elements in chunks, each a phase: write(first, n) before this rank arrives, then read(first,
-  /// n), which is false as long as it must wait. True at the end.
+  /// Goes through `count` elements in chunks of up to `most`, a phase for each. Calls write(first, n) before this rank
+  /// arrives, then read(first, n) until it returns true. True if all chunks are done.
   template <class Write, class Read>
   bool each_chunk(std::size_t count, std::size_t most, Write&& write, Read&& read) {
     while (first_ < count) {
@@ -106,17 +109,17 @@ class Operation {
     return true;
   }
 
-  /// Whether the ranks have told each other where their data lie; then everywhere_ says it.
+  /// Exchanges the locations of all ranks' data and sets everywhere_. False if not all ranks have arrived yet.
   bool agreed();
 
-  /// Reduces what lies at source(rank) to all targets.
+  /// Reduces the arrays at source(rank) of all ranks and writes the result to all targets.
   template <class Source>
   void reduce_to(std::span<void* const> targets, std::size_t count, const Reduction& reduction, Source&& source) {
     sources_.resize(static_cast<std::size_t>(size_));
     for (int r = 0; r < size_; ++r) sources_[static_cast<std::size_t>(r)] = source(r);
     reduce_arrays(targets, sources_, count, reduction);
   }
-  /// The same to this rank's own elements.
+  /// Like reduce_to(), with this rank's own elements as the target.
   template <class Source>
   void reduce_here(const Slice& slice, const Reduction& reduction, Source&& source) {
     void* const here = at(slice.first);
@@ -130,12 +133,13 @@ class Operation {
   const int rank_ = ranks_.rank();
   const int size_ = ranks_.size();
   const std::size_t staging_bytes_ = ranks_.staging_bytes_;
-  /// [size], in the order of ranks; empty where any rank's data do not lie in registered memory, and must be copied.
+  /// [size]: the address of each rank's data; empty if the data of any rank are not in registered memory and so must be
+  /// copied.
   std::vector<std::byte*> everywhere_;
 
  private:
   Communicator::Shared::Rank& mine() const { return ranks_.shared_->ranks[rank_]; }
-  /// An Error where that rank is in another call than this one: a phase is one of the same call on all ranks.
+  /// True if that rank has arrived. Throws an Error if it is in a different call in that phase.
   bool arrived(int rank, std::uint64_t phase) const {
     const auto& theirs = ranks_.shared_->ranks[rank];
     if (theirs.arrived.load(std::memory_order_acquire) < phase) return false;

@@ -37,10 +37,10 @@ constexpr const char* sharing = "sharing memory among the ranks of this node";
               "Make /dev/shm larger (--shm-size of a container)");
 }
 
-/// The segments that this process maps: a child of fork() gets them as memory of its own.
+/// The segments that this process maps, so that a child of fork() can replace them by private copies.
 class Mappings {
  public:
-  /// `file`, shared, at an address that the kernel chooses.
+  /// Maps `file` as shared memory, at an address that the kernel chooses.
   static std::byte* map(int file, std::size_t bytes) {
     auto& all = the();
     const std::lock_guard lock(all.mutex_);
@@ -75,7 +75,7 @@ class Mappings {
                      });
   }
   static Mappings& the() {
-    static auto* const all = new Mappings;  // to the end of the process, whatever is destroyed before
+    static auto* const all = new Mappings;  // never destroyed, since segments may be destroyed at exit
     return *all;
   }
 
@@ -156,7 +156,7 @@ void SharedSegment::remove_leftovers() noexcept {
     struct stat found {};
     const bool candidate = ::fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == ::geteuid() &&
                            ::time(nullptr) - found.st_mtime > old_enough;
-    // A name is never used twice, so whoever is in use is not met here in place of what was locked.
+    // Names are never reused, so this name still belongs to the segment that is locked.
     if (candidate && ::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlinkat(::dirfd(folder.get()), entry->d_name, 0);
     ::close(file);
   }
@@ -165,13 +165,13 @@ void SharedSegment::remove_leftovers() noexcept {
 void SharedSegment::map(std::size_t bytes) {
   data_ = Mappings::map(file_, bytes);
   size_ = bytes;
-  // Where /dev/shm gives huge pages to who asks (mount option huge=advise); a hint.
+  // A hint for huge pages, used if /dev/shm is mounted with huge=advise.
   ::madvise(data_, size_, MADV_HUGEPAGE);
 }
 
 void SharedSegment::reserve(std::size_t first, std::size_t bytes) {
   if (bytes == 0) return;
-  // Where a huge page fits, by touching, which heeds that hint; Linux knows this since 5.14.
+  // If a huge page fits, touch the pages, which follows the hint for huge pages; Linux can do this since 5.14.
   if (bytes >= huge_page) {
     const auto begin = first / page_size() * page_size();
     if (::madvise(data_ + begin, first + bytes - begin, MADV_POPULATE_WRITE) == 0) return;

@@ -1,8 +1,8 @@
 // Memory that the processes of a node map together.
 //
-// One process creates it, the others open it by its name, and then the name is removed: from there on the memory lives
-// as long as somebody maps it, and nothing is left behind by a process that is killed. All of them hold a lock on it,
-// by which a name whose process was killed before that is told from one that is still in use.
+// One process creates the segment and the others open it by its name. Then the name is removed; from then on the memory
+// lives as long as a process maps it, and a killed process leaves nothing behind. All of the processes hold a lock on
+// the segment. A name without a lock was left by processes that were killed before they could remove it.
 #pragma once
 
 #include <cstddef>
@@ -11,45 +11,46 @@
 
 namespace muster::detail::node {
 
-/// Bytes of a page of memory on this machine.
+/// Bytes of a memory page on this machine.
 std::size_t page_size() noexcept;
 inline std::size_t whole_pages(std::size_t bytes) noexcept {
   return (bytes + page_size() - 1) / page_size() * page_size();
 }
-/// Bytes of a line of the cache: what two ranks write to lies in different ones.
+/// Bytes of a cache line. Data that different ranks write to are in different lines.
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t whole_lines(std::size_t bytes) noexcept {
   return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
-/// A child of fork() keeps the addresses, but what it writes there goes to memory of its own, and it can give no memory
-/// of the segment back.
+/// A child of fork() keeps the addresses, but what it writes there goes to private memory, and it cannot free memory of
+/// the segment.
 ///
-/// Move-only. Unmapped by the destructor, which concerns this process alone; who created it removes the name there,
-/// unless it has before.
+/// Move-only. The destructor unmaps the segment from this process and, in the process that created it, removes the name
+/// if that has not been done.
 class SharedSegment {
  public:
   SharedSegment() noexcept = default;
-  /// Address space for `bytes`, all zeroes, under a new name that nobody can guess; readable by this user alone.
+  /// Creates a segment of `bytes` zeroes under a new, unguessable name; only this user can access it. Memory is not
+  /// reserved yet.
   static SharedSegment create(std::size_t bytes);
   static SharedSegment open(const std::string& name, std::size_t bytes);
-  /// Removes the names that dead processes of this user have left: older than a minute, and no process holds the lock.
+  /// Removes names that dead processes of this user have left: those older than a minute that no process has locked.
   static void remove_leftovers() noexcept;
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
 
-  /// Takes memory for that part, so that no access to it can fail later. An Error (ExitCode::retry) if there is not
-  /// enough.
+  /// Reserves memory for that part, so that no access to it can fail later. Throws an Error (ExitCode::retry) if there
+  /// is not enough.
   void reserve(std::size_t first, std::size_t bytes);
-  /// Gives the memory of a part (whole pages) back; it would be zeroes again.
+  /// Frees the memory of a part (whole pages); if read again, it is zeroes.
   void discard(std::size_t first, std::size_t bytes) noexcept;
-  /// A part of it (whole pages) mapped once more: it shows what is written to the segment, but what is written to it
-  /// goes to pages of this process alone, which hide the segment's until they are dropped.
+  /// Maps a part (whole pages) a second time. The view shows what is written to the segment. Writes to the view go to
+  /// private pages of this process, which hide the segment's pages until they are dropped.
   std::shared_ptr<std::byte> private_view(std::size_t first, std::size_t bytes) const;
-  /// Drops this process's own pages of a view, whole ones: it shows the segment again.
+  /// Drops private pages of a view (whole pages), so that it shows the segment again.
   static void drop_private_pages(std::byte* first, std::size_t bytes);
-  /// Removes the name, on the process that created it.
+  /// Removes the name if this process created the segment.
   void unlink() noexcept;
 
   std::byte* data() const noexcept { return data_; }
@@ -61,7 +62,7 @@ class SharedSegment {
   void lock();
 
   std::string name_;
-  bool has_name_ = false;  ///< of this process's making
+  bool has_name_ = false;  ///< true if this process must remove the name
   int file_ = -1;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;

@@ -1,4 +1,4 @@
-// How ranks share out the elements of an array: a slice for each, or chunks that whoever is early claims.
+// How ranks divide the elements of an array: into one slice per rank, or into chunks that the ranks claim as they come.
 #pragma once
 
 #include "node/dtype.hpp"
@@ -12,19 +12,19 @@
 
 namespace muster::detail::node {
 
-/// Elements from `first` on.
+/// A range of elements.
 struct Slice {
   std::size_t first = 0;
   std::size_t count = 0;
 
-  /// Its elements from `begin` on, `most` of them or what is left.
+  /// Returns up to `most` of its elements from its element `begin` on.
   Slice chunk(std::size_t begin, std::size_t most) const {
     begin = std::min(begin, count);
     return {first + begin, std::min(most, count - begin)};
   }
 };
 
-/// The slice of `owner` among `owners`: whole cache lines as far as that goes.
+/// Returns the slice of rank `owner` among `owners` ranks. Slices are whole cache lines, except at the end.
 inline Slice slice_of(std::size_t count, int owners, int owner, Dtype type) {
   const auto unit = std::max<std::size_t>(1, cache_line / size_of(type));
   const auto units = (count + unit - 1) / unit;
@@ -35,10 +35,10 @@ inline Slice slice_of(std::size_t count, int owners, int owner, Dtype type) {
 /// Bytes that a rank claims at once.
 constexpr std::size_t claimed_bytes = std::size_t{256} << 10;
 
-/// In memory that the ranks share; zeroes are its valid first state. Nobody waits for a turn.
+/// A counter in memory that the ranks share, without a lock. All-zero memory is a valid initial state.
 class Claims {
  public:
-  /// The next number of the round, from 0 on, which nobody else gets; none where may(number) is false.
+  /// Claims the next number of the round, from 0, which no other caller gets. None if may(number) is false.
   template <class May>
   std::optional<std::size_t> claim(std::uint64_t round, May&& may) {
     const std::uint64_t name = round << 32;

@@ -1,4 +1,4 @@
-// Copies that leave the processor's caches alone: for what is not read again soon.
+// Copies that bypass the processor's caches, for data that are not read again soon.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace muster::detail::node {
 
-/// As memcpy(); other threads see it after stream_fence().
+/// Like memcpy(), but other threads see the data only after stream_fence().
 inline void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
 #if defined(__x86_64__)
   constexpr std::size_t unit = sizeof(__m128i), line = 4 * unit;
@@ -29,6 +29,7 @@ inline void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes)
 #endif
 }
 
+/// Makes the copies of stream_copy() visible to other threads.
 inline void stream_fence() noexcept {
 #if defined(__x86_64__)
   _mm_sfence();

@@ -14,7 +14,7 @@
 namespace muster::detail::optim {
 namespace {
 
-// Of an entry in /proc/self/pagemap, one for each page of the address space.
+// Bits of an entry in /proc/self/pagemap, which has one entry for each page of the address space.
 constexpr std::uint64_t in_memory = std::uint64_t{1} << 63;
 constexpr std::uint64_t swapped_out = std::uint64_t{1} << 62;
 constexpr std::uint64_t of_a_file = std::uint64_t{1} << 61;  ///< or of shared memory
@@ -26,7 +26,7 @@ DirtyPages::DirtyPages(std::byte* view, const std::byte* shared, std::size_t byt
   if (by == By::comparison || bytes < node::page_size()) return;
   pagemap_ = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pagemap_ < 0) return;
-  // Sandboxes have a /proc of their own.
+  // Test it with a write, since sandboxes have a /proc of their own.
   auto* const byte = static_cast<volatile std::byte*>(view_);
   const auto value = *byte;
   const bool untouched = ask_kernel(0, node::page_size()) == 0;

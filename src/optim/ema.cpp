@@ -19,18 +19,18 @@ namespace muster {
 namespace detail::optim {
 namespace {
 
-/// What an average is kept in: 16 bits have no room for what a decay near 1 adds.
+/// Returns the type of an average: 16 bits are too few for the small changes of a decay near 1.
 at::ScalarType type_of_average(const at::Tensor& parameter) {
   return at::isReducedFloatingType(parameter.scalar_type()) ? at::kFloat : parameter.scalar_type();
 }
 
-/// The parameters that have averages in place of their own values.
+/// The parameters that hold averages in place of their own values.
 std::set<const c10::TensorImpl*>& with_averages() {
   static std::set<const c10::TensorImpl*> all;
   return all;
 }
 
-/// The parameter looks at other values, of its type and on its device.
+/// Makes the parameter use other values, which must have its type and device.
 void set_values(at::Tensor& parameter, const at::Tensor& values) {
   parameter.set_data(values);
   torch::autograd::impl::bump_version(parameter);
@@ -64,7 +64,7 @@ void WeightAverages::require_own(const char* doing) const {
                 "Let the scope of EMA::apply() end before");
 }
 
-/// Before the first update they are what the weights are, which may have been loaded or broadcast since.
+/// Before the first update, the averages equal the weights, which may have been loaded or broadcast meanwhile.
 void WeightAverages::copy_first() {
   if (updates_ > 0 || applied()) return;
   const at::NoGradGuard no_grad;

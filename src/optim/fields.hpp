@@ -1,7 +1,7 @@
-// The optimizers whose state is known, and by name what they keep: the options of a group and the state of a parameter.
-// What is added here is saved with a checkpoint; what can be fused with the averaging has a rule in update_rules.cpp.
+// The optimizers that muster knows, and the names of their fields: the options of a group and the state of a parameter.
+// Checkpoints save the fields listed here. Optimizers that can be fused have a rule in update_rules.cpp too.
 //
-//   visit_fields(options, [](const char* name, auto& value) { … });   // const or not, as `options` is
+//   visit_fields(options, [](const char* name, auto& value) { … });   // `value` is const if `options` is
 #pragma once
 
 #include <torch/optim/adagrad.h>
@@ -33,7 +33,7 @@ inline constexpr std::tuple kinds{
     Kind<torch::optim::RMSprop, torch::optim::RMSpropOptions, torch::optim::RMSpropParamState>{"RMSprop"},
     Kind<torch::optim::LBFGS, torch::optim::LBFGSOptions, torch::optim::LBFGSParamState>{"LBFGS"}};
 
-/// Calls use(kind) with the optimizer's; false if it is none of them.
+/// Calls use(kind) with the optimizer's kind; false if it has none of these.
 bool with_kind(torch::optim::Optimizer& optimizer, auto&& use) {
   const auto is = [&]<class K>(const K& kind) {
     return dynamic_cast<typename K::Optimizer*>(&optimizer) != nullptr && (use(kind), true);
@@ -41,7 +41,7 @@ bool with_kind(torch::optim::Optimizer& optimizer, auto&& use) {
   return std::apply([&](const auto&... each) { return (is(each) || ...); }, kinds);
 }
 
-/// T or const T.
+/// True if T, without const, is one of the types `Of`.
 template <class T, class... Of>
 concept Either = (std::same_as<std::remove_const_t<T>, Of> || ...);
 
@@ -106,7 +106,7 @@ void visit_fields(Either<torch::optim::LBFGSOptions> auto& options, auto&& field
   field("history_size", options.history_size());
   field("line_search_fn", options.line_search_fn());
 }
-/// Kept under the first parameter, for all of them: the vectors are as long as all parameters together.
+/// Stored with the first parameter, for all parameters: the vectors have the elements of all parameters.
 void visit_fields(Either<torch::optim::LBFGSParamState> auto& state, auto&& field) {
   field("func_evals", state.func_evals());
   field("n_iter", state.n_iter());
@@ -121,7 +121,7 @@ void visit_fields(Either<torch::optim::LBFGSParamState> auto& state, auto&& fiel
   field("al", state.al());
 }
 
-/// The shape of a state's tensor: the parameter's, or in LBFGS one number or a vector of all parameters.
+/// The shape of a state tensor: the parameter's, or in LBFGS also a single number or a vector over all parameters.
 enum class FieldShape { parameter, scalar, all_parameters };
 
 template <class State>

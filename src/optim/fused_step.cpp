@@ -26,14 +26,14 @@ constexpr std::size_t tile_elements = 2048;  ///< elements whose averages stay i
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// The averages of a chunk's gradients, a tile after the other.
+/// Computes the averages of a chunk's gradients, one tile after the other.
 template <class T>
 class Averages {
  public:
   Averages(std::span<std::byte* const> gradients, double scale)
       : gradients_(gradients), sources_(gradients.size()), scale_(scale) {}
 
-  /// Of at most a tile, until the next call.
+  /// Returns the averages of at most one tile; valid until the next call.
   const T* of(std::size_t first, std::size_t count) {
     for (std::size_t r = 0; r < sources_.size(); ++r) sources_[r] = reinterpret_cast<const T*>(gradients_[r]) + first;
     void* const target = tile_;
@@ -49,7 +49,7 @@ class Averages {
   alignas(64) T tile_[tile_elements];
 };
 
-/// In double precision and a fixed order: eight sums, so that the additions need not wait for each other.
+/// Sums in double precision and in a fixed order: eight partial sums, so that the additions run in parallel.
 template <class T>
 double sum_of_squares(const T* values, std::size_t count) {
   double sums[8] = {};
@@ -64,7 +64,7 @@ double sum_of_squares(const T* values, std::size_t count) {
 /// What a chunk is marked with where its numbers are only looked at.
 double mark_of(bool finite) { return finite ? 0 : std::numeric_limits<double>::quiet_NaN(); }
 
-/// The sum of the squares of a chunk's averages, or with `squares` false its mark.
+/// Returns the sum of the squares of a chunk's averages; if `squares` is false, 0 if all are finite, else NaN.
 template <class T>
 double survey_chunk(std::span<std::byte* const> gradients, std::size_t count, double scale, bool squares) {
   Averages<T> averages(gradients, scale);
@@ -79,23 +79,24 @@ double survey_chunk(std::span<std::byte* const> gradients, std::size_t count, do
 
 }  // namespace
 
-/// Of one kind, such as the first moments, and one bucket: dropped as a whole, as parameters may share a page.
+/// The pages of one bucket and one kind of tensor, such as the parameters or the first moments. Private pages are
+/// dropped for all of them at once, since parameters may share a page.
 struct FusedStep::Pages {
   std::size_t first = 0, bytes = 0;  ///< in the shared memory
-  bool changed = false;              ///< somebody wrote to them since the last step
+  bool changed = false;              ///< true if this rank has written to them since the last step
 };
 
 /// A parameter and its state, in that order.
 struct FusedStep::Target {
-  std::vector<std::byte*> shared[2] = {};  ///< in each copy
-  std::vector<at::Tensor> views[2] = {};   ///< of them, as the module and the optimizer see them
-  // The step under way.
-  std::vector<const std::byte*> from = {};  ///< what it reads
+  std::vector<std::byte*> shared[2] = {};  ///< in each shared copy
+  std::vector<at::Tensor> views[2] = {};   ///< in each view, for the module and the optimizer
+  // The current step.
+  std::vector<const std::byte*> from = {};  ///< where the step reads
   Rule rule = {};
-  // Hashes of what was written by hand since the last step, 0: nothing.
-  std::uint64_t seen = 0;     ///< by note_written(), the last time
-  std::uint64_t noted = 0;    ///< all that note_written() has seen
-  std::uint64_t written = 0;  ///< that and what the step finds
+  // Hashes of what was written by hand since the last step; 0 if nothing was.
+  std::uint64_t seen = 0;     ///< at the last call of note_written()
+  std::uint64_t noted = 0;    ///< at all calls of note_written()
+  std::uint64_t written = 0;  ///< `noted` and what prepare() has found
 };
 
 FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
@@ -107,7 +108,7 @@ FusedStep::~FusedStep() = default;
 
 namespace {
 
-/// The values of a tensor in memory of its own, in the order of `view`.
+/// Returns a copy of a tensor with the strides of `view`.
 at::Tensor copy_like(const at::Tensor& view, const at::Tensor& values) {
   return at::empty_strided(view.sizes(), view.strides(), view.options()).copy_(values);
 }
@@ -123,7 +124,7 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
 
 std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                            int states, bool freezes) {
-  // Bucket by bucket, the parameters and each kind of their state on pages of their own; then the parts' norms.
+  // For each bucket, separate pages for the parameters and each kind of state; at the end, the chunk results.
   std::vector<std::vector<Pages>> pages;
   std::size_t bytes = 0;
   for (const auto& [members, count] : gradients.layout().buckets) {
@@ -167,7 +168,7 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
             view.get() + offset, parameter.sizes(), gradients.strides(i), [view](void*) {},
             parameter.options().requires_grad(false)));
       }
-    // The same values on all ranks; one of them puts them there.
+    // All ranks have the same values, so one rank copies its own into the shared copy.
     if (current().region.local_rank == 0) {
       const auto& view = target.views[0][0];
       const auto values = parameter.strides() == view.strides() ? parameter.detach() : copy_like(view, parameter);
@@ -182,7 +183,7 @@ std::vector<FusedStep::Pages>& FusedStep::pages_of(std::size_t parameter) {
   return pages_[gradients_->layout().ranges[parameter].bucket];
 }
 
-/// What this rank has written in the current view is in the shared copy now, and hides it no longer.
+/// Drops the private pages that this rank has written in the current view: their values are in the shared copy now.
 void FusedStep::drop_changed() {
   for (auto& kinds : pages_)
     for (auto& pages : kinds)
@@ -190,7 +191,7 @@ void FusedStep::drop_changed() {
         node::SharedSegment::drop_private_pages(current().view.get() + pages.first, pages.bytes);
 }
 
-/// Lets the module see what is in the shared copy.
+/// Makes the module see the current shared copy.
 void FusedStep::show() {
   drop_changed();
   for (std::size_t i = 0; i < targets_.size(); ++i) {
@@ -211,7 +212,8 @@ bool FusedStep::may_be_read(const at::Tensor& tensor, const at::Tensor& view) co
          });
 }
 
-/// Parameters may have been given other memory, and what is in the view may have been written to, by whatever way.
+/// Finds what was changed since the last step, in any way: parameters that were given other memory, and pages of the
+/// view that were written to.
 void FusedStep::find_changes() {
   for (auto& kinds : pages_)
     for (auto& pages : kinds) pages.changed = current().dirty.any(pages.first, pages.bytes);
@@ -254,7 +256,7 @@ void FusedStep::change_over(torch::optim::Optimizer& optimizer) {
   });
 }
 
-/// Of the pages whose values, in `values`, differ from those in the shared copy; 0: none does.
+/// Hashes the pages of `values` that differ from the shared copy; returns 0 if none does.
 std::uint64_t FusedStep::hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const {
   constexpr std::size_t piece = 4096;
   const auto bytes = parameters_[parameter].nbytes();
@@ -277,7 +279,7 @@ void FusedStep::note_written() {
     auto now = parameters_[i].detach();
     if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().ranges[i].bucket]) continue;
     if (now.strides() != view.strides() || now.is_neg()) now = copy_like(view, now);
-    // What has not changed since counts once: not every rank need come here as often.
+    // Values unchanged since the last call are not counted again, since ranks may differ in their number of calls.
     auto& target = targets_[i];
     const auto hash = hash_of_written(i, 0, now.const_data_ptr());
     if (hash != 0 && hash != target.seen) target.noted = gradients::hash_of(&hash, sizeof hash, target.noted);
@@ -336,7 +338,7 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
     stepped.differs = differs();
     if (scales) stepped.norm = std::sqrt(sum);
     stepped.bad = look != Look::no && !std::isfinite(sum);
-    // A rank that has abandoned the pass takes part in its first round alone.
+    // A rank that has abandoned the pass takes part only in the first round.
     if (abandoned() || stepped.differs || stepped.bad || look == Look::alone) return stepped;
   }
   const bool looks = look == Look::meanwhile && !surveys;
@@ -348,7 +350,8 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
                                                 : step_chunk<double>(chunk, gradients, scale, looks);
     if (looks) marks()[chunk.number] = mark_of(finite);
   });
-  // The parts that it has worked on lack what was changed by hand, which stays in the view until the next step.
+  // A rank that has abandoned the pass does not copy values that were changed by hand in the chunks that it processes.
+  // So if the pass is abandoned, these values stay in the view until the next step.
   stepped.differs = differs();
   if (abandoned() || stepped.differs) return stepped;
   stepped.bad = looks && !std::ranges::all_of(marks(), [](double mark) { return std::isfinite(mark); });
@@ -360,7 +363,7 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
   return stepped;
 }
 
-/// Whether the ranks would not do the same, or a gradient is not what backward() has left: then nobody writes.
+/// True if the ranks would not take the same step, or if a gradient was changed after backward(). Then no rank writes.
 bool FusedStep::differs() const {
   return !gradients_->words_agree() || (gradients_->flags() & gradients::gradients_changed) != 0;
 }
@@ -398,13 +401,13 @@ bool FusedStep::in_floats(std::size_t bucket) const {
   return parameters_[gradients_->layout().buckets[bucket].members.front()].scalar_type() == at::kFloat;
 }
 
-/// Whether the averages of what it steps are finite, if it looks.
+/// Steps a chunk. With `look`, returns false if an average of a stepped parameter is not finite.
 template <class T>
 bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients,
                            double scale, bool look) {
   bool finite = true;
   Averages<T> averages(gradients, scale);
-  alignas(64) T written[3][tile_elements];  // on its way to the other copy
+  alignas(64) T written[3][tile_elements];  // results, before they are streamed to the other copy
   const auto& pages = pages_[chunk.bucket];
   for (const auto i : gradients_->layout().buckets[chunk.bucket].members) {
     const auto& range = gradients_->layout().ranges[i];

@@ -1,15 +1,15 @@
-// The averaging of gradients and the step of an optimizer in one pass over memory: each rank averages a part of the
-// gradients and updates that part of the parameters, in one copy that all ranks of the node share. There is no
-// all-gather, and the optimizer's state exists once.
+// Averages gradients and steps an optimizer in one pass over memory. Each rank averages a part of the gradients and
+// updates that part of the parameters, in one copy that all ranks of the node share. There is no all-gather, and the
+// optimizer's state exists once per node.
 //
-// The parameters that the module sees, and the state that the optimizer sees, are a private view of that copy (mmap's
-// MAP_PRIVATE): it shows what the ranks write there; but what a user writes to them goes to pages of this rank alone,
-// as if there were no sharing. The next step reads such pages through the view, and so takes what was changed, on all
-// ranks alike, into the shared copy; then it drops them.
+// The module's parameters and the optimizer's state are a private view (mmap's MAP_PRIVATE) of the shared copy. The
+// view shows what the ranks write to the copy. What a user writes to the view goes to private pages of this rank, as if
+// nothing were shared. The next step reads those pages through the view, which takes the changes, which must be the
+// same on all ranks, into the shared copy; then it drops the pages.
 //
-// For saving without a stop there may be two shared copies, with a view each. freeze() says that the one of now is to
-// be read for a while: the next step reads it and writes the other, which then is the one that the module sees. It goes
-// past the caches there, so that it moves as much memory as a step in place.
+// For saving in the background there may be two shared copies, each with a view. After freeze(), the current copy may
+// be read until the next freeze(): the next step reads it, writes the other copy and shows that one to the module. It
+// writes the other copy past the caches, so it moves as much memory as a step in place.
 #pragma once
 
 #include "comm/shared_memory.hpp"
@@ -34,64 +34,65 @@ namespace muster::detail::optim {
 
 class FusedStep {
  public:
-  /// Whether these parameters can be updated so.
+  /// True if these parameters can be stepped in this way.
   static bool fits(const std::vector<at::Tensor>& parameters);
 
-  /// Moves the parameters, those of the exchange in its order, into the shared copy: null where there is no room for
-  /// it. `states`: tensors of state per parameter. `freezes`: there is to be a second copy, where there is room for it.
-  /// Collective.
+  /// Moves the parameters, which must be those of the exchange in its order, into the shared copy. Returns null if
+  /// there is no room for it. `states`: number of state tensors per parameter. `freezes`: makes a second copy too, if
+  /// there is room. Collective.
   static std::unique_ptr<FusedStep> make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                          int states, bool freezes);
 
   ~FusedStep();
 
   const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
-  /// Tensors of state that a parameter has room for.
+  /// Number of state tensors for which each parameter has room.
   int states() const noexcept { return states_; }
 
-  /// Looks at what the optimizer is about to do, and at what was written to parameters and state since the last step.
-  /// Before this rank gives its gradients to the exchange: from then on others may write to the shared copy. A word for
-  /// them (FusableGradients::set_word): the same if both are the same on all ranks.
+  /// Determines the optimizer's next step and what was written to parameters and state since the last step. Call it
+  /// before this rank gives its gradients to the exchange, since other ranks may write to the shared copy from then on.
+  /// Returns a word for FusableGradients::set_word(); if both results are the same on all ranks, so is the word.
   std::uint32_t prepare(torch::optim::Optimizer& optimizer);
-  /// Before a backward() after which the step will average more than one: what stands in the parameters now, if it was
-  /// written since the last step, is a part of the word.
+  /// Call it before a backward() if the step will average several of them. If parameters were written to since the last
+  /// step, their present values become part of the word.
   void note_written();
-  /// The step has been taken. After one that has not, what was noted stays: a rank that an exception had kept from it
-  /// still has its notes.
+  /// Call it after a step that was taken. After a step that failed, the notes stay, since a rank that an exception has
+  /// kept from the step still has its own.
   void forget_noted() noexcept;
-  /// Whether the averages are looked at for NaN and infinite numbers.
+  /// How the averages are checked for NaN and infinite numbers.
   enum class Look {
     no,
-    meanwhile,  ///< in the same pass, which may then have written them
-    before,     ///< nothing is written where there is one
-    alone,      ///< nothing is written in any case
+    meanwhile,  ///< in the same pass as the step, which may have written bad numbers
+    before,     ///< before the step, which writes nothing if there is a bad number
+    alone,      ///< without a step: nothing is written
   };
   struct Stepped {
-    double scale = 1;      ///< of the averages that it stepped with, for max_norm
-    double norm = 0;       ///< of the averages before they were scaled down, with max_norm
-    bool bad = false;      ///< there was one, the same on all ranks
-    bool differs = false;  ///< the ranks' words: nothing was written
+    double scale = 1;      ///< factor of the averages in the step, from max_norm
+    double norm = 0;       ///< norm of the averages before scaling; only with max_norm
+    bool bad = false;      ///< true if an average is NaN or infinite; the same on all ranks
+    bool differs = false;  ///< true if the ranks' words differ or gradients were changed by hand: nothing was written
   };
-  /// One step from the gradients that were given to the exchange. With max_norm > 0 they are scaled down to it, and a
-  /// look at them costs nothing, for which the norm serves. Collective.
+  /// Takes one step with the gradients that were given to the exchange. With max_norm > 0 they are scaled down to that
+  /// norm, and checking them costs nothing more, since the norm shows bad numbers. Collective.
   Stepped step(torch::optim::Optimizer& optimizer, double max_norm, Look look);
-  /// Where the words differ, for the first parameter for which they do. Collective.
+  /// The first parameter for which the ranks' words differ.
   struct Difference {
     std::size_t parameter = 0;
-    bool written = false;  ///< its values or its state were written to; else the options differ
+    bool written = false;  ///< true if its values or state were written to; false if the options differ
   };
+  /// Collective.
   Difference difference() const;
-  /// The memory that parameters and state are in now, which stays as it is until freeze() is called again; by then
-  /// nobody reads it any more. None where there is one copy, or where any rank has written to its view since the last
-  /// step. Collective.
+  /// Returns the current memory of parameters and state. It stays unchanged until freeze() is called again; by then
+  /// nobody may read it any more. Returns nothing if there is only one copy, or if any rank has written to its view
+  /// since the last step. Collective.
   std::optional<FrozenMemory> freeze();
-  /// Gives the optimizer a state of this rank's own, for steps of another kind.
+  /// Gives the optimizer a private copy of its state, for steps that are not fused.
   void release(torch::optim::Optimizer& optimizer) const;
 
  private:
   struct Pages;
   struct Target;
-  /// What the ranks share, and this rank's view of it.
+  /// A copy that the ranks share, and this rank's view of it.
   struct Copy {
     Copy(comm::SharedRegion region, std::size_t bytes);
     comm::SharedRegion region;
@@ -127,7 +128,7 @@ class FusedStep {
   gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;
   int states_;
-  std::vector<std::unique_ptr<Copy>> copies_;  ///< one or two; after the first's parameters and state the parts' norms
+  std::vector<std::unique_ptr<Copy>> copies_;  ///< one or two; the first ends with chunk_results()
   std::size_t bytes_;                          ///< of parameters and state
   std::size_t current_ = 0;
   bool frozen_ = false;                    ///< the current one, since the last step

@@ -1,17 +1,17 @@
-// The arithmetic of optimizers on arrays, as torch does it, for the processor that this runs on.
+// The arithmetic of torch's optimizers on arrays, chosen for the present processor.
 #pragma once
 
 #include <cstddef>
 
 namespace muster::detail::optim {
 
-// Of each rule: states(), the tensors of state that a step by it writes.
+// In each rule, states() is the number of state tensors that a step writes.
 
 /// One step of SGD with momentum (torch.optim.SGD).
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
-  bool first = false;  ///< there is no momentum yet
+  bool first = false;  ///< true if there is no momentum yet
   std::size_t states() const noexcept { return momentum != 0 ? 1 : 0; }
 };
 
@@ -19,12 +19,12 @@ struct SgdRule {
 struct AdamRule {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   bool decoupled = false;
-  bool first = false;  ///< the moments are zero
-  long long step = 1;  ///< this one's number, from 1
+  bool first = false;  ///< true if there are no moments yet
+  long long step = 1;  ///< number of this step, from 1
   std::size_t states() const noexcept { return 2; }
 };
 
-/// What is read and what is written of one tile of parameters; the two may be the same memory.
+/// The arrays of one tile of parameters. The memory that is read and that is written may be the same.
 template <class T>
 struct Tile {
   const T* gradient = nullptr;
@@ -40,7 +40,7 @@ void update(const SgdRule& rule, const Tile<double>& tile);
 void update(const AdamRule& rule, const Tile<float>& tile);
 void update(const AdamRule& rule, const Tile<double>& tile);
 
-/// Those of one instruction set.
+/// The kernels of one instruction set.
 struct UpdateKernels {
   void (*sgd_float)(const SgdRule&, const Tile<float>&);
   void (*sgd_double)(const SgdRule&, const Tile<double>&);

@@ -1,6 +1,6 @@
-// The body of the kernels, compiled once for each instruction set with MUSTER_ISA as its name. All is internal to the
-// file that includes this, and nothing of the standard library is called, so that no code for a newer processor is
-// shared with the rest. Constants are rounded as torch rounds them: scalars in the type of the parameters.
+// The body of the kernels, compiled once for each instruction set with MUSTER_ISA as the name. Everything is internal
+// to the file that includes this, and no function of the standard library is called, so that no code for a newer
+// processor is shared with other files. As in torch, constants are rounded to the type of the parameters.
 #include "base/vectorize.hpp"
 #include "optim/kernels.hpp"
 
@@ -17,7 +17,7 @@ double power(double base, long long exponent) {
   return result;
 }
 
-/// As in torch, no decay adds nothing: 0 times an infinite parameter is NaN.
+/// As in torch, adds nothing if there is no decay: 0 times an infinite parameter would be NaN.
 template <bool decays, class T>
 inline T decayed(T gradient, T decay, T parameter) {
   return decays ? gradient + decay * parameter : gradient;

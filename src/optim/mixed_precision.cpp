@@ -41,7 +41,7 @@ void check(const GradScalerOptions& options) {
   require(options.growth_interval > 0, "growth_interval is not above 0");
 }
 
-/// Without AVX-512, torch computes 16-bit convolutions and matrix products in slow loops of its own, not by oneDNN.
+/// Without AVX-512, torch computes 16-bit convolutions and matrix products in its own slow loops instead of oneDNN.
 bool has_fast_16_bits() {
 #ifdef __x86_64__
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -60,7 +60,7 @@ void warn_where_slow(at::DeviceType device, const AutocastOptions& options) {
     });
 }
 
-/// What torch's kernel takes in one call.
+/// Tensors of one kind can be passed to torch's kernel in one call.
 using Kind = std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>;
 
 }  // namespace
@@ -69,7 +69,7 @@ namespace autocast = at::autocast;
 
 namespace {
 
-/// torch's cache of casts does not know of which type they are.
+/// Clears torch's cache of casts if the type changes, since the cache does not record types.
 void set_dtype(at::DeviceType device, at::ScalarType dtype) {
   if (dtype != autocast::get_autocast_dtype(device)) autocast::clear_cache();
   autocast::set_autocast_dtype(device, dtype);
@@ -91,7 +91,7 @@ Autocast::Autocast(at::DeviceType device, const AutocastOptions& options)
 }
 
 Autocast::~Autocast() {
-  // The casts of parameters are kept over the outermost scope, since they serve several operations; after it the
+  // Casts of parameters stay cached until the outermost scope ends, since several operations use them. After it, the
   // optimizer changes the parameters.
   if (autocast::decrement_nesting() == 0) autocast::clear_cache();
   autocast::set_autocast_enabled(device_, was_enabled_);
@@ -123,7 +123,7 @@ bool GradScaler::unscale_here(const torch::optim::Optimizer& optimizer) const {
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
-      // A weight that is listed twice has one gradient.
+      // A weight that is listed twice has one gradient, to be unscaled once.
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       if (gradient.scalar_type() == at::kHalf)
         refuse(unscaling, "one of them is in half precision",
@@ -167,7 +167,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (progress.stepped)
     refuse("stepping an optimizer", "step() was called for it since the last update()",
            "Call the scaler's update() after each step");
-  // A fused optimizer averages in its step, which comes to the same after the division as before it.
+  // A fused optimizer averages in its step; dividing by the scale before or after that gives the same result.
   const auto* const prepared = dynamic_cast<const detail::optim::Prepared*>(&optimizer);
   if (!progress.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->prepared_step().fused());
   if (!progress.found_inf) optimizer.step();
@@ -181,7 +181,7 @@ void GradScaler::update(std::optional<double> new_scale) {
     return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
   };
   if (any(&Progress::amid_step)) {
-    // Gradients of this scale are put aside, to be summed with those of the step's other batches.
+    // Keep the scale: gradients with this scale are stored, to be summed with those of the step's other batches.
   } else if (new_scale) {
     scale_.fill_(*new_scale);
   } else {
@@ -198,7 +198,7 @@ double GradScaler::get_scale() const { return is_enabled() ? scale_.item<float>(
 
 GradScaler::operator StateEntry() {
   const auto save = [this] {
-    // A scaler that is not enabled has no state, as torch's.
+    // As in torch, a scaler that is not enabled has no state.
     if (!is_enabled()) return StateDict{};
     return StateDict{.values = {{"scale", get_scale()},
                                 {"growth_factor", options_.growth_factor},

@@ -1,25 +1,26 @@
-// What a session wants of its optimizers about gradients with NaN or infinite numbers.
+// The interface by which a session tells its optimizers what to do about gradients with NaN or infinite numbers.
 #pragma once
 
 #include <string>
 
 namespace muster::detail::optim {
 
-/// One for all optimizers of a session, which are numbered as they are prepared. The answers are the same on all ranks.
+/// Shared by all optimizers of a session, which are numbered in the order in which they are prepared. The answers are
+/// the same on all ranks.
 class NumberWatch {
  public:
   virtual ~NumberWatch() = default;
-  /// Whether bad() always throws: then parameters may have been written by the time it is called.
+  /// True if bad() always throws; then parameters may be written before it is called.
   virtual bool ends_training() const noexcept = 0;
-  /// A step is next. False if it is to be left out whatever its gradients are.
+  /// Called before a step. Returns false if the step must be skipped whatever its gradients are.
   virtual bool begin_step(int optimizer) = 0;
-  /// Whether any rank says so, for gradients that are not averaged. Collective.
+  /// True if any rank passes true; for gradients that are not averaged. Collective.
   virtual bool any_rank(bool bad) const = 0;
-  /// An averaged gradient is bad, `where` (a parameter's name); `own` is the parameter of which this rank's own
-  /// gradient was, if it knows one. Throws, or the step is left out. `together`: all ranks are here. Collective, unless
-  /// not.
+  /// Called if an averaged gradient is bad. `where`: its parameter's name. `own`: the parameter of which this rank's
+  /// own gradient was bad; empty if it knows of none. Throws, or the step is skipped. `together`: true if all ranks
+  /// call this; then it is collective.
   virtual void bad(int optimizer, const std::string& where, const std::string& own, bool together) = 0;
-  /// The gradients are good, and the step is taken.
+  /// Called if the gradients are good and the step is taken.
   virtual void good(int optimizer) = 0;
 };
 

@@ -28,7 +28,7 @@
 namespace muster::detail::optim {
 namespace {
 
-/// Parameters of fewer bytes than this stay in the caches, where fusing gains nothing.
+/// Fusing gains nothing for fewer bytes of parameters than this, since they stay in the caches.
 constexpr std::size_t least_bytes = std::size_t{16} << 20;
 
 std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -44,7 +44,7 @@ std::set<const void*> identities(const std::vector<at::Tensor>& tensors) {
   return identities;
 }
 
-/// A weight that stands in two places of a model, which parameters() then names twice, is one.
+/// Removes repeated parameters: parameters() lists a weight that a model uses in two places twice.
 void drop_repeated(torch::optim::Optimizer& optimizer) {
   std::set<const void*> known;
   for (auto& group : optimizer.param_groups())
@@ -54,7 +54,7 @@ void drop_repeated(torch::optim::Optimizer& optimizer) {
 
 using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
 
-/// An optimizer's part in what is done about NaN and infinite numbers.
+/// An optimizer's checks for NaN and infinite numbers.
 class Numbers {
  public:
   Numbers(std::shared_ptr<NumberWatch> watch, int optimizer, const Models& models)
@@ -69,7 +69,7 @@ class Numbers {
 
   bool watched() const noexcept { return watch_ != nullptr; }
   std::int64_t skipped() const noexcept { return skipped_; }
-  /// How a fused step is to look at the averages, which is asked for once in each.
+  /// Returns how a fused step must check the averages. Call it once for each step.
   FusedStep::Look begin_fused() {
     if (!watch_) return FusedStep::Look::no;
     if (!watch_->begin_step(optimizer_)) return ++skipped_, FusedStep::Look::alone;
@@ -81,7 +81,7 @@ class Numbers {
     const auto own = name_of_bad(parameters);
     tell(own, own, /*together=*/true);
   }
-  /// Whether a step with the averages in .grad may be taken. `norm`: theirs, if it is known.
+  /// True if a step with the averages in .grad may be taken. `norm`: the norm of the averages, if it is known.
   bool allow(const std::vector<at::Tensor>& parameters, std::optional<double> norm) {
     if (!watch_) return true;
     if (!watch_->begin_step(optimizer_)) return ++skipped_, false;
@@ -99,7 +99,7 @@ class Numbers {
       bad = watch_->any_rank(bad);
     }
     if (!bad) {
-      // Virtual workers step without gradients before a step's last batch.
+      // With virtual workers there are no gradients before a step's last batch.
       if (std::ranges::any_of(parameters, [](const auto& p) { return p.grad().defined(); })) watch_->good(optimizer_);
       return true;
     }
@@ -115,7 +115,7 @@ class Numbers {
     ++skipped_;
     watch_->bad(optimizer_, where, own, together);
   }
-  /// Of the first parameter whose .grad is not finite; empty: all are.
+  /// Returns the name of the first parameter whose .grad is not finite; empty if all are finite.
   std::string name_of_bad(const std::vector<at::Tensor>& parameters) const {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto& gradient = parameters[i].grad();
@@ -140,7 +140,7 @@ class Numbers {
     return averages_all_;
   }
 
-  std::shared_ptr<NumberWatch> watch_;  ///< null where bad numbers are left alone
+  std::shared_ptr<NumberWatch> watch_;  ///< null if bad numbers are ignored
   int optimizer_;
   std::vector<std::weak_ptr<gradients::Reducer>> reducers_;
   std::int64_t skipped_ = 0;
@@ -148,7 +148,8 @@ class Numbers {
   bool averages_all_ = true;
 };
 
-/// torch's scales gradients through .data(), which of a sparse one is another tensor. So it is given that one's values.
+/// torch's function scales gradients through .data(), which for a sparse gradient is another tensor. So it is given the
+/// values of sparse gradients instead.
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> clipped;
@@ -158,18 +159,18 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
       clipped.push_back(parameter);
       continue;
     }
-    gradient = gradient.coalesce();  // the norm is that of the sums
+    gradient = gradient.coalesce();  // the norm is that of the summed rows
     clipped.push_back(at::empty({0}, gradient._values().options()));
     clipped.back().mutable_grad() = gradient._values();
   }
   return torch::nn::utils::clip_grad_norm_(clipped, max_norm);
 }
 
-/// Whether a tensor besides the parameter has its memory, such as another parameter, a view or what detach() gives.
-/// They would be parted if the parameter got other memory.
+/// True if another tensor uses the parameter's memory, such as another parameter, a view or the result of detach(). If
+/// the parameter got other memory, the two would no longer share it.
 bool shares_memory(const at::Tensor& parameter) { return parameter.storage().use_count() > 1; }
 
-/// The first parameter that is not the same, bit by bit, on all ranks. Collective.
+/// Returns the index of the first parameter whose bits are not the same on all ranks. Collective.
 std::optional<std::size_t> first_unequal(const Communicator& communicator, const std::vector<at::Tensor>& parameters) {
   std::string mine;
   for (const auto& parameter : parameters) {
@@ -186,7 +187,8 @@ std::optional<std::size_t> first_unequal(const Communicator& communicator, const
 
 class Step final : public OptimizerStep, public Freezable, public gradients::FusedOptimizer {
  public:
-  /// `model`: null if it steps none that is prepared. `evaluates`: its step may call a closure more than once.
+  /// `model`: null if the optimizer steps no prepared model. `evaluates`: true if its step may call a closure more than
+  /// once.
   Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, bool evaluates,
        Numbers numbers, std::shared_ptr<Freezables> freezables)
       : model_(model),
@@ -202,7 +204,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     if (const auto reducer = reducer_.lock(); reducer && reducer->fused_by(this)) reducer->set_fused(nullptr);
   }
 
-  /// Fuses if that is possible with what the reducer and the optimizer are now, in place of whoever is fused.
+  /// Fuses this optimizer, in place of any other, if its present options and the reducer's exchange allow that.
   /// Collective.
   void fuse(torch::optim::Optimizer& optimizer) {
     if (fused_) fused_->release(optimizer);
@@ -218,7 +220,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
       if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters)) {
-        reducer->set_fused(nullptr);  // its own views of the parameters go before others are looked for
+        reducer->set_fused(nullptr);  // the fused optimizer's views of the parameters go before shares_memory()
         const auto& communicator = gradients->communicator();
         const bool alone = std::ranges::none_of(parameters, shares_memory);
         if (communicator.all_reduce(std::int64_t{alone}, ReduceOp::min) != 0) {
@@ -246,7 +248,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     gradients::fetch_averages(parameters_of(optimizer));
   }
 
-  // Its state stays where it is, in memory to which nobody else writes any more.
+  // The optimizer's state stays in the view; no other rank writes to its memory any more.
   void end_fusing() noexcept override { fused_.reset(); }
   void another_pass() override {
     if (fused_ && !gradients_.expired()) fused_->note_written();
@@ -269,9 +271,9 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     }
     const auto reducer = reducer_.lock();
     if (fused_ && reducer) {
-      reducer->check_shapes();                          // it reads and writes parameters as they were
-      if (!reducer->awaits_step()) reducer->recover();  // which may bring another exchange
-      reducer->end_adding_up();                         // so may this
+      reducer->check_shapes();                          // the fused step relies on them
+      if (!reducer->awaits_step()) reducer->recover();  // may make a new exchange
+      reducer->end_adding_up();                         // may make a new exchange
       if (gradients_.expired() || !reducer->fused_by(this) || !serves(optimizer)) {
         reducer->fetch_averages();
         fuse(optimizer);
@@ -317,7 +319,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
         "Prepare every optimizer that steps it, write what is the same on all ranks, or prepare with Fuse::never");
   }
 
-  /// It may compare losses, so that all ranks have to be given the same one.
+  /// The optimizer may compare losses, so all ranks get the same loss: the mean over the ranks.
   at::Tensor step_by_evaluations(torch::optim::Optimizer& optimizer, const Closure& closure,
                                  const std::function<at::Tensor(Closure)>& plain) {
     constexpr const char* stepping = "stepping an optimizer that evaluates its closure itself";
@@ -335,7 +337,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
       throw Error(ExitCode::usage, stepping, "inside join() not all ranks come to each of its evaluations",
                   "Give all ranks the same number of batches");
     const auto parameters = parameters_of(optimizer);
-    gradients::fetch_averages(parameters);  // its step may read gradients before the first evaluation
+    gradients::fetch_averages(parameters);  // the optimizer may read gradients before the first evaluation
     return plain([&] {
       const auto loss = [&] {
         const at::AutoGradMode grad(true);
@@ -349,7 +351,8 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     });
   }
 
-  /// Whether the optimizer steps these parameters and no others: as torch's, it steps a frozen one that has a gradient.
+  /// True if the optimizer steps these parameters and no others. Like torch's optimizers, it would also step a frozen
+  /// parameter that has a gradient.
   static bool owns(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
     const auto stepped = parameters_of(optimizer);
     const auto known = identities(parameters), owned = identities(stepped);
@@ -359,13 +362,13 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
            });
   }
 
-  /// Whether what is fused can do what the optimizer's options and groups ask for in this step.
+  /// True if the fused step supports the optimizer's present options and groups.
   bool serves(torch::optim::Optimizer& optimizer) const {
     const int states = states_of(optimizer);
     return states >= 0 && states <= fused_->states() && owns(optimizer, fused_->parameters());
   }
 
-  std::weak_ptr<gradients::DataParallel> model_;  ///< of which it steps a parameter
+  std::weak_ptr<gradients::DataParallel> model_;  ///< the model whose parameters the optimizer steps
   std::weak_ptr<gradients::Reducer> reducer_;     ///< of that model
   OptimizerOptions options_;
   bool evaluates_;
@@ -377,7 +380,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
   double grad_norm_ = 0;
 };
 
-/// The first whose gradients are averaged and of which the optimizer has a parameter.
+/// Returns the first model whose gradients are averaged and of which the optimizer has a parameter.
 std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optimizer, const Models& models) {
   const auto parameters = parameters_of(optimizer);
   for (const auto& model : models)
@@ -396,14 +399,14 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
   drop_repeated(optimizer);
   namespace o = torch::optim;
-  // What is derived from these may step otherwise.
+  // Classes derived from these may step in another way.
   const std::type_index type = typeid(optimizer);
   const bool fusable = type == typeid(o::SGD) || type == typeid(o::Adam) || type == typeid(o::AdamW);
   const bool evaluates = !fusable && type != typeid(o::RMSprop) && type != typeid(o::Adagrad);
   auto its = options;
   if (!fusable) its.fuse = Fuse::never;
   const auto model = model_of(optimizer, models);
-  if (model && evaluates) model->channel();  // made by all ranks now
+  if (model && evaluates) model->channel();  // made here, since it is collective
   auto step =
       std::make_unique<Step>(model, its, evaluates, Numbers(wide.numbers, wide.number, models), wide.freezables);
   step->fuse(optimizer);

@@ -1,4 +1,4 @@
-// The step of a prepared optimizer: fused where that is possible and gains, else its own.
+// The step of a prepared optimizer: fused with the averaging if that is possible and faster, else the optimizer's own.
 #pragma once
 
 #include "muster/optimizer.hpp"
@@ -14,14 +14,14 @@ class DataParallel;
 
 namespace muster::detail::optim {
 
-/// What an optimizer has in common with the others of its session; nothing where there is none.
+/// Data that the optimizers of a session share; empty without a session.
 struct SessionWide {
-  std::shared_ptr<NumberWatch> numbers = nullptr;    ///< what is wanted about NaN and infinite numbers
-  int number = 0;                                    ///< the optimizer's, there
-  std::shared_ptr<Freezables> freezables = nullptr;  ///< among which it enters itself, to be saved behind training
+  std::shared_ptr<NumberWatch> numbers = nullptr;    ///< what to do about NaN and infinite numbers; null for nothing
+  int number = 0;                                    ///< the optimizer's number in `numbers`
+  std::shared_ptr<Freezables> freezables = nullptr;  ///< the optimizer adds itself, to be saved in the background
 };
 
-/// `models`: those that are prepared; the optimizer's parameters may be those of one of them. Collective.
+/// `models`: the prepared models; the optimizer may step parameters of one of them. Collective.
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
                                                    const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
                                                    const OptimizerOptions& options, const SessionWide& wide = {});

@@ -51,12 +51,12 @@ class Checks {
   std::string doing_;
 };
 
-/// The part of the learning rate at a step of the warm-up.
+/// Returns the factor of the learning rate at a step of the warm-up.
 double warmup_factor(double start, std::int64_t step, std::int64_t steps) {
   return step >= steps ? 1 : start + (1 - start) * static_cast<double>(step) / static_cast<double>(steps);
 }
 
-/// `part` of the way.
+/// Returns the value at `part` (0 to 1) of the way from `from` to `to`.
 double anneal(Anneal strategy, double from, double to, double part) {
   return strategy == Anneal::linear ? from + (to - from) * part
                                     : to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * part));
@@ -96,7 +96,7 @@ OneCycleOptions checked(const OneCycleOptions& options, torch::optim::Optimizer&
   return options;
 }
 
-/// One cycle of a value that goes from `low` to `high`, back, and with three phases on to `end`.
+/// One cycle of a value: two or three phases, each of which anneals it from one value to the next.
 class Cycle {
  public:
   explicit Cycle(const OneCycleOptions& options) : anneal_(options.anneal_strategy) {
@@ -107,7 +107,7 @@ class Cycle {
     ends_.push_back(total - 1);
   }
 
-  /// `values` are those between which the phases lead, one more than there are phases.
+  /// `values`: the values at the beginning and at the end of each phase, so one more than there are phases.
   double operator()(std::int64_t at, std::initializer_list<double> values) const {
     const auto step = static_cast<double>(std::min(at, last_));
     const auto* from = values.begin();

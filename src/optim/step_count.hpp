@@ -1,4 +1,4 @@
-// How many steps one of libtorch's schedulers has made, which only a class derived from it may ask.
+// Access to the step count of libtorch's schedulers, which only a derived class may read.
 #pragma once
 
 #include <torch/optim/schedulers/lr_scheduler.h>

@@ -16,8 +16,9 @@ namespace {
 
 namespace o = torch::optim;
 
-// For each optimizer that can be fused: how many tensors of state its options ask for (-1: they cannot be fused), the
-// rule of a parameter's next step (`saved` is null before the first), and how the state that it leaves is kept.
+// For each optimizer that can be fused: states_of(), the number of state tensors that its options need (-1 if they
+// cannot be fused); rule_of(), the rule of a parameter's next step (`saved` is null before the first); and keep(),
+// which stores the state after the step.
 
 int states_of(const o::OptimizerOptions&) { return -1; }
 

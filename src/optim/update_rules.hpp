@@ -1,4 +1,4 @@
-// What torch's optimizers would do in their next step, as plain numbers, and where their state lies.
+// The next step of torch's optimizers as plain numbers, and the tensors of their state.
 #pragma once
 
 #include "optim/kernels.hpp"
@@ -18,29 +18,30 @@ class Optimizer;
 
 namespace muster::detail::optim {
 
-/// Of one parameter.
+/// The next step of one parameter.
 struct Rule {
   std::variant<SgdRule, AdamRule> rule;
-  std::vector<at::Tensor> state;  ///< the momentum, or the two moments; empty if there is none yet or none is needed
+  std::vector<at::Tensor> state;  ///< the momentum, or the two moments; empty before the first step or if not needed
 };
 
-/// A hash of the rule's numbers, which are the same on all ranks if their optimizers are alike.
+/// Returns a hash of the rule's numbers. It is the same on all ranks if their optimizers have the same options.
 std::uint64_t hash_of(const Rule& rule);
 
-/// How many tensors of state a step by that rule writes.
+/// Returns the number of state tensors that a step by that rule writes.
 std::size_t states_of(const Rule& rule);
 
-/// How many tensors of state a parameter has at most, with the options of now; -1 if the optimizer cannot be fused.
+/// Returns the greatest number of state tensors of a parameter, with the present options; -1 if the optimizer cannot be
+/// fused.
 int states_of(torch::optim::Optimizer& optimizer);
 
-/// The rule of each parameter's next step, in the order of `parameters`, all of which are the optimizer's.
+/// Returns the rule of each parameter's next step, in the order of `parameters`, which must all be the optimizer's.
 std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 
-/// The step has been done: counts it, and lets the optimizer have these tensors as the parameter's state.
+/// Records a step that was taken: counts it, and sets these tensors as the parameter's state in the optimizer.
 void commit(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
             std::span<const at::Tensor> state);
 
-/// Each tensor of the optimizer's state becomes what `with` gives for it.
+/// Replaces each tensor of the optimizer's state by the result of `with`.
 void replace_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor& state)>& with);
 
 }  // namespace muster::detail::optim

@@ -1,4 +1,4 @@
-// What stands behind an EMA: the averages of a module's parameters, which may take their place.
+// The implementation of EMA: averages of a module's parameters, which can temporarily replace their values.
 #pragma once
 
 #include "muster/ema.hpp"
@@ -14,7 +14,7 @@
 
 namespace muster::detail::optim {
 
-/// Whether the tensor's values are averages now, in place of its own: a scope of EMA::apply() is alive.
+/// True if the tensor holds averages in place of its own values: it is inside a scope of EMA::apply().
 bool is_average(const at::Tensor& parameter);
 
 class WeightAverages {
@@ -24,15 +24,15 @@ class WeightAverages {
   void update();
   std::int64_t updates() const noexcept { return updates_; }
 
-  /// Whether the module's parameters are averages now, these or another EMA's.
+  /// True if the module's parameters hold averages now, these or another EMA's.
   bool applied() const;
   void apply();
   void take_back() noexcept;
 
-  /// By the names of the parameters. A parameter of two names has one average.
+  /// Return tensors by name. A parameter with two names has one average.
   std::map<std::string, at::Tensor> averages();
   std::map<std::string, at::Tensor> buffers() const;
-  /// After the values of averages() have been set.
+  /// Call it after the values of averages() have been set.
   void set_updates(std::int64_t updates) noexcept { updates_ = updates; }
 
  private:
@@ -42,7 +42,7 @@ class WeightAverages {
   std::shared_ptr<torch::nn::Module> module_;
   EMAOptions options_;
   std::vector<at::Tensor> parameters_, averages_;
-  std::map<std::string, std::size_t> names_;  ///< which of them
+  std::map<std::string, std::size_t> names_;  ///< index of each name's parameter in parameters_ and averages_
   std::int64_t updates_ = 0;
   std::vector<at::Tensor> own_ = {};  ///< the parameters' values while these averages are applied
 };

@@ -7,7 +7,7 @@
 namespace muster::detail::step {
 namespace {
 
-/// Why the batches in hand of two passes need not weigh the same; empty if they do.
+/// Returns why the current batches of two passes may have different weights; empty if their weights are equal.
 std::string conflict_of(const OpenPass& a, const OpenPass& b) {
   const auto shown = [](const OpenPass& pass, bool plan) {
     std::string text = "\"" + pass.name + "\"";
@@ -16,15 +16,15 @@ std::string conflict_of(const OpenPass& a, const OpenPass& b) {
     return text + " (" + (pass.plan.is_stream() ? "a stream" : std::to_string(pass.plan.samples) + " samples") + ", " +
            std::to_string(pass.plan.global_batch) + " a step" + (pass.plan.drop_last ? ", the last dropped)" : ")");
   };
-  if (a.plan.global_batch == 0 && b.plan.global_batch == 0) return {};  // every rank counts the same in both
-  const bool plans = a.plan != b.plan || a.plan.is_stream();            // where rows come to an end is not known
+  if (a.plan.global_batch == 0 && b.plan.global_batch == 0) return {};  // all ranks weigh the same in both
+  const bool plans = a.plan != b.plan || a.plan.is_stream();            // the length of a stream is unknown
   if (!plans && a.position == b.position && a.batch->micro_batch == b.batch->micro_batch) return {};
   return "batches of " + shown(a, plans) + " and of " + shown(b, plans) +
          " are in hand, and they need not weigh the same: " +
          (plans ? "their steps are not alike" : "they stand at different places of their passes");
 }
 
-/// Those in which this thread has begun the last batch.
+/// The Steps in which this thread has begun a batch most recently.
 thread_local const Steps* current = nullptr;
 
 }  // namespace
@@ -141,7 +141,7 @@ void Steps::choose_batch() {
   if (!scopes_.empty()) {
     batch = scopes_.back().second;
   } else if (const auto last = std::ranges::max_element(passes_, {}, &OpenPass::taken); last != passes_.end()) {
-    batch = last->batch;  // none has been taken where it has none
+    batch = last->batch;  // null if no open pass has handed out a batch
     for (const auto& pass : passes_)
       if (pass.batch && &pass != &*last && conflict_.empty()) conflict_ = conflict_of(pass, *last);
   }

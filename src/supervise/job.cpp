@@ -25,7 +25,7 @@ namespace {
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-/// How long a launcher of ranks on other nodes may take to end them.
+/// How long a launcher may take to end its ranks on other nodes.
 constexpr auto patience = 3s;
 
 [[noreturn]] void fail(const char* what) {
@@ -52,12 +52,12 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-/// Between vfork and exec: system calls only.
+/// Runs between vfork and exec: only system calls are allowed.
 [[noreturn]] void become(char* const* words, char* const* variables, pid_t parent, int input, int error) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
-  // Until it passes them on to its ranks.
+  // The launcher ignores these signals until it can pass them on to its ranks.
   for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
   ::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
@@ -69,7 +69,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   ::_exit(127);
 }
 
-/// Looks at all processes: not every kernel has /proc/PID/task/TID/children. None if there is no /proc.
+/// Looks at all processes, since not every kernel has /proc/PID/task/TID/children. Empty if there is no /proc.
 std::optional<std::vector<pid_t>> children_of(pid_t process) {
   std::error_code no_proc;
   const fs::directory_iterator all("/proc", no_proc);
@@ -82,14 +82,14 @@ std::optional<std::vector<pid_t>> children_of(pid_t process) {
   return children;
 }
 
-/// Kills all children of this process, and those that they leave to it.
+/// Kills all children of this process, and the orphans that become its children when these die.
 void end_children() {
   for (const auto begin = std::chrono::steady_clock::now();;) {
     for (const auto child : children_of(::getpid()).value_or(std::vector<pid_t>())) ::kill(child, SIGKILL);
     pid_t ended = 0;
     while ((ended = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
     }
-    if (ended < 0) return;  // there is none
+    if (ended < 0) return;  // there are no children left
     if (std::chrono::steady_clock::now() - begin > 2 * patience)
       return log::warn("a process of the job does not end; it waits for a device or a file system");
     std::this_thread::sleep_for(1ms);
@@ -110,7 +110,7 @@ Job::Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_rank
   ::fcntl(output_, F_SETFL, O_NONBLOCK);
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const pid_t self = ::getpid();
-  launcher_ = ::vfork();  // which copies no page tables: those of libtorch take milliseconds
+  launcher_ = ::vfork();  // copies no page tables; copying libtorch's takes milliseconds
   if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, nothing, ends[1]);
   ::close(ends[1]);
   ::close(nothing);
@@ -132,7 +132,7 @@ std::string Job::read() {
 
 bool Job::ended() {
   int status = 0;
-  // Orphans of the job too, which would stay as zombies until its end.
+  // Also collects orphans of the job, which would otherwise stay zombies until its end.
   for (pid_t child = 0; (child = ::waitpid(-1, &status, WNOHANG)) > 0;)
     if (child == launcher_ && !status_) status_ = status;
   return status_.has_value();

@@ -1,4 +1,4 @@
-// One start of the job as processes: the launcher, the ranks under it, and what they have started.
+// One start of the job as processes: the launcher, the ranks under it, and the processes that they have started.
 #pragma once
 
 #include "supervise/launch_command.hpp"
@@ -10,33 +10,33 @@
 
 namespace muster::detail::supervise {
 
-/// The launcher has a session of its own, so that what a terminal sends reaches only this process, and is killed when
-/// this process ends in whatever way. All that is orphaned under it becomes a child of this process: nothing is left
-/// when the job is gone.
+/// The launcher gets its own session, so that a terminal's signals reach only this process. It is killed when this
+/// process ends, for whatever reason. Processes that are orphaned under it become children of this process, so that
+/// none is left when the job is gone.
 class Job {
  public:
   /// Starts the launcher. An Error (ExitCode::retry) where there can be no more processes.
   Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_ranks = false);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
-  /// Ends what is still there.
+  /// Ends all processes that are left.
   ~Job() {
     end();
     close_output();
   }
 
-  /// Its stderr, to be polled; -1 when nobody writes there any more.
+  /// The launcher's stderr, for poll(); -1 when no process writes to it any more.
   int output() const noexcept { return output_; }
-  /// What can be read of it now.
+  /// Reads what is available of it now.
   std::string read();
-  /// Whether the launcher has ended by itself. SIGCHLD says when to look.
+  /// True if the launcher has ended by itself. SIGCHLD announces this.
   bool ended();
-  /// Its exit code, or 0 and the signal that has ended it.
+  /// Its exit code; or 0, and the signal that has ended it.
   int code() const noexcept;
   int signal() const noexcept;
-  /// Asks the ranks to save and stop; false where there are none yet. Where /proc does not show them, it asks anyway.
+  /// Asks the ranks to save and stop. Returns false if there are none yet; without /proc it always asks.
   bool ask_to_stop();
-  /// Kills everything, at once, and waits until it is gone.
+  /// Kills everything at once, and waits until it is gone.
   void end();
 
  private:
@@ -49,7 +49,7 @@ class Job {
   std::optional<int> status_ = {};
 };
 
-/// An executable file of that name in PATH, or the name itself where it has a slash; empty if there is none.
+/// Finds an executable file of that name in PATH, or the file itself if the name has a slash; empty if there is none.
 std::filesystem::path find_program(const std::string& name);
 
 }  // namespace muster::detail::supervise

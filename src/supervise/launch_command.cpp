@@ -29,7 +29,7 @@ std::string short_name(const std::string& host) {
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1 ? host : host.substr(0, host.find('.'));
 }
 
-/// "n1,n2:4" without those that were lost.
+/// Parses "n1,n2:4" and leaves out the lost hosts.
 std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
   std::vector<Host> hosts;
   std::istringstream list(text);
@@ -78,7 +78,7 @@ int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks,
 }
 
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment) {
-  // In a Slurm job mpirun asks Slurm; the user may have chosen another program than ssh.
+  // In a Slurm job, mpirun starts its daemons through Slurm. The user may have set another program than ssh.
   if (environment("SLURM_JOB_ID") != nullptr || environment("OMPI_MCA_plm_rsh_agent") != nullptr) return false;
   return std::ranges::any_of(hosts_in(options.hosts), [&](const Host& host) {
     return host.name != "localhost" && !host.name.starts_with("127.") && short_name(host.name) != short_name(here);
@@ -132,8 +132,8 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
   }
   words.insert(words.end(), options.command.begin(), options.command.end());
 
-  // Of Open MPI: as root too, with more ranks than cores, not pinned; the first rank that goes takes the others with it
-  // at once. Other launchers do not know these. What the user has chosen stays.
+  // Settings of Open MPI, which other launchers ignore: run as root too, allow more ranks than cores, do not bind, and
+  // when the first rank ends, end the others at once. Settings that the user has made are kept.
   std::vector<std::pair<std::string, std::string>> settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                                             {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                                                             {"OMPI_MCA_rmaps_base_oversubscribe", "1"},

@@ -1,4 +1,4 @@
-// The command that starts the ranks, as a pure function of what was asked for and of the surroundings.
+// The command that starts the ranks, as a pure function of the options and the environment.
 #pragma once
 
 #include "muster/supervise.hpp"
@@ -14,41 +14,41 @@
 namespace muster::detail::supervise {
 
 using Hosts = std::set<std::string>;
-using Environment = std::function<const char*(const char*)>;  ///< as std::getenv
+using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
 
 struct LaunchCommand {
   std::vector<std::string> words;
-  std::vector<std::pair<std::string, std::string>> environment;  ///< set beside what this process has
+  std::vector<std::pair<std::string, std::string>> environment;  ///< added to this process's environment
 };
 
-/// Which launcher there is.
+/// The launcher to use.
 struct Launcher {
   enum class Kind { mpirun, srun };
   Kind kind = Kind::mpirun;
   std::filesystem::path path;
 };
 
-/// srun in a Slurm job of several nodes, else mpirun.
+/// Returns srun in a Slurm job of several nodes, otherwise mpirun.
 Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment);
-/// How many ranks are wanted; `cpus` are those that this process may run on.
+/// The requested number of ranks; `cpus`: the number of CPUs on which this process may run.
 int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cpus);
-/// How many of `ranks` there is room for without the hosts that were lost; all of them where no host is known.
+/// How many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment);
-/// Whether mpirun has to log in to another host; `here` is this one's name.
+/// True if mpirun must log in to another host; `here` is the name of this one.
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment);
-/// An Error (ExitCode::usage) for what cannot be asked for.
+/// Throws an Error (ExitCode::usage) for invalid options.
 void check(const SuperviseOptions& options, int ranks, const Environment& environment);
 
-/// What the ranks are told of their supervisor, see launch/supervised.hpp.
+/// What the ranks are told about their supervisor; see launch/supervised.hpp.
 struct Introduction {
   std::string id = {}, started = {};
   std::time_t begin = 0;  ///< of the first start
   int full_workers = 0;
 };
 
-/// Where the launcher puts what it leaves behind when it is killed; on one node, so that it can be removed.
+/// Folders for files that the launcher leaves behind when it is killed; on one node only, so that they can be removed.
 struct Folders {
-  std::filesystem::path temporary, shared_memory;  ///< the latter empty: wherever it likes
+  std::filesystem::path temporary, shared_memory;  ///< shared_memory empty: the launcher chooses
 };
 
 /// `ranks` on all hosts but the lost ones. `flag_variables`: the names of variables that ranks on other hosts get.

@@ -14,7 +14,7 @@ namespace muster::detail::supervise {
 namespace {
 
 constexpr std::string_view error_prefix = "muster: error: ";
-constexpr std::string_view erase_line = "\033[K";  // of a progress line that makes room
+constexpr std::string_view erase_line = "\033[K";  // clears a progress line before other output
 
 /// What is in the first line of a message of mpirun, whose name may be another: of the ranks' end, which we tell
 /// ourselves; and with what that of one begins that says what it could not do, unless that is "mpirun was unable to …".
@@ -51,14 +51,14 @@ bool is_trouble(std::string_view line) {
   return line.substr(name.size()).starts_with(unable) || begins_with_any(line, of_trouble);
 }
 
-/// mpirun draws 74 of them.
+/// mpirun's rules have 74 dashes.
 bool is_rule(std::size_t dashes) { return dashes >= 70 && dashes <= 80; }
 bool may_be_dashes(std::string_view begun) {
   return begun.size() <= 80 && begun.find_first_not_of('-') == std::string_view::npos;
 }
 bool is_dashes(std::string_view line) { return is_rule(line.size()) && may_be_dashes(line); }
 
-/// Whether a line that begins so may be one that is not shown.
+/// True if a line that begins like this may turn out to be one that is not shown.
 bool may_be_ours(std::string_view begun) {
   if (erase_line.starts_with(begun)) return true;
   if (begun.starts_with(erase_line)) begun.remove_prefix(erase_line.size());
@@ -75,7 +75,7 @@ int signal_named(std::string_view name) {
   return 0;
 }
 
-/// The first paragraph without its last sentence where that only opens a list ("This usually is caused by:").
+/// The first paragraph, without its last sentence if that only introduces a list ("This usually is caused by:").
 std::string first_sentences(const std::string& block) {
   auto text = block.substr(0, block.find("\n\n"));
   if (const auto item = text.find("\n* "); item != std::string::npos) text.erase(item);
@@ -145,13 +145,13 @@ std::string LauncherOutput::take_block_line(const std::string& line) {
   return {};
 }
 
-/// What is to be shown of a line that has ended.
+/// What to show of a finished line.
 std::string LauncherOutput::shown_of(const std::string& line) {
   if (!keep(line)) return line + "\n";
   return std::string(line.starts_with(erase_line) ? erase_line : "");
 }
 
-/// Whether the line was for us.
+/// Reads a finished line; returns true if it was meant for us and is not shown.
 bool LauncherOutput::keep(std::string_view line) {
   if (line.starts_with(erase_line)) line.remove_prefix(erase_line.size());
   if (line.starts_with(launch::telling)) {
@@ -183,12 +183,12 @@ bool LauncherOutput::keep(std::string_view line) {
   std::array<char, 256> host{};
   int rank = 0, end = 0;
   const std::string text(line);
-  // Several tasks are told together: "tasks 0,2-3: Killed".
+  // srun reports several tasks in one line: "tasks 0,2-3: Killed".
   if (std::sscanf(text.c_str(), "srun: error: %255[^:]: task%*[s ]%d%n", host.data(), &rank, &end) == 2) {
     const auto fact = text.find(": ", static_cast<std::size_t>(end));
     if (fact == std::string::npos) return true;
     const int signal = signal_named(std::string_view(text).substr(fact + 2));
-    // The first one counts; but SIGTERM is what srun sends to all others when one has ended badly.
+    // The first failure counts, except that srun sends SIGTERM to all others when one task has failed.
     const bool replaces = words_.lost && words_.lost->signal == SIGTERM && signal != SIGTERM;
     if (words_.failed_rank && !replaces) return true;
     words_.failed_rank = rank;
@@ -201,7 +201,7 @@ bool LauncherOutput::keep(std::string_view line) {
   return true;
 }
 
-/// The line is shown too: a program may use ssh for a purpose of its own.
+/// Notes a host that ssh could not reach. The line is shown too, since a program may use ssh for its own purposes.
 void LauncherOutput::keep_unreachable(std::string_view line) {
   for (const auto begin : of_ssh) {
     if (!line.starts_with(begin)) continue;

@@ -1,5 +1,5 @@
-// The stderr of a launcher: what the ranks write there is passed on; what the launcher says of their end, and what they
-// tell their supervisor, is kept for its report.
+// Reads the stderr of a launcher. Output of the ranks is passed on. What the launcher says about their end, and what
+// they tell their supervisor, is kept for the supervisor's report.
 #pragma once
 
 #include <optional>
@@ -8,14 +8,14 @@
 
 namespace muster::detail::supervise {
 
-/// A rank that a signal has ended, as the launcher saw it.
+/// A rank that was ended by a signal, as reported by the launcher.
 struct LostRank {
   int rank = 0;
   std::string host = {};
   int signal = 0;
 };
 
-/// What was said in one start.
+/// What was learned from the output of one start.
 struct Words {
   bool loaded = false;                     ///< a rank has loaded muster's library
   bool starting = false;                   ///< a rank initialises MPI, and waits for the others there
@@ -39,9 +39,9 @@ struct Words {
 
 class LauncherOutput {
  public:
-  /// Takes what was read, gives what is to be shown of it now: also of lines that have not ended yet.
+  /// Takes bytes that were read; returns what to show of them now, including unfinished lines.
   std::string take(std::string_view bytes);
-  /// What is left to show at the end.
+  /// Returns what is left to show at the end.
   std::string finish();
 
   const Words& words() const noexcept { return words_; }
@@ -54,18 +54,18 @@ class LauncherOutput {
   void keep_unreachable(std::string_view line);
   void keep_block();
 
-  /// A host that ssh could not reach. It counts once mpirun says that it could not start.
+  /// A host that ssh could not reach. It counts only if mpirun then says that it could not start.
   struct Unreachable {
     std::string host, said;
   };
 
   Words words_;
   std::optional<Unreachable> unreachable_;
-  std::string line_;        ///< begun, and not shown yet
-  bool showing_ = false;    ///< the line that has begun is not ours
-  std::size_t dashes_ = 0;  ///< with which it ends so far
+  std::string line_;        ///< the unfinished line, not shown yet
+  bool showing_ = false;    ///< true if the unfinished line is shown, since it is not for us
+  std::size_t dashes_ = 0;  ///< the number of dashes at its end so far
   std::string opening_;     ///< the line of dashes above a message of the launcher; empty if it has been shown
-  std::string block_;       ///< of that message
+  std::string block_;       ///< the text of that message
   bool in_block_ = false;
 };
 

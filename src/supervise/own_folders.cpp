@@ -28,7 +28,7 @@ int open_folder(const fs::path& folder) {
   return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/// The process whose folder bears that name, if it is such a one.
+/// The process that made the folder of that name; empty if the name has another form.
 std::optional<pid_t> maker_of(const std::string& name) {
   const std::string_view start = prefix;
   if (!name.starts_with(start)) return {};
@@ -39,7 +39,7 @@ std::optional<pid_t> maker_of(const std::string& name) {
   return process;
 }
 
-/// Those of dead processes: of this user, and nobody holds the lock.
+/// Removes the folders of this user's dead processes, if no process holds their lock.
 void remove_leftovers(const fs::path& parent) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(parent, ignored)) {
@@ -64,7 +64,7 @@ fs::path temporary_parent() {
               "Set TMPDIR to a folder that is there");
 }
 
-/// A new one in `parent`, and its lock. An Error (ExitCode::retry) where it takes none.
+/// Makes a new folder in `parent`, and locks it. Throws an Error (ExitCode::retry) if this is impossible.
 fs::path make_folder(const fs::path& parent, int& lock) {
   remove_leftovers(parent);
   for (;;) {
@@ -84,7 +84,7 @@ OwnFolders::OwnFolders() {
   paths_.temporary = make_folder(temporary_parent(), locks_[0]);
   try {
     paths_.shared_memory = make_folder("/dev/shm", locks_[1]);
-  } catch (const Error&) {  // the ranks say what that means for them
+  } catch (const Error&) {  // the ranks report the consequences
   }
 }
 

@@ -1,14 +1,13 @@
-// Where the launcher and MPI keep files while a job runs. They leave them behind when they are killed, so they are
-// given folders that are emptied after every start.
+// Folders for the files that the launcher and MPI keep while a job runs. They leave files behind when they are killed,
+// so these folders are emptied after every start.
 #pragma once
 
 #include "supervise/launch_command.hpp"
 
 namespace muster::detail::supervise {
 
-/// New folders, for this user alone, which are gone with this object. There is none in shared memory where /dev/shm
-/// takes none: then the launcher and MPI do without as they can. Those of a `muster run` that was killed are removed
-/// when the next one begins.
+/// New folders that only this user can read; removed with this object. If /dev/shm has no room for one, the launcher
+/// and MPI must do without it. Folders of a `muster run` that was killed are removed when the next one begins.
 class OwnFolders {
  public:
   OwnFolders();
@@ -21,7 +20,7 @@ class OwnFolders {
 
  private:
   Folders paths_;
-  int locks_[2] = {-1, -1};  ///< held as long as this process lives
+  int locks_[2] = {-1, -1};  ///< held while this process lives
 };
 
 }  // namespace muster::detail::supervise

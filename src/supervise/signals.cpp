@@ -12,7 +12,7 @@
 namespace muster::detail::supervise {
 namespace {
 
-// A handler knows no object, so there is one of these.
+// A signal handler has no object, so this pipe is global.
 std::array<int, 2> ends{-1, -1};
 
 void note(int signal) {

@@ -1,4 +1,4 @@
-// The signals that `muster run` gets: wishes to stop, and that a child has ended.
+// The signals that `muster run` receives: requests to stop, and that a child has ended.
 #pragma once
 
 #include <signal.h>
@@ -17,14 +17,14 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
   ~Signals();
 
-  /// To be polled: something has come, which take() takes in.
+  /// For poll(): readable when a signal has come; take() then reads it.
   int descriptor() const noexcept;
   void take();
 
   bool stop_wished() const noexcept { return stop_wished_; }
-  /// As if a signal had come.
+  /// Acts as if a signal had come.
   void wish_to_stop() noexcept { stop_wished_ = true; }
-  /// A second SIGINT has come.
+  /// True after a second SIGINT.
   bool at_once() const noexcept { return interrupts_ > 1; }
 
  private:

@@ -1,4 +1,4 @@
-// muster run, from the command line to the exit code: start, watch, judge, report, and again.
+// muster run, from the command line to the exit code: start the job, watch it, interpret its end, report, start again.
 #include "muster/supervise.hpp"
 
 #include "base/file.hpp"
@@ -199,13 +199,13 @@ int configured(const fs::path& run, const char* limit) {
   return written_down(run, limit).value_or(Json(FailureConfig{}).at(limit).get<int>());
 }
 
-/// After an end with that code: an operator's train() has a limit of its own for lost ranks.
+/// The limit after an end with that code: an operator's train() has its own limit for lost ranks.
 int max_failures(const fs::path& run, int code) {
   const auto retries = code == static_cast<int>(ExitCode::retry) ? written_down(run, "max_retries") : std::nullopt;
   return retries ? *retries : configured(run, "max_failures");
 }
 
-/// Waits before the next start; false where a signal has ended that.
+/// Waits before the next start; returns false if a signal has ended the wait.
 bool wait(Signals& signals, std::chrono::seconds time) {
   const auto until = Clock::now() + time;
   while (!signals.stop_wished()) {
@@ -218,7 +218,7 @@ bool wait(Signals& signals, std::chrono::seconds time) {
   return false;
 }
 
-/// What all starts have in common, and what is known of them.
+/// The supervision of a job: what its starts have in common, and what is known about them.
 class Supervision {
  public:
   explicit Supervision(const SuperviseOptions& options)
@@ -257,7 +257,7 @@ class Supervision {
       if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count(code);
       auto next = what_next(end, counted(end), demand_, ranks, signals_.stop_wished());
       if (end.words.host) next.ranks = ranks_without(lost_hosts_, options_, demand_.ranks, environment);
-      // A rank that was killed cannot leave a cause itself.
+      // A killed rank cannot write its cause itself.
       if (end.words.lost || end.launcher_signal != 0 || end.grace_over) cause_to_keep_ = cause;
       if (!next.again) return give_up(end, cause, next.code);
       say_what_follows(end, cause, next);
@@ -288,7 +288,7 @@ class Supervision {
     introduction_.full_workers = demand_.ranks;
   }
 
-  /// The saved state takes so many from now on.
+  /// From now on, starts exactly as many ranks as the saved state requires.
   void wait_for_ranks(int ranks) {
     waits_for_ranks_ = true;
     demand_.ranks = demand_.min_workers = ranks;
@@ -302,7 +302,7 @@ class Supervision {
     preemptions_ = train::one_more(preemptions_, run_, sweep::progress);
   }
 
-  /// One failure more; the job may have counted some by itself.
+  /// Counts one more failure; the job may have counted some itself.
   void count(int code) {
     demand_.max_failures = options_.max_failures ? *options_.max_failures : max_failures(run_, code);
     if (run_.empty()) {
@@ -330,8 +330,8 @@ class Supervision {
     }
   }
 
-  /// Where the launcher has named one, and there is room for enough ranks without it. After a start that had no trouble
-  /// with hosts, all of them are tried again.
+  /// Leaves out the host that the launcher says it has lost, if enough ranks fit on the others. After a start without
+  /// host problems, all hosts are tried again.
   void leave_out_lost_host(End& end) {
     if (end.words.launcher.empty()) lost_hosts_.clear();
     if (!end.words.host) return;
@@ -377,7 +377,7 @@ class Supervision {
   static int say_if_broken_off(const End& end) {
     if (end.code != 0 || end.launcher_signal != 0)
       log::warn("the work is done; after that " + cause_of(end, ""));
-    else if (!end.words.error.empty())  // which it did not mind
+    else if (!end.words.error.empty())  // printed by a program that went on and ended with code 0
       log::error(end.words.error);
     return 0;
   }
@@ -403,12 +403,12 @@ class Supervision {
   Introduction introduction_;
   Signals signals_;
   OwnFolders folders_;
-  train::Failures failures_;      ///< of this muster run
-  train::Failures preemptions_;   ///< counted apart
-  Hosts lost_hosts_;              ///< the next start does without them
-  bool waits_for_ranks_ = false;  ///< the saved state takes all that are wanted
-  std::string cause_to_keep_;     ///< in the run's error.txt
-  fs::path run_;                  ///< the folder of the run, once a rank has told it
+  train::Failures failures_;      ///< of this muster run, without preemptions
+  train::Failures preemptions_;   ///< of this muster run
+  Hosts lost_hosts_;              ///< hosts that the next start leaves out
+  bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
+  std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
+  fs::path run_;                  ///< the run's folder, once a rank has reported it
 };
 
 }  // namespace

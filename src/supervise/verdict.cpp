@@ -16,7 +16,7 @@ std::string signal_text(int signal) {
                               : "");
 }
 
-/// A launcher that does not say how a rank has ended may have a code as shells have it.
+/// True if a rank was lost. Some launchers report this only by an exit code like a shell's, 128 + signal.
 bool lost_a_rank(const End& end) {
   const bool as_in_shells = end.code > 128 && end.code < 160 && end.code != static_cast<int>(ExitCode::interrupted);
   return end.words.lost.has_value() || end.launcher_signal != 0 || as_in_shells;
@@ -62,7 +62,7 @@ std::string cause_of(const End& end, const std::string& in_file) {
   if (end.grace_over) return "the ranks did not stop within the time that they were given, and were ended";
   if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
   if (end.code == static_cast<int>(ExitCode::stopped)) return words.error.empty() ? "stopped on request" : words.error;
-  if (words.host && !words.launcher.empty()) return words.launcher;  // and its ranks with it
+  if (words.host && !words.launcher.empty()) return words.launcher;  // its ranks were lost with the host
   if (const auto& lost = words.lost)
     return "rank " + std::to_string(lost->rank) + " (" + lost->host + ") was ended by " + signal_text(lost->signal);
   if (!words.error.empty()) return words.error;

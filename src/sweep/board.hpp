@@ -1,5 +1,5 @@
-// What the groups of a sweep share while each is busy with a trial of its own: which trial is next, and how the trials
-// have done at the scheduler's rungs. No group waits for another.
+// What the groups of a sweep share while each of them runs its own trial: which trial is next, and the trials' scores
+// at the scheduler's rungs. No group waits for another.
 #pragma once
 
 #include "group/store.hpp"
@@ -12,17 +12,17 @@
 
 namespace muster::detail::sweep {
 
-/// The scores at one rung, by the number of the trial.
+/// The scores at one rung, by trial number.
 using Scores = std::map<int, double>;
 
 class Board {
  public:
-  /// `rungs`: what is known from earlier starts, the same on all ranks. Collective.
+  /// `rungs`: the scores from earlier starts, the same on all ranks. Collective.
   Board(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds limit);
 
-  /// From 0 on, another number at each call of any rank.
+  /// Returns 0, 1, …: another number at each call of any rank.
   std::size_t next();
-  /// Notes the score, and gives all that there are then.
+  /// Adds a score, and returns all scores of that rung so far.
   Scores add(std::size_t rung, int trial, double score);
 
  private:

@@ -23,9 +23,9 @@ void add_settings(const Json& value, const std::string& name, Settings& all) {
   for (const auto& [key, child] : value.items()) add_settings(child, name.empty() ? key : name + "." + key, all);
 }
 
-/// None where it has been removed since, or is pruned just now.
+/// The trial's checkpoint; empty if it was removed, or is being deleted now.
 std::optional<Checkpoint> checkpoint_at(const std::filesystem::path& path, const std::filesystem::path& trial) try {
-  // The sweep may have been moved, or be a copy.
+  // A checkpoint of the trial is looked up in its present folder: the sweep may have been moved or copied.
   const bool own = path.parent_path().filename() == trial.filename();
   return Checkpoint::from_directory(own ? trial / path.filename() : path);
 } catch (const Error&) {
@@ -89,7 +89,7 @@ Losses read_losses(const std::filesystem::path& trial) {
   const auto file = file_of(trial);
   if (!std::filesystem::exists(status_of(file))) return {};
   const auto row = read_json(file);
-  if (!row.is_object() || !row.contains("losses")) return {};  // an older version has written it
+  if (!row.is_object() || !row.contains("losses")) return {};  // written by an older version
   try {
     const auto& losses = row.at("losses");
     return {losses.at("count"), train::points_from(losses.value("furthest", Json::object())), losses.at("alone")};
@@ -113,8 +113,8 @@ void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& 
     rows.push_back(to_json(trial));
     Json line{{"trial", trial.name}, {"status", text_of(trial.status)}};
     for (const auto& [name, value] : settings_of(trial.config)) line[name] = value;
-    if (trial.metrics.is_object()) line.insert(trial.metrics.begin(), trial.metrics.end());  // a setting's name wins
-    // A metric may be called so: it gives way where there is something to say.
+    if (trial.metrics.is_object()) line.insert(trial.metrics.begin(), trial.metrics.end());  // settings stay
+    // A metric may have one of these names: it is replaced only if there is a value.
     for (const char* key : {"checkpoint", "error"})
       if (const auto& value = rows.back()[key]; !value.is_null() || !line.contains(key)) line[key] = value;
     observe::add_columns(columns, line);

@@ -20,10 +20,10 @@
 namespace muster::detail::sweep {
 namespace {
 
-/// Compares a trial with the others at its reports. On every worker, of which the first decides for all.
+/// Compares a trial with the others at its reports. It is on every worker; the first worker decides for all.
 class Comparison final : public Callback {
  public:
-  /// `looks_for_metric` ends with the first report that it has looked at.
+  /// `looks_for_metric` is set to false after the first report was checked for the metric.
   Comparison(const Task& task, Board& board, int trial, bool decides, bool& looks_for_metric)
       : task_(task), board_(board), trial_(trial), decides_(decides), looks_for_metric_(looks_for_metric) {
     for (const auto& scores : task.scores) compared_.push_back(scores.contains(trial));
@@ -36,7 +36,8 @@ class Comparison final : public Callback {
     const auto iteration = row.at("training_iteration").get<std::int64_t>();
     over_ = over_ || iteration >= scheduler->max_t;
     const auto score = score_of(row, task_.options.metric, task_.options.mode);
-    // Not again where it has been, but for a report that comes again: one that failed there would go on unasked.
+    // Not again at a rung where it was compared, unless the report is repeated: a trial that failed at that report must
+    // not go on without a comparison.
     std::size_t next = 0;
     for (std::size_t rung = 0; rung < compared_.size(); ++rung)
       if (compared_[rung] && task_.rungs[rung] < iteration) next = rung + 1;
@@ -53,7 +54,7 @@ class Comparison final : public Callback {
   }
 
   bool should_stop() const override { return stopped_ || over_; }
-  // With the checkpoint of the report that it was decided at.
+  // Saved with the checkpoint of the report at which it was decided.
   Json state() const override { return {{"stopped", stopped_}, {"over", over_}}; }
   void load_state(const Json& state) override {
     stopped_ = state.at("stopped");
@@ -61,13 +62,13 @@ class Comparison final : public Callback {
   }
   void on_start(Session&) override { stopped_ = over_ = false; }
 
-  /// The others were better.
+  /// True if the others were better.
   bool stopped() const noexcept { return stopped_; }
-  /// The sweep has failed elsewhere.
+  /// True if the sweep has failed elsewhere.
   bool cut_off() const noexcept { return cut_off_; }
 
  private:
-  /// A later report may bring it, so this is a warning.
+  /// Warns if the metric is missing. Not an error, since a later report may have it.
   void look_for_metric(const Json& row) const {
     const auto& metric = task_.options.metric;
     if (metric.empty() || row.contains(metric)) return;
@@ -75,7 +76,7 @@ class Comparison final : public Callback {
     for (const auto& [name, value] : row.items())
       if (value.is_number() && !observe::is_reserved(name)) names += (names.empty() ? "" : ", ") + name;
     const log::Scope log;
-    log::start(0, log::level());  // a trial speaks in its log alone
+    log::start(0, log::level());  // the message goes to the sweep's log; a trial's messages go only to its own
     log::warn("comparing the trials: the first report of " + name_of(trial_) + " has no \"" + metric + "\"" +
               (names.empty() ? "" : ", but " + names) + ". SweepOptions::metric names a metric of session.report()");
   }
@@ -85,7 +86,7 @@ class Comparison final : public Callback {
   const int trial_;
   const bool decides_;
   bool& looks_for_metric_;
-  std::vector<bool> compared_;  ///< [rung]: in this start or an earlier one
+  std::vector<bool> compared_;  ///< [rung]: true if compared in this start or an earlier one
   bool stopped_ = false, over_ = false, cut_off_ = false;
 };
 
@@ -99,7 +100,7 @@ class Group {
 
   void run() {
     const log::Scope log;
-    log::start(leads() ? 0 : 1, log::level());  // its first rank speaks for a group
+    log::start(leads() ? 0 : 1, log::level());  // only the group's first rank logs
     while (const auto trial = next())
       if (!run(*trial)) return;
   }
@@ -117,7 +118,7 @@ class Group {
     const auto place = std::stoul(comm::on_root(ranks_, [&] {
       try {
         return std::to_string(std::min(board_.next(), none));
-      } catch (const RemoteError&) {  // of the whole launch, which this group's ranks do not hear
+      } catch (const RemoteError&) {  // an error of the whole launch, which this group's ranks do not receive
         return std::to_string(none);
       }
     }));
@@ -135,7 +136,7 @@ class Group {
     return flags;
   }
 
-  /// False where the sweep is to stop.
+  /// Runs one trial; returns false if the sweep should stop.
   bool run(int number) {
     auto trial = task_.trials[static_cast<std::size_t>(number)];
     trial.status = TrialStatus::running;
@@ -154,7 +155,7 @@ class Group {
     bool stopped = false, ended = false;
     try {
       const log::Scope log;
-      log::start(1, log::level());  // a trial writes to its log alone
+      log::start(1, log::level());  // a trial logs only to its own file
       const launch::Unsupervised unsupervised;
       Launch launch(task_.launch, {.ranks = ranks_,
                                    .flags = flags_of(number),
@@ -163,7 +164,7 @@ class Group {
       const auto limit = comm::time_limit(ranks_);
       error = comm::attempt_on_all(ranks_, {.done = limit, .failed = limit},
                                    [&] { result = task_.trainable(launch, trial.config); });
-      ended = error && error->code() == ExitCode::done;  // an operator's training, by the word of the comparison
+      ended = error && error->code() == ExitCode::done;  // an operator's training that the comparison has ended
       if (ended) error.reset();
       if (!error && !ended) error = result->error;
       stopped = unsupervised.stopped_without_state();
@@ -171,7 +172,7 @@ class Group {
       throw comm::Lost(Error(lost.code(), trial.name + ": " + lost.what()), lost.turn());
     }
 
-    // As the first rank sees it.
+    // The group's first rank determines the outcome.
     const auto ends = comm::on_root(ranks_, [&] {
       stopped = stopped || (error && error->code() == ExitCode::stopped);
       trial.status = stopped                 ? TrialStatus::waiting
@@ -206,7 +207,7 @@ class Group {
   Board& board_;
   Communicator ranks_;
   train::StopFile stop_, stopping_;
-  bool looks_for_metric_ = true;  ///< in the first report of all
+  bool looks_for_metric_ = true;  ///< true until the group's first report
 };
 
 }  // namespace

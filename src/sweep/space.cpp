@@ -17,14 +17,14 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// FNV-1a, the same everywhere.
+/// FNV-1a, which is the same on every machine.
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
   return hash;
 }
 
-/// Of `count`, each as likely (Lemire, 2019, without the rejection of less than count / 2^64).
+/// A number below `count`, all equally likely (Lemire, 2019, without the rejection of less than count / 2^64).
 std::uint64_t below(std::uint64_t count, std::uint64_t random) {
   __extension__ using Wide = unsigned __int128;
   return static_cast<std::uint64_t>((static_cast<Wide>(random) * count) >> 64);
@@ -76,7 +76,7 @@ void check_names(const Space& space) {
       if (all.contains(name.substr(0, dot))) refuse(name, "lies in another one of the space");
 }
 
-/// Whether trial.json gives it back: an infinite number would come as null, and bytes that are no text as others.
+/// True if trial.json can restore the value: infinite numbers would become null, and invalid text would be changed.
 bool is_kept_by_json(const Json& value) {
   return Json::parse(value.dump(-1, ' ', false, Json::error_handler_t::replace)) == value;
 }

@@ -1,4 +1,4 @@
-// The trials of a space: a pure function of it and a seed.
+// The trials of a search space: a pure function of the space and a seed.
 #pragma once
 
 #include "muster/sweep.hpp"
@@ -14,8 +14,9 @@ struct Point {
   int sample = 0;
 };
 
-/// All of them, in the order of trials. An Error (ExitCode::usage) where a setting has no name, or two have the same or
-/// one inside the other. What a trial is given depends on the seed, its number and the name of the setting alone.
+/// All points, in the order of trials. An Error (ExitCode::usage) if a setting has no name, or two settings have the
+/// same name or one is inside the other. A trial's settings depend only on the seed, its number and the settings'
+/// names.
 std::vector<Point> points_of(const Space& space, int num_samples, std::uint64_t seed);
 
 }  // namespace muster::detail::sweep

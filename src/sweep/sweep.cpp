@@ -57,7 +57,7 @@ void check(const SweepOptions& options, const Launch& launch) {
   }
 }
 
-/// Whether settings that are laid over a trial's say what becomes of the one of that name.
+/// True if `settings`, which override a trial's, contain the setting of that name.
 bool fixes(const Json& settings, std::string_view name) {
   const auto* place = &settings;
   for (bool more = true; more && place->is_object();) {
@@ -106,7 +106,8 @@ std::map<std::string, Json> by_name(const Json& settings) {
   return {all.begin(), all.end()};
 }
 
-/// An Error where --set or --config fix what the space is to choose: they would win in every trial.
+/// Throws an Error if --set or --config give a setting that the space chooses: their value would be used in every
+/// trial.
 void check_settings(const Space& space, const LaunchFlags& flags) {
   Json file = Json::object();
   if (flags.config_file) file = read_config(*flags.config_file);
@@ -134,7 +135,7 @@ std::vector<Trial> trials_in(const Json& rows, const std::filesystem::path& fold
   return trials;
 }
 
-/// What the trials' folders say.
+/// Reads the trials from their folders.
 std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<Point>& points) {
   std::vector<Trial> trials;
   for (std::size_t i = 0; i < points.size(); ++i) {
@@ -152,7 +153,7 @@ std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::v
   return trials;
 }
 
-/// By the reports that trials have made in earlier starts.
+/// The scores at the rungs, from the reports that trials have made in earlier starts.
 std::vector<Scores> read_scores(const Task& task) {
   std::vector<Scores> scores(task.rungs.size());
   for (std::size_t i = 0; !scores.empty() && i < task.trials.size(); ++i) try {
@@ -170,7 +171,7 @@ std::vector<Scores> read_scores(const Task& task) {
   return scores;
 }
 
-/// The settings that all trials have alike: those of the trainer with the file's and --set's laid over them; of another
+/// The settings that all trials share: those of the trainer, overridden by those of --config and --set; for another
 /// Trainable only the latter are known.
 Json common_settings(const Task& task) {
   const auto& flags = task.launch.flags();
@@ -185,7 +186,7 @@ Json common_settings(const Task& task) {
   return settings;
 }
 
-/// An Error where the sweep goes on with another seed or other settings than it has had, by its sweep.json.
+/// Throws an Error if the sweep is continued with another seed or other settings than its sweep.json has.
 void require_same_start(const Json& before, const Json& now, const std::filesystem::path& folder) {
   const auto refuse = [&](const std::string& what, const Json& was, const Json& is) {
     throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
@@ -219,14 +220,14 @@ Json about(const Task& task) {
           {"mode", options.mode == ScoreOrder::max ? "max" : "min"}};
 }
 
-/// What a lost trial has come to, which its trial.json from before does not say.
+/// Reads the metrics and the checkpoint of a lost trial from its run; its trial.json is older.
 void read_run(Trial& trial) {
   try {
     const auto run = Result::from_path(trial.path);
     trial.metrics = run.metrics;
     trial.checkpoint = run.checkpoint;
   } catch (const Error&) {
-    // It was lost before there was a run, or its run says so when it goes on.
+    // It was lost before its run began; if the run is damaged, the trial reports this when it continues.
   }
 }
 
@@ -270,7 +271,7 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
   return numbers;
 }
 
-/// Finds out, on rank 0, what is there already and what is left to do. Collective.
+/// Determines on rank 0 what exists already and what is left to do. Collective.
 void prepare(Task& task, const Communicator& world, bool may_go_on) {
   const auto found = Json::parse(comm::on_root(world, [&] {
     const bool there = std::filesystem::exists(task.folder / table_file);
@@ -310,7 +311,7 @@ void prepare(Task& task, const Communicator& world, bool may_go_on) {
   for (const auto& count : found[3]) task.losses.push_back({.count = count.get<int>()});
 }
 
-/// The trials that are to be done, on so many groups. Collective over the launch.
+/// Runs the trials of to_do on `groups` groups. Collective over the launch.
 void run_on_groups(const Task& task, const Communicator& world, int groups) {
   const int group = world.rank() / task.options.ranks_per_trial;
   const auto limit = comm::time_limit(world);
@@ -331,7 +332,7 @@ void run_on_groups(const Task& task, const Communicator& world, int groups) {
   if (error) throw *error;
 }
 
-/// All trials, on all groups. Those that were lost again run one at a time, to find out whose ranks they are.
+/// Runs all trials on all groups. Trials that were lost again run one at a time, to find out whose ranks are lost.
 /// Collective over the launch.
 void run_all(Task& task, const Communicator& world) {
   const auto again = std::ranges::find_if(
@@ -351,7 +352,7 @@ std::ptrdiff_t waiting_in(const SweepResult& sweep) {
   return std::ranges::count(sweep.trials, TrialStatus::waiting, &Trial::status);
 }
 
-/// The error that a sweep ends with as it stands, if it has one; the same on all ranks.
+/// The error with which the sweep ends in its present state, if any; the same on all ranks.
 std::optional<Error> error_of(const SweepResult& sweep, const std::string& name) {
   const auto agreed = [](const Error& error) { return Error(error.code(), std::string(error.what())); };
   const auto& trials = sweep.trials;

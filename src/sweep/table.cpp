@@ -26,7 +26,7 @@ std::string metric_of(const Trial& trial, const std::string& name) {
   return text_of_value(trial.metrics.at(name));
 }
 
-/// Characters, of which UTF-8 has several bytes.
+/// The number of characters, not bytes, in UTF-8 text.
 std::size_t length_of(const std::string& text) {
   return static_cast<std::size_t>(
       std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
@@ -39,7 +39,7 @@ std::string shortened(std::string text, std::size_t width) {
   return text + "…";
 }
 
-/// Best first, then those that did not come to an end.
+/// The best trials first, then those that did not end well.
 std::vector<const Trial*> ranked(const SweepResult& sweep) {
   const auto rank_of = [&](const Trial& trial) {
     const double worst = -std::numeric_limits<double>::infinity();
@@ -79,7 +79,7 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
     for (const auto* trial : shown) column.push_back(metric_of(*trial, sweep.metric));
   }
   std::vector<Settings> settings;
-  std::vector<std::string> names;  // not all trials have all of them, where objects are chosen
+  std::vector<std::string> names;  // if objects are chosen, not all trials have all of these
   for (const auto* trial : shown)
     for (const auto& [name, value] : settings.emplace_back(settings_of(trial->config)))
       if (std::ranges::find(names, name) == names.end()) names.push_back(name);
@@ -99,7 +99,7 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
     for (const auto& cell : column) wide = std::max(wide, length_of(cell));
     const bool last = c + 1 == columns.size();
     const std::size_t gap = c == 0 ? 0 : 2;
-    if (used + gap + wide + (last ? 0 : 3) > width) {  // room for the dots stays
+    if (used + gap + wide + (last ? 0 : 3) > width) {  // keeps room for the dots
       for (auto& line : lines) line += "  …";
       break;
     }

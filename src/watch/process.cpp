@@ -39,7 +39,7 @@ std::string first_word(const std::string& path) {
   return word;
 }
 
-// What the signal's handler may touch.
+// The data that the signal handler uses.
 constexpr int most_frames = 40;
 std::array<void*, most_frames> frames;
 std::atomic<int> count{0};
@@ -118,7 +118,7 @@ MainStack::MainStack() {
   main_thread = ::pthread_self();
   main_id = static_cast<pid_t>(::syscall(SYS_gettid));
   void* first = nullptr;
-  ::backtrace(&first, 1);  // which loads what it needs, once, outside of any handler
+  ::backtrace(&first, 1);  // its first call loads a library, which must not happen in a signal handler
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
@@ -126,7 +126,7 @@ MainStack::MainStack() {
 }
 
 MainStack::~MainStack() {
-  // A signal that comes late must not end the process.
+  // A signal that comes after this must not end the process.
   if (before_.sa_handler == SIG_DFL) before_.sa_handler = SIG_IGN;
   ::sigaction(signal_number(), &before_, nullptr);
 }
@@ -139,7 +139,7 @@ std::string MainStack::take() const {
   const auto end = std::chrono::steady_clock::now() + 150ms;
   while (!taken.load(std::memory_order_acquire)) {
     if (std::chrono::steady_clock::now() > end) {
-      taken.store(true, std::memory_order_release);  // what comes later is nobody's
+      taken.store(true, std::memory_order_release);  // the handler ignores the signal if it comes later
       const auto where = first_word("/proc/self/task/" + std::to_string(main_id) + "/wchan");
       return "no stack: its main thread heeds no signal" + (where.empty() || where == "0" ? "" : ", in " + where);
     }

@@ -1,4 +1,4 @@
-// Where a process stands: a stack of its main thread by itself, and what the kernel says of any process of this node.
+// The stack of this process's main thread, and the kernel's state of any process of this node.
 #pragma once
 
 #include <signal.h>
@@ -9,15 +9,15 @@
 
 namespace muster::detail::watch {
 
-/// When that process was started, by the kernel's clock; 0 where there is none.
+/// Returns the start time of that process in the kernel's clock ticks since boot; 0 if there is no such process.
 std::int64_t start_of(pid_t process) noexcept;
 
-/// What the kernel says of a process that was started then, in words: "it is stopped (State T, in do_signal_stop)".
-/// Empty where it runs or sleeps as any process does, which says nothing.
+/// Describes the kernel's state of a process that was started at `started` (see start_of()), for example
+/// "it is stopped (State T, in do_signal_stop)". Empty if it runs or sleeps normally.
 std::string state_of(pid_t process, std::int64_t started);
 
-/// The main thread's stack, taken by a signal to it. Made on the main thread, one inside another's life; while it lives
-/// the signal is its own.
+/// Takes the main thread's stack by a signal to it. Construct it on the main thread; instances may be nested. While it
+/// lives it owns the signal SIGRTMIN + 11.
 class MainStack {
  public:
   MainStack();
@@ -25,8 +25,9 @@ class MainStack {
   MainStack(const MainStack&) = delete;
   MainStack& operator=(const MainStack&) = delete;
 
-  /// On another thread: a frame a line, the innermost first; what is known instead where it does not come within that
-  /// time. A sleep or read of the main thread may return early (EINTR).
+  /// Returns the stack, a frame per line, the innermost first. If the main thread does not react within 150 ms, the
+  /// text says so and where in the kernel it is. Call it on another thread. A sleep or read of the main thread may
+  /// return early (EINTR).
   std::string take() const;
 
  private:

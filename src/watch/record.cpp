@@ -29,7 +29,7 @@ Calls::Ticket Calls::begin(std::uint64_t channel, std::uint64_t turn, const Call
   using std::memory_order_relaxed;
   const Ticket ticket = newest_.fetch_add(1, memory_order_relaxed) + 1;
   auto& slot = slots_[ticket % slots];
-  // A thread that was held up in the middle of writing has this slot for itself: that entry is then the one that stays.
+  // If another thread is still in the middle of writing this slot, its entry stays and this call is not recorded.
   auto version = slot.version.load(memory_order_relaxed);
   if (version % 2 == 1 || !slot.version.compare_exchange_strong(version, 2 * ticket - 1, memory_order_relaxed))
     return ticket;
@@ -53,7 +53,7 @@ Calls::Ticket Calls::begin(std::uint64_t channel, std::uint64_t turn, const Call
 
 void Calls::end(Ticket ticket) noexcept {
   auto& slot = slots_[ticket % slots];
-  // What another thread's call has taken over meanwhile is not looked at any more.
+  // Only if the slot still holds this call: a newer call may have taken it over.
   if (slot.version.load(std::memory_order_relaxed) == 2 * ticket)
     slot.ended.store(now().count(), std::memory_order_relaxed);
 }

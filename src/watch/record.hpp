@@ -1,6 +1,6 @@
-// What a rank does, in memory that all ranks of its node map, so that they can read it even when the rank is stopped or
-// dead: its last calls, its step, where its main thread stands when somebody asks. Writing takes some tens of
-// nanoseconds and no lock; zeroes are the valid first state of all of it.
+// A rank's record of what it is doing: its last calls, its step, and its main thread's stack on request. It is in
+// memory that all ranks of the node map, so they can read it even if the rank is stopped or dead. Writing takes some
+// tens of nanoseconds and no lock. All-zero memory is a valid empty record.
 #pragma once
 
 #include "node/call.hpp"
@@ -18,15 +18,15 @@ namespace muster::detail::watch {
 
 using node::Call;
 
-/// Since the node has started, the same for all of its processes; good to a few milliseconds, and cheap.
+/// The time since the node has started, the same for all of its processes. Cheap; accurate to a few milliseconds.
 std::chrono::nanoseconds now() noexcept;
 
-/// A call as the record has it.
+/// A recorded call.
 struct Entry {
-  std::uint64_t channel = 0;  ///< the communicator, the same number on all of its ranks
-  std::uint64_t turn = 0;     ///< among the collective calls of the channel, from 1; 0 for messages
+  std::uint64_t channel = 0;  ///< id of the communicator, the same on all of its ranks
+  std::uint64_t turn = 0;     ///< number among the collective calls of the channel, from 1; 0 for messages
   Call call;
-  std::string name;  ///< what the caller calls it; may be empty
+  std::string name;  ///< the caller's name for it; may be empty
   std::chrono::nanoseconds begun{0};
   std::chrono::nanoseconds ended{0};  ///< 0 while it is under way
 
@@ -34,7 +34,7 @@ struct Entry {
   std::string text() const;
 };
 
-/// The last calls. Any thread of one process writes, whoever maps it reads.
+/// The last calls of a rank. Any thread of its process writes; any process that maps the memory reads.
 class Calls {
  public:
   using Ticket = std::uint64_t;
@@ -42,35 +42,35 @@ class Calls {
 
   Ticket begin(std::uint64_t channel, std::uint64_t turn, const Call& call, const char* name) noexcept;
   void end(Ticket ticket) noexcept;
-  /// The last ones, the oldest first; what is being written meanwhile is left out.
+  /// Returns up to `most` of the last calls, the oldest first. Entries that are being written are left out.
   std::vector<Entry> last(std::size_t most = slots) const;
-  /// The one of that turn of the channel, if it is still known.
+  /// Returns the call of that turn on the channel, if it is still recorded.
   std::optional<Entry> find(std::uint64_t channel, std::uint64_t turn) const;
 
  private:
   static constexpr std::size_t name_words = 4;
   struct alignas(128) Slot {
-    std::atomic<std::uint64_t> version;  ///< twice its ticket when it is whole, one less while it is written
+    std::atomic<std::uint64_t> version;  ///< 2 * ticket if the entry is complete, 2 * ticket - 1 while it is written
     std::atomic<std::uint64_t> channel, turn, call;
     std::atomic<std::int64_t> begun, ended;
     std::array<std::atomic<std::uint64_t>, name_words> name;
   };
-  /// Whether the slot holds that ticket, whole.
+  /// Copies the entry of that ticket. False if its slot does not hold it, or not completely.
   bool read(Ticket ticket, Entry& entry) const;
 
   std::atomic<Ticket> newest_;
   std::array<Slot, slots> slots_;
 };
 
-/// How far this rank is in each channel, those of the last ones that it opened.
+/// The number of collective calls that this rank has begun on each of the channels that it opened last.
 class Turns {
  public:
   static constexpr std::size_t slots = 64;
 
-  /// The channel's slot for begin().
+  /// Registers the channel and returns its slot for begin().
   std::size_t open(std::uint64_t channel) noexcept;
   void begin(std::size_t slot, std::uint64_t channel, std::uint64_t turn) noexcept;
-  /// The last turn that has begun there, 0 where none has; nothing where the channel is not known (any more).
+  /// Returns the last turn that has begun on the channel, 0 if none has. Empty if the channel is not known (any more).
   std::optional<std::uint64_t> begun(std::uint64_t channel) const noexcept;
 
  private:
@@ -93,27 +93,27 @@ class Text {
   std::array<std::atomic<char>, longest> bytes_;
 };
 
-/// Of one rank.
+/// The record of one rank.
 struct Record {
-  std::atomic<std::int32_t> process;
-  std::atomic<std::int64_t> started;  ///< the process, by its node's clock: its number may be another's later
+  std::atomic<std::int32_t> process;  ///< process id
+  std::atomic<std::int64_t> started;  ///< start_of(process), since the id may be reused by another process
   std::atomic<std::int64_t> step, epoch;
-  std::atomic<std::int64_t> busy_until;  ///< announced; in nanoseconds of now()
-  /// The call that its main thread has waited in for some time; turn 0 where there is none.
+  std::atomic<std::int64_t> busy_until;  ///< announced by keep_alive(); in nanoseconds of now()
+  /// The call that its main thread has waited in for some time; turn 0 if it has not.
   std::atomic<std::uint64_t> waits_channel, waits_turn;
-  /// Others raise `asked` for where the main thread stands; the rank writes it and says so in `answered`. Both are
-  /// futexes.
+  /// Another rank increments `asked` to ask for the main thread's stack. The rank writes `stack` and then sets
+  /// `answered` to the value of `asked`. Both are futexes.
   std::atomic<std::uint32_t> asked, answered;
-  std::atomic<bool> answers;  ///< whether anybody is there to
+  std::atomic<bool> answers;  ///< true if a thread of the rank answers
   Text stack;
   Turns turns;
   Calls calls;
 };
 
-/// While it lives, calls of this thread that have no name of their own are called so.
+/// While it lives, calls of this thread without a name of their own are recorded under `name`.
 class During {
  public:
-  /// `name` is of static storage.
+  /// `name` must have static storage.
   explicit During(const char* name) noexcept;
   ~During();
   During(const During&) = delete;

@@ -12,7 +12,7 @@
 
 constexpr int epochs = 20, batch_size = 32;
 
-/// The mean over the ranks, in place.
+/// Replaces the tensor by its mean over the ranks.
 void average(torch::Tensor tensor, int ranks) {
   MPI_Allreduce(MPI_IN_PLACE, tensor.data_ptr(), static_cast<int>(tensor.numel()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   tensor.div_(ranks);
@@ -25,12 +25,12 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   const std::string checkpoint = argc > 1 ? argv[1] : "checkpoint.pt";
 
-  // The same weights everywhere.
+  // The same initial weights on all ranks.
   torch::manual_seed(0);
   torch::nn::Sequential net(torch::nn::Linear(1, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
   torch::optim::Adam optimizer(net->parameters(), 0.01);
 
-  // Where an earlier job has come to.
+  // Continue where an earlier job stopped.
   std::int64_t epoch = 0;
   if (std::filesystem::exists(checkpoint)) {
     torch::serialize::InputArchive archive, model, state;
@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
   const auto x = torch::linspace(-3, 3, 1001).unsqueeze(1);
   const auto y = torch::sin(x);
   for (; epoch < epochs; ++epoch) {
-    // A share of the samples, in an order that all ranks draw alike; what is left over is repeated by the sampler.
+    // This rank's share of the samples, in the same random order on all ranks; the sampler repeats some to fill up.
     torch::data::samplers::DistributedRandomSampler sampler(x.size(0), ranks, rank, /*allow_duplicates=*/true);
     sampler.set_epoch(epoch);
     sampler.reset();
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
 
     if (rank == 0) {
       std::cout << "epoch " << epoch << ", loss " << (sum[0] / sum[1]).item<double>() << std::endl;
-      // Beside the old one, which it then replaces.
+      // Write a new file first; it then replaces the old one.
       torch::serialize::OutputArchive archive, model, state;
       archive.write("epoch", torch::tensor(epoch + 1));
       net->save(model);

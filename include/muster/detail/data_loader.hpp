@@ -1,4 +1,4 @@
-// What stands behind muster/data_loader.hpp; nothing in it is for users.
+// Implementation of muster/data_loader.hpp; nothing in it is for users.
 #pragma once
 
 #include <muster/detail/worker.hpp>
@@ -31,43 +31,43 @@ struct BatchWeight;
 
 namespace detail::data {
 
-/// Chooses the samples that a loader reads, and follows which batch is in hand.
+/// Chooses the samples that a loader reads, and tracks which batch is the current one.
 class LoaderSampler {
  public:
   virtual ~LoaderSampler() = default;
-  /// Whether the user's own chooses.
+  /// True if the user's own sampler chooses.
   virtual bool is_own() const noexcept { return false; }
   virtual void set_epoch(std::int64_t epoch) = 0;
-  /// Gives the number of the pass.
+  /// Begins a pass and returns its number.
   virtual std::int64_t begin_pass() = 0;
-  /// The samples of the next batch to be read; none at the end.
+  /// The samples of the next batch to be read; empty at the end.
   virtual std::optional<std::vector<std::size_t>> next(std::size_t batch_size) = 0;
-  /// The next of the batches that were read is in hand; gives how many of its samples count.
+  /// The next of the batches that were read becomes the current one. Returns how many of its samples count.
   virtual std::int64_t begin_batch() = 0;
-  /// The batch in hand, if there is one, is done with.
+  /// Ends the current batch, if there is one.
   virtual void end_batch() = 0;
-  /// What the batch in hand is of its step.
+  /// The weight of the current batch in its step.
   virtual const std::shared_ptr<const step::BatchWeight>& batch() const noexcept = 0;
-  /// Ends that pass, if it is not over.
+  /// Ends that pass if it is still open.
   virtual void end_pass(std::int64_t pass) noexcept = 0;
 };
 
-/// A sampler of the user's own, which divides the samples among the workers by itself.
+/// The user's own sampler, which divides the samples among the workers itself.
 struct OwnSampler {
   std::function<void(std::int64_t epoch)> set_epoch;
   std::function<void()> reset;
   std::function<std::optional<std::vector<std::size_t>>(std::size_t batch_size)> next;
 };
 
-/// Divides the steps of one order among the workers; one that is left empty gets a sample that does not count.
+/// Divides the steps of one order among the workers; a worker with no samples in a step gets one that does not count.
 std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options);
-/// Asks the user's.
+/// Uses the user's sampler.
 std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options,
                                               OwnSampler sampler);
-/// `own_sampler`: torch's loader drops the last batch, which otherwise the steps do.
+/// `own_sampler`: torch's loader drops the last batch; otherwise the steps do.
 torch::data::DataLoaderOptions torch_options(const DataLoaderOptions& options, bool own_sampler);
 
-/// A sampler as torch's loader wants it.
+/// Adapts a LoaderSampler to torch's loader.
 class TorchSampler final : public torch::data::samplers::Sampler<> {
  public:
   explicit TorchSampler(std::shared_ptr<LoaderSampler> sampler) : sampler_(std::move(sampler)) {}
@@ -84,7 +84,7 @@ class TorchSampler final : public torch::data::samplers::Sampler<> {
   std::shared_ptr<LoaderSampler> sampler_;
 };
 
-/// Moves the tensors of an example, of a container of examples, and so on; leaves everything else.
+/// Moves all tensors to the device, in examples, containers of examples, and so on; leaves everything else.
 template <class T>
 void move_to(T& value, const c10::Device& device) {
   if constexpr (std::same_as<T, at::Tensor>) {
@@ -101,7 +101,7 @@ void move_to(T& value, const c10::Device& device) {
   }
 }
 
-/// The passes of a DataLoader.
+/// Iterates over the passes of a DataLoader.
 template <class Dataset>
 class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
   using Base = torch::data::StatelessDataLoader<Dataset, TorchSampler>;
@@ -127,7 +127,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
     friend class Loader;
     bool at_end() const noexcept { return !loader_->batch_; }
     Loader* loader_ = nullptr;
-    std::shared_ptr<LoaderSampler> pass_;  // ends it with the last copy
+    std::shared_ptr<LoaderSampler> pass_;  // its deleter ends the pass when the last copy is gone
   };
 
   Loader(Dataset dataset, std::shared_ptr<LoaderSampler> sampler, torch::data::DataLoaderOptions options,
@@ -139,7 +139,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
     first.loader_ = this;
     batch_.reset();
     failure_ = nullptr;
-    // Not torch's begin(), which refuses if the pass before was left early: this drops what was read ahead for it.
+    // Not torch's begin(), which throws if the previous pass was left early: this discards what was read ahead for it.
     number_ = sampler_->begin_pass();
     first.pass_ = {sampler_.get(),
                    [sampler = sampler_, number = number_](LoaderSampler*) { sampler->end_pass(number); }};
@@ -151,10 +151,10 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
 
  protected:
   std::shared_ptr<LoaderSampler> sampler_;
-  std::int64_t samples_ = 0;  ///< of the batch in hand that count
+  std::int64_t samples_ = 0;  ///< how many samples of the current batch count
 
  private:
-  /// After an exception the pass stands still, and each ++ throws it again.
+  /// After an exception the pass does not advance, and each ++ throws the exception again.
   void advance() {
     if (failure_) std::rethrow_exception(failure_);
     if (batch_) sampler_->end_batch();
@@ -173,11 +173,11 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
 
   c10::Device device_;
   std::optional<BatchType> batch_;
-  std::int64_t number_ = 0;  ///< of the pass
+  std::int64_t number_ = 0;  ///< of the current pass
   std::exception_ptr failure_ = {};
 };
 
-/// What no sampler can choose from is refused, most of it by the compiler.
+/// The dataset's number of samples. Rejects datasets from which no sampler can choose, most of them at compile time.
 template <class Dataset>
 std::int64_t size_of(const Dataset& dataset) {
   static_assert(!Dataset::is_stateful,

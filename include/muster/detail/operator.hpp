@@ -1,4 +1,4 @@
-// What stands behind muster/operator.hpp; nothing in it is for users.
+// Implementation of muster/operator.hpp; nothing in it is for users.
 #pragma once
 
 #include <muster/dataset.hpp>
@@ -41,24 +41,23 @@ using Criterion = std::function<at::Tensor(const at::Tensor& output, const at::T
 
 // Data.
 
-/// Passes over a worker's data, one at a time.
+/// The passes over a worker's data, one at a time.
 class Passes {
  public:
   virtual ~Passes() = default;
-  /// A pass of that epoch begins, with its first batch in hand.
+  /// Begins a pass of the given epoch; its first batch becomes the current one.
   virtual void begin(std::int64_t epoch) = 0;
-  /// The next batch is in hand.
+  /// Makes the next batch the current one.
   virtual void advance() = 0;
-  /// Null where the pass is over.
+  /// The current batch; null if the pass is over.
   virtual Batch* current() = 0;
-  /// Where the columns of the batches have no order that somebody has given: what the dataset is called. After the
-  /// first batch.
+  /// If nobody has given an order for the columns of the batches: the dataset's name. Call it after the first batch.
   virtual std::optional<std::string> without_column_order() { return {}; }
-  /// Ends the pass that is under way.
+  /// Ends the current pass.
   virtual void end() = 0;
 };
 
-/// Why passes are made, and how.
+/// How passes are made.
 struct PassesOptions {
   bool training = true;
   bool split = true;  ///< among the workers
@@ -66,13 +65,13 @@ struct PassesOptions {
 /// Collective over the workers.
 using MakePasses = std::function<std::unique_ptr<Passes>(OperatorParts& parts, const PassesOptions& options)>;
 
-/// The batches of one call.
+/// The batches of one call of train() or validate().
 class Feed {
  public:
   virtual ~Feed() = default;
-  /// Null where the call has had all of its own.
+  /// The next batch; null if the call has had all of its batches.
   virtual Batch* next() = 0;
-  /// As an iteration over the batches begins.
+  /// The first batch of an iteration over them.
   virtual Batch* first() { return next(); }
 };
 
@@ -81,7 +80,7 @@ Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples,
                  std::shared_ptr<const step::BatchWeight> step);
 const Session& session_of(const OperatorParts& parts);
 
-/// Of what a data loader hands out: an example of tensors, or a vector of examples.
+/// Makes a batch from what a data loader returns: an example of tensors, or a vector of examples.
 template <class Examples>
 Batch batch_of(Examples& examples, std::int64_t samples, const std::shared_ptr<const step::BatchWeight>& step) {
   if constexpr (requires {
@@ -136,7 +135,7 @@ class LoaderPasses final : public Passes {
 
 template <class Loader>
 MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
-  // A function is copied, a loader is not; it is asked for once.
+  // std::function needs a copyable callable, so the loader is shared; it can be used only once.
   const auto owner = std::make_shared<std::unique_ptr<Loader>>(std::move(loader));
   return [owner](OperatorParts&, const PassesOptions& options) -> std::unique_ptr<Passes> {
     if (!*owner) refuse_loader();
@@ -216,7 +215,7 @@ bool call_forward(Module& module, const std::vector<at::Tensor>& features, at::T
 
 [[noreturn]] void refuse_features(std::size_t number);
 
-/// Whatever its forward() takes, up to four tensors.
+/// Calls the model's forward(), with up to four tensors.
 template <class Model>
 Forward forward_of(const Model& model) {
   return [module = module_of(model)](const std::vector<at::Tensor>& features) {
@@ -237,7 +236,7 @@ Criterion criterion_of(T criterion) {
   };
 }
 
-/// What each maker makes of the optimizer of its number.
+/// Makes the schedulers: each maker is called with the optimizer of the same number.
 template <class... Makers, class Optimizers>
 auto make_schedulers(const std::tuple<Makers...>& makers, const Optimizers& optimizers) {
   static_assert(sizeof...(Makers) <= std::tuple_size_v<Optimizers>, "There are more schedulers than optimizers.");

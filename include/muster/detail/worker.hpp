@@ -1,4 +1,4 @@
-// One rank among those that train together, as far as choosing its samples needs it.
+// One worker, with what is needed to choose its samples.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,13 +17,13 @@ class Cursors;
 struct Worker {
   int rank = 0;
   int world = 1;
-  int full = 0;                      ///< the ranks of the job when none is missing; 0: `world`
-  std::uint64_t seed = 0;            ///< the run's
-  c10::Device device = c10::kCPU;    ///< where batches go
-  std::shared_ptr<Cursors> cursors;  ///< what a loader hands out counts there, and there its position is saved
+  int full = 0;                      ///< the job's number of ranks when none is missing; 0: `world`
+  std::uint64_t seed = 0;            ///< the run's seed
+  c10::Device device = c10::kCPU;    ///< the batches' device
+  std::shared_ptr<Cursors> cursors;  ///< where a loader counts the batches it hands out, and saves its position
 };
 
-/// That of the session, which defines it. An Error with virtual workers, which a loader knows nothing of.
+/// Returns the session's worker; the session defines it. An Error with virtual workers, which loaders do not support.
 Worker worker_of(const Session& session);
 
 }  // namespace detail::data
