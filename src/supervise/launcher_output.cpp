@@ -16,8 +16,9 @@ namespace {
 constexpr std::string_view error_prefix = "muster: error: ";
 constexpr std::string_view erase_line = "\033[K";  // clears a progress line before other output
 
-/// What is in the first line of a message of mpirun, whose name may be another: of the ranks' end, which we tell
-/// ourselves; and with what that of one begins that says what it could not do, unless that is "mpirun was unable to …".
+/// The first line of an mpirun message contains one of the first list if it is about the ranks' end, which we report
+/// ourselves. If it is about something that mpirun could not do, it reads "NAME was unable to …" (mpirun may have
+/// another name), or begins with one of the second list.
 constexpr std::array<std::string_view, 4> of_their_end{"Primary job ", " noticed that process rank ",
                                                        " detected that one ", "MPI_ABORT was invoked"};
 constexpr std::string_view unable = " was unable to ";
@@ -25,10 +26,10 @@ constexpr std::string_view of_execution = "Open MPI tried to fork a new process 
 constexpr std::array<std::string_view, 7> of_trouble{
     "There are not enough slots",    "ORTE has lost", "ORTE does not know", "A daemon", "An ORTE daemon",
     "All nodes which are allocated", of_execution};
-/// Lines of their own.
+/// Slurm's lines begin with these.
 constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
 constexpr std::array<std::string_view, 2> of_preemption{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
-/// ssh could not reach the host that is named next.
+/// ssh's messages about a host that it could not reach; the host's name follows.
 constexpr std::array<std::string_view, 2> of_ssh{"ssh: connect to host ", "ssh: Could not resolve hostname "};
 constexpr std::array<std::string_view, 6> in_passing{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
@@ -127,7 +128,7 @@ std::string LauncherOutput::take_line(const std::string& line) {
 
 std::string LauncherOutput::take_block_line(const std::string& line) {
   const bool first = block_.empty();
-  if (first && is_dashes(line)) return {};  // the end of one whose beginning was lost; this one begins another
+  if (first && is_dashes(line)) return {};  // the end of a message whose beginning was lost; it begins another one
   if (first && !has_any(line, of_their_end) && !is_trouble(line)) {
     in_block_ = false;
     return std::exchange(opening_, {}) + shown_of(line);
