@@ -1,4 +1,4 @@
-// muster checkpoint: the checkpoints of a run, and whether they are whole.
+// muster checkpoint: lists, verifies and exports the checkpoints of a run.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "text.hpp"

@@ -26,10 +26,10 @@ constexpr std::string_view of_execution = "Open MPI tried to fork a new process 
 constexpr std::array<std::string_view, 7> of_trouble{
     "There are not enough slots",    "ORTE has lost", "ORTE does not know", "A daemon", "An ORTE daemon",
     "All nodes which are allocated", of_execution};
-/// Lines of their own.
+/// Slurm's lines begin with these.
 constexpr std::array<std::string_view, 2> of_slurm{"srun: ", "slurmstepd"};
 constexpr std::array<std::string_view, 2> of_preemption{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
-/// ssh could not reach the host that is named next.
+/// ssh's messages about a host that it could not reach; the host's name follows.
 constexpr std::array<std::string_view, 2> of_ssh{"ssh: connect to host ", "ssh: Could not resolve hostname "};
 constexpr std::array<std::string_view, 7> in_passing{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
@@ -129,7 +129,7 @@ std::string LauncherOutput::take_line(const std::string& line) {
 
 std::string LauncherOutput::take_block_line(const std::string& line) {
   const bool first = block_.empty();
-  if (first && is_dashes(line)) return {};  // the end of one whose beginning was lost; this one begins another
+  if (first && is_dashes(line)) return {};  // the end of a message whose beginning was lost; it begins another one
   if (first && !has_any(line, of_their_end) && !is_trouble(line)) {
     in_block_ = false;
     return std::exchange(opening_, {}) + shown_of(line);

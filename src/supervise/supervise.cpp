@@ -172,8 +172,8 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
   return end;
 }
 
-/// What the ranks of this start have left in error.txt. They say when they have: the times of files are those of
-/// another machine's clock.
+/// The contents of the error.txt that the ranks of this start have written. They tell us when they have written it:
+/// file times cannot be used, since they come from another machine's clock.
 std::string kept_cause(const Words& words) {
   if (words.run.empty() || !words.cause_kept) return {};
   try {
@@ -185,7 +185,7 @@ std::string kept_cause(const Words& words) {
   }
 }
 
-/// What the run has written down of that, or of a sweep its first trial; none if it did not come so far.
+/// A limit from the run's saved options, or in a sweep from its first trial's; empty if the run did not save any.
 std::optional<int> written_down(const fs::path& run, const char* limit) {
   for (const auto& folder : {run, run / sweep::first_trial}) try {
       return read_json(folder / "params.json").at("run_config").at(limit).get<int>();
@@ -194,7 +194,7 @@ std::optional<int> written_down(const fs::path& run, const char* limit) {
   return {};
 }
 
-/// That of FailureConfig.
+/// A limit of the run's FailureConfig.
 int configured(const fs::path& run, const char* limit) {
   return written_down(run, limit).value_or(Json(FailureConfig{}).at(limit).get<int>());
 }
@@ -281,7 +281,7 @@ class Supervision {
     return end;
   }
 
-  /// What the program says is enough, unless --min-workers says it.
+  /// Uses the program's least number of workers, unless --min-workers was given.
   void go_on_with(int least) {
     if (options_.min_workers) return;
     demand_.min_workers = std::clamp(least, 1, demand_.ranks);
@@ -294,7 +294,7 @@ class Supervision {
     demand_.ranks = demand_.min_workers = ranks;
   }
 
-  /// The failures of the same kind as that end.
+  /// The counted failures of the same kind as `end`.
   const train::Failures& counted(const End& end) const { return is_preemption(end) ? preemptions_ : failures_; }
 
   void count_preemption() {
@@ -373,7 +373,7 @@ class Supervision {
     log::warn(text + ")");
   }
 
-  /// The ranks had done their work.
+  /// The ranks had finished their work; reports what happened after it.
   static int say_if_broken_off(const End& end) {
     if (end.code != 0 || end.launcher_signal != 0)
       log::warn("the work is done; after that " + cause_of(end, ""));

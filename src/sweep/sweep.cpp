@@ -29,7 +29,7 @@ namespace muster {
 namespace detail::sweep {
 namespace {
 
-/// Groups that have no trial left wait for as long as it takes.
+/// Groups that have no trial left wait for the others without a limit.
 constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
 void check(const SweepOptions& options, const Launch& launch) {
@@ -89,7 +89,7 @@ Json read_config(const std::filesystem::path& file) {
   return read_json(file, "reading the configuration " + file.string(), /*comments=*/true);
 }
 
-/// Takes a setting out, by its whole name: "optimizer.lr".
+/// Removes a setting by its full name: "optimizer.lr".
 void take_out(Json& settings, std::string_view name) {
   auto* place = &settings;
   for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.')) {
@@ -231,8 +231,8 @@ void read_run(Trial& trial) {
   }
 }
 
-/// What runs in the folders of a sweep that has begun was lost: whoever holds the run's lock has it alone. Each such
-/// trial waits again, or has failed for good. Gives what is known of each trial's losses.
+/// Finds the trials that were lost: since this launch holds the run's lock, a trial that is marked as running is not.
+/// Each of them waits again or has failed for good. Returns every trial's losses.
 std::vector<Losses> settle_losses(std::vector<Trial>& trials) {
   std::vector<Losses> all;
   for (auto& trial : trials) {
@@ -253,7 +253,7 @@ std::vector<Losses> settle_losses(std::vector<Trial>& trials) {
   return all;
 }
 
-/// In which order trials are taken: what has begun, then what has not, then what was lost.
+/// The order in which trials are run: those that have begun, then new ones, then lost ones.
 enum Turn { begun, fresh, lost, lost_again };
 
 std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<Losses>& losses) {
@@ -317,9 +317,9 @@ void run_on_groups(const Task& task, const Communicator& world, int groups) {
   const auto limit = comm::time_limit(world);
   Board board(world, task.scores, limit);
   const auto ranks = comm::make_world_apart(world.split(std::min(group, groups)));
-  comm::set_final_grace(ranks, limit);  // a trial that has failed is not the end of the others
+  comm::set_final_grace(ranks, limit);  // a failed trial must not end the others
   const auto error = comm::attempt_on_all(world, {.done = as_long_as_it_takes, .failed = limit}, [&] {
-    if (group >= groups) return;  // left over
+    if (group >= groups) return;  // ranks that are left over
     try {
       run_trials(task, board, ranks);
     } catch (const comm::Lost&) {
