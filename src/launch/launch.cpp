@@ -220,9 +220,6 @@ int Launch::run_body(const std::function<int()>& body) {
     const auto ended_badly = std::ranges::find_if(outcomes, [](const Outcome& one) { return one.text != "0"; });
     status = cause ? static_cast<int>(cause->code()) : ended_badly != outcomes.end() ? std::stoi(ended_badly->text) : 0;
     state_->status = status;
-    // A program that has initialised MPI itself goes on after this.
-    if (rank() == 0 && state_->environment && !state_->environment->owns_mpi())
-      detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(status));
     return status;
   } catch (const comm::Lost& error) {
     std::this_thread::sleep_for(error.turn());
