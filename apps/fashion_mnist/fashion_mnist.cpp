@@ -1,10 +1,10 @@
-// Classifies clothes: Fashion-MNIST with ResNet-18, on as many ranks as there are.
+// Classifies clothes: Fashion-MNIST with ResNet-18, on any number of ranks.
 //
 //   mpirun -n 2 fashion_mnist
 //   mpirun -n 4 fashion_mnist --model cnn --epochs 3 --name trial
 //   mpirun -n 2 fashion_mnist --train train.h5 --test test.h5
 //
-// Start it again with the same --name and it goes on from its newest checkpoint.
+// Start it again with the same --name, and it continues from its newest checkpoint.
 #include "models/data.hpp"
 #include "models/models.hpp"
 
@@ -22,31 +22,31 @@
 
 namespace {
 
-/// Bytes to numbers about 0, scaled as in Ray Train's tutorial, with a channel: [N, 28, 28] to [N, 1, 28, 28].
+/// Bytes to numbers around 0, scaled as in Ray Train's tutorial, with a channel: [N, 28, 28] to [N, 1, 28, 28].
 torch::Tensor normalize(const torch::Tensor& images) {
   return images.to(torch::kFloat).div_(255).sub_(0.28604).div_(0.32025).unsqueeze_(1);
 }
 
-/// Returns the name of the model, which whoever loads a checkpoint has to know.
+/// Returns the model's name, which is needed to load a checkpoint.
 std::string train(muster::Session& session, const muster::Config& config) {
-  // 1. The model, made parallel: the same weights everywhere, gradients averaged in backward(), or by the optimizer
-  //    where that is faster.
+  // 1. The model, made parallel: the same weights on all ranks, gradients averaged in backward(), or by the optimizer
+  //    if that is faster.
   const auto model = config.at("model").get<std::string>();
   auto net = session.prepare_model(fashion::make_model(model));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
   const auto epochs = config.at("epochs").get<std::int64_t>();
   torch::optim::StepLR scheduler(optimizer, static_cast<unsigned>(std::max<std::int64_t>(1, epochs * 2 / 3)),
                                  config.at("lr_decay").get<double>());
-  scheduler.step();  // the first one changes nothing; in Python the constructor makes it
+  scheduler.step();  // the first call changes nothing; in Python the constructor makes it
 
-  // 2. What is saved and comes back; with it come epoch, position in the data and random state. The means too, since
-  //    a run may be stopped in the middle of an epoch.
+  // 2. The state to save and restore; epoch, position in the data and random state are part of it. The means belong to
+  //    it, since a run may be stopped in the middle of an epoch.
   muster::Mean loss, accuracy;
   auto state = session.state(
       {{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"loss", loss}, {"accuracy", accuracy}});
   state.restore();
 
-  // 3. The data: each rank has its share of every step.
+  // 3. The data: each rank gets its share of every step.
   const muster::BatchOptions batches{.batch_size = config.at("batch_size"), .shuffle = true};
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
@@ -70,7 +70,7 @@ std::string train(muster::Session& session, const muster::Config& config) {
 
     scheduler.step();
 
-    // 5. The test set, shared among the ranks too; empty last batches count for nothing.
+    // 5. Validation on the test set, which the ranks share too; empty last batches do not count.
     muster::Mean val_loss, val_accuracy;
     {
       const auto evaluation = session.evaluation(net);
@@ -82,7 +82,7 @@ std::string train(muster::Session& session, const muster::Config& config) {
       }
     }
 
-    // 6. Metrics over all ranks, and a checkpoint that all ranks write together, from which the next epoch begins.
+    // 6. Report the metrics over all ranks, and save a checkpoint from which the next epoch can begin.
     session.report(
         {{"loss", loss.take()}, {"accuracy", accuracy.take()}, {"val_loss", val_loss}, {"val_accuracy", val_accuracy}},
         state);
@@ -90,7 +90,7 @@ std::string train(muster::Session& session, const muster::Config& config) {
   return model;
 }
 
-/// Classifies the first images of the test set by the model of a checkpoint.
+/// Classifies the first images of the test set with the model of a checkpoint.
 void try_out(const muster::Checkpoint& checkpoint, const std::string& model, const muster::Dataset& test) {
   static constexpr const char* names[] = {"T-shirt", "trousers", "pullover", "dress", "coat",
                                           "sandal",  "shirt",    "sneaker",  "bag",   "ankle boot"};
@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"resnet18", "cnn", "mlp", "mlp50"}));
   launch.app().add_option("--epochs", epochs, "Passes over the training set; 10, of the small set 5");
   return launch.run([&] {
-    // The small set has a tenth of the images: smaller steps, and finer ones at the end, make up for some of it.
+    // The small set has a tenth of the images: smaller steps, and a smaller rate at the end, make up for some of this.
     const bool small = train_set == small_set;
     auto result =
         muster::TorchTrainer(
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
                 .datasets = {{"train", train_set}, {"test", test_set}},
             })
             .fit();
-    // 7. The best model is loaded wherever it is wanted; without an epoch there is none.
+    // 7. Load the best model; if no epoch was trained, there is none.
     if (!result.error && !result.best_checkpoints.empty() && launch.rank() == 0)
       try_out(result.best_checkpoints.front().first, result.return_value.get<std::string>(), test_set);
     return result;

@@ -9,12 +9,12 @@
 namespace muster::tool {
 namespace {
 
-/// The folder's own name, also where the path ends with a slash.
+/// The folder's own name, even if the path ends with a slash.
 std::string name_of(const std::filesystem::path& folder) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
 
-/// checkpoint_000000 and so on.
+/// True for checkpoint_000000 and so on.
 bool is_numbered(const std::filesystem::path& path) {
   constexpr std::string_view prefix = "checkpoint_";
   const auto name = name_of(path);
@@ -76,7 +76,7 @@ bool is_folder(const std::filesystem::path& path) {
 }
 
 bool is_checkpoint(const std::filesystem::path& folder) {
-  // Also by its name: a damaged one may have lost its files.
+  // Also recognised by its name: a damaged checkpoint may have lost its files.
   std::error_code ignored;
   return std::filesystem::exists(folder / "manifest.json", ignored) || name_of(folder).starts_with("checkpoint_");
 }
@@ -92,7 +92,7 @@ bool is_run(const std::filesystem::path& folder) {
 }
 
 std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run) {
-  std::error_code ignored;  // list_checkpoints() says it
+  std::error_code ignored;  // list_checkpoints() reports it
   for (std::filesystem::directory_iterator at(run, ignored), end; !ignored && at != end; at.increment(ignored))
     if (std::error_code none; is_numbered(at->path()) && at->is_symlink(none))
       std::cerr << "muster: warning: " << printable(at->path().string())
@@ -101,7 +101,7 @@ std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run) {
 }
 
 void require_outside_records(const std::filesystem::path& output) {
-  std::error_code ignored;  // of a folder that is not there
+  std::error_code ignored;  // the folder may not exist
   const auto whole = std::filesystem::absolute(output, ignored);
   auto folder = std::filesystem::weakly_canonical(whole.parent_path(), ignored);
   for (; folder.has_relative_path(); folder = folder.parent_path()) {

@@ -1,4 +1,4 @@
-// Checkpoints as a person and as a script read them.
+// Descriptions of checkpoints, for people and for scripts.
 #pragma once
 
 #include <muster/checkpoint.hpp>
@@ -10,19 +10,19 @@
 
 namespace muster::tool {
 
-/// A table of them, and what is wrong with those that are damaged.
+/// A table of checkpoints, and the problems of damaged ones.
 std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints);
 Json to_json(const CheckpointInfo& info);
 
-/// False where nothing is at `path`, or a file; an Error (ExitCode::data) if that cannot be seen.
+/// True if `path` is a folder; throws an Error (ExitCode::data) if this cannot be determined.
 bool is_folder(const std::filesystem::path& path);
 bool is_checkpoint(const std::filesystem::path& folder);
 bool is_run(const std::filesystem::path& folder);
 
-/// list_checkpoints(), and a warning of those that are links, which are left out.
+/// list_checkpoints(), with warnings about symbolic links, which are left out.
 std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run);
-/// An Error (ExitCode::usage) if `output` lies in a checkpoint or a run: they are records, and nobody else writes
-/// there.
+/// Throws an Error (ExitCode::usage) if `output` is inside a checkpoint or a run: they are records, to which only
+/// training may write.
 void require_outside_records(const std::filesystem::path& output);
 
 }  // namespace muster::tool

@@ -1,4 +1,4 @@
-// The subcommands of `muster`. Each adds itself, with its options and what it does, to the command line.
+// The subcommands of `muster`. Each function adds a subcommand, with its options and its action, to the command line.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,7 +8,7 @@
 
 namespace muster::tool {
 
-/// What an option takes: a whole number in these bounds.
+/// Accepts whole numbers within these bounds.
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most = std::numeric_limits<std::int64_t>::max());
 
 void add_run(CLI::App& app);

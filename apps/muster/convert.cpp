@@ -1,4 +1,4 @@
-// muster convert: files as downloaded become datasets.
+// muster convert: makes datasets of downloaded files.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
@@ -22,9 +22,9 @@ namespace {
 using Converter = std::vector<std::filesystem::path> (*)(const std::vector<std::filesystem::path>&,
                                                          const std::filesystem::path&, const ConvertOptions&);
 
-/// The command line of one conversion.
+/// The arguments of one conversion.
 struct ConvertArguments {
-  std::vector<std::filesystem::path> files;  ///< inputs, and the output last
+  std::vector<std::filesystem::path> files;  ///< the inputs, and last the output
   std::optional<std::string> columns;
   std::vector<std::string> split;
   std::string header;
@@ -32,7 +32,7 @@ struct ConvertArguments {
   bool json = false;
 };
 
-/// "a,b," is a, b and an empty name, which the conversion refuses.
+/// Splits at commas: "a,b," is a, b and an empty name, which the conversion rejects.
 std::vector<std::string> separated(const std::string& text) {
   std::vector<std::string> names;
   for (std::size_t begin = 0, end = 0; end != text.npos; begin = end + 1) {

@@ -5,14 +5,14 @@
 namespace muster::tool {
 namespace {
 
-/// "28 x 28"; "-" for a single value.
+/// The shape of a sample, as "28 x 28"; "-" for a single value.
 std::string sample_shape(const Json& shape) {
   std::string text;
   for (std::size_t i = 1; i < shape.size(); ++i) text += (text.empty() ? "" : " x ") + shape[i].dump();
   return text.empty() ? "-" : text;
 }
 
-/// Samples in a chunk; all its sizes if it does not hold whole samples.
+/// Samples in a chunk; if chunks do not hold whole samples, all sizes of a chunk.
 std::string chunk_text(const Json& column) {
   const auto& chunk = column.at("chunk");
   if (chunk.is_null()) return "-";

@@ -1,4 +1,4 @@
-// A dataset as a person reads it.
+// A description of a dataset for people.
 #pragma once
 
 #include <muster/config.hpp>
@@ -7,7 +7,7 @@
 
 namespace muster::tool {
 
-/// What describe_dataset gives, without its advice: a line for the file, a table of its columns.
+/// Formats the result of describe_dataset() without its advice: a line for the file and a table of its columns.
 std::string dataset_text(const Json& dataset);
 
 }  // namespace muster::tool

@@ -1,4 +1,4 @@
-// muster checkpoint export: weights of a checkpoint, in a format that Python reads.
+// muster checkpoint export: writes the weights of a checkpoint in a format for Python.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "interrupt.hpp"
@@ -33,7 +33,7 @@ Checkpoint open_checkpoint(const std::filesystem::path& path) {
   return Checkpoint::from_directory(path);
 }
 
-/// The entry of that name, or "model", or the only one that there is; its paths are relative to it.
+/// The tensors of the entry `entry`; if that is empty, of the only entry or of "model". Their paths are relative to it.
 StateDict take_entry(const StateDict& state, std::string& entry, const std::filesystem::path& checkpoint) {
   std::set<std::string> entries;
   for (const auto& [path, tensor] : state.tensors) entries.insert(path.substr(0, path.find('/')));
@@ -53,7 +53,7 @@ StateDict take_entry(const StateDict& state, std::string& entry, const std::file
 
 void check_output(const ExportArguments& arguments) {
   require_outside_records(arguments.out);
-  std::error_code ignored;  // the writer says it
+  std::error_code ignored;  // the writer reports it
   if (!arguments.force && std::filesystem::is_regular_file(std::filesystem::symlink_status(arguments.out, ignored)))
     throw Error(ExitCode::usage, "writing " + arguments.out.string(), "it is there already",
                 "Choose another name, or replace it with --force");

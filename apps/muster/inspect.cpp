@@ -1,4 +1,4 @@
-// muster inspect: what a dataset, a checkpoint or a run is.
+// muster inspect: describes a dataset, a checkpoint or a run.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
@@ -20,10 +20,10 @@
 namespace muster::tool {
 namespace {
 
-/// Leaves out what is nested so deeply that printing it would end the program.
+/// Leaves out values that are nested so deeply that printing them would overflow the stack.
 bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
 
-/// Without content if there is no such file; an Error (ExitCode::data) if it cannot be read.
+/// Opens a file for reading. Not open if there is no such file; throws an Error (ExitCode::data) if it cannot be read.
 std::ifstream open(const std::filesystem::path& path) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
@@ -46,7 +46,7 @@ Json read_json(const std::filesystem::path& path) {
   return value.is_discarded() ? Json() : value;
 }
 
-/// The last line that is whole: a run that was killed may have left half a one.
+/// The last complete line; the last line of a killed run may be incomplete.
 Json last_report(const std::filesystem::path& path) {
   auto file = open(path);
   Json last;
@@ -73,7 +73,7 @@ void inspect_dataset(const std::string& path, bool json) {
   }
 }
 
-/// Name, type and shape of what manifest.json lists; empty if it cannot be read.
+/// Name, type and shape of the tensors in manifest.json; empty if it cannot be read.
 Json listed_tensors(const std::filesystem::path& checkpoint) {
   Json tensors = Json::array();
   const auto manifest = read_json(checkpoint / "manifest.json");
@@ -98,7 +98,7 @@ std::string tensors_text(const Json& tensors) {
 
 void inspect_checkpoint(const std::filesystem::path& path, bool json) {
   const auto info = verify_checkpoint(path);
-  // What a damaged manifest lists is not to be believed.
+  // The list in a damaged manifest cannot be trusted.
   const auto tensors = info.problem.empty() ? listed_tensors(path) : Json::array();
   if (json) {
     auto checkpoint = to_json(info);

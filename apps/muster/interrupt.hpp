@@ -1,16 +1,16 @@
-// Ctrl-C while something is being written: the work ends at a place where it can clean up.
+// Ctrl-C while a file is being written: the work ends at a point where it can clean up.
 #pragma once
 
 #include <csignal>
 
 namespace muster::tool {
 
-/// The exit code of a program that a signal ended.
+/// The exit code of a program that was ended by a signal.
 struct Interrupted {
   int exit_code;
 };
 
-/// While it lives, the first SIGINT or SIGTERM is noted; the second ends the process as usual.
+/// While it lives, the first SIGINT or SIGTERM is noted, and the second ends the process as usual.
 class InterruptGuard {
  public:
   InterruptGuard();
@@ -18,7 +18,7 @@ class InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
-  /// Throws Interrupted if a signal came.
+  /// Throws Interrupted if a signal has come.
   void check() const;
 
  private:

@@ -1,4 +1,4 @@
-// muster: the command line tool. Results on stdout, everything else on stderr.
+// muster: the command line tool. Results go to stdout, everything else to stderr.
 #include "commands.hpp"
 #include "interrupt.hpp"
 #include "text.hpp"
@@ -16,7 +16,7 @@
 namespace muster::tool {
 namespace {
 
-/// Prints examples as they are written, and positional arguments by their texts ("IN... OUT.h5") alone.
+/// Prints examples unchanged, and positional arguments only by their texts ("IN... OUT.h5").
 class Help : public CLI::Formatter {
  public:
   Help() { column_width(28); }
@@ -35,7 +35,7 @@ int fail(ExitCode code, const std::string& text) {
   return static_cast<int>(code);
 }
 
-/// The innermost subcommand that was named: "muster convert idx".
+/// The innermost subcommand on the command line: "muster convert idx".
 std::string named_command(const CLI::App& app) {
   const auto named = app.get_subcommands();
   return app.get_name() + (named.empty() ? "" : " " + named.front()->get_name()) +
@@ -57,7 +57,7 @@ int run(int argc, char** argv) {
   add_bench(app);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::RuntimeError& ended) {  // what went wrong has been said
+  } catch (const CLI::RuntimeError& ended) {  // the error has been printed already
     return ended.get_exit_code();
   } catch (const CLI::ParseError& error) {
     if (const auto words = app.remaining(); !words.empty() && app.get_subcommands().empty())

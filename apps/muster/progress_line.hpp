@@ -1,4 +1,4 @@
-// How far a long command is: one line on the terminal.
+// The progress of a long command, as one line on the terminal.
 #pragma once
 
 #include <unistd.h>
@@ -8,8 +8,8 @@
 
 namespace muster::tool {
 
-/// Rewritten by each show(), gone when it ends. Nothing is written where stderr is no terminal, unless it is forced: a
-/// launcher takes the stderr of its ranks through a pipe.
+/// Each show() rewrites the line; the destructor removes it. Nothing is written if stderr is not a terminal, unless it
+/// is forced: a launcher reads the stderr of its ranks through a pipe.
 class ProgressLine {
  public:
   explicit ProgressLine(bool wanted = true, bool forced = false)

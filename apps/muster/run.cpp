@@ -17,7 +17,7 @@ void add_run(CLI::App& app) {
       ->option_text("n1,n2:4");
   command
       ->add_option("--max-failures", options->max_failures,
-                   "Starts after failures, counted anew after a new checkpoint; -1: no limit [the program's]")
+                   "Starts after failures, counted anew after progress; -1: no limit [the program's]")
       ->option_text("K");
   command
       ->add_option("--min-workers", options->min_workers,

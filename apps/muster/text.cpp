@@ -11,15 +11,15 @@ namespace {
 
 constexpr std::size_t line_width = 80;
 constexpr std::size_t gap = 2;
-constexpr std::size_t narrowest = 20;  ///< that a last column is broken to
+constexpr std::size_t narrowest = 20;  ///< the least width of a last column that is broken into lines
 
-/// Characters, not bytes, of UTF-8.
+/// The number of characters, not bytes, in UTF-8.
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-/// Broken at spaces; a word that is longer than a line stays whole, so that it can be copied.
+/// Breaks text at spaces. A word longer than a line stays whole, so that it can be copied.
 std::vector<std::string> wrapped(const std::string& text, std::size_t columns) {
   std::vector<std::string> lines(1);
   std::istringstream words(text);

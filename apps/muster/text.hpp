@@ -1,4 +1,4 @@
-// What the tool prints: tables that fit a terminal, sizes for people.
+// The tool's output: tables that fit a terminal, readable sizes.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,30 +10,30 @@
 
 namespace muster::tool {
 
-/// Columns are as wide as their widest cell; the last one is broken into lines where a row would be wider than 80.
+/// Columns are as wide as their widest cell. The last one is broken into lines if a row would be wider than 80.
 struct Table {
   struct Heading {
     std::string text;
-    bool right = false;     ///< numbers
-    std::size_t least = 0;  ///< width, for a table that is printed in parts
+    bool right = false;     ///< true: aligned to the right, for numbers
+    std::size_t least = 0;  ///< the least width, for a table that is printed in parts
   };
   std::vector<Heading> headings;
   std::vector<std::vector<std::string>> rows;
 };
 
-/// `text` with control characters as "\x1b": names out of files and of the command line, for a terminal.
+/// `text` with control characters as "\x1b", so that names from files and the command line are safe on a terminal.
 std::string printable(std::string_view text);
-/// To stdout; bytes that are no UTF-8 are replaced.
+/// Prints to stdout; bytes that are not UTF-8 are replaced.
 void print_json(const nlohmann::json& value);
 
-/// Each line of it ends with a newline and has no spaces before that. The headings are left out where a part of the
-/// table was printed before.
+/// The table as text. Each line ends with a newline, without spaces before it. Without headings for a later part of a
+/// table.
 std::string to_text(const Table& table, bool with_headings = true);
-/// "- TEXT" in lines of at most 80.
+/// "- TEXT" in lines of at most 80 characters.
 std::string bullet(const std::string& text);
-/// "47.0 MB"; powers of 1000.
+/// A size as "47.0 MB", in powers of 1000.
 std::string bytes_text(std::uint64_t bytes);
-/// Rows "path.to.value" and value for everything in a JSON object.
+/// A table with a row "path.to.value" and its value for everything in a JSON object.
 Table flattened(const nlohmann::json& object);
 
 }  // namespace muster::tool

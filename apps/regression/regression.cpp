@@ -65,7 +65,7 @@ void train(muster::Session& session, const muster::Config& config) {
         sums += torch::stack({torch::ones_like(y), y, y.square(), (y - predict(batch)).square()}).sum(1);
       }
     }
-    sums = session.mean(sums);  // the sums divided by the number of ranks, which quotients of them do not notice
+    sums = session.mean(sums);  // the sums divided by the number of ranks, which cancels in the quotient
     const auto variation = sums[2] - sums[1].square() / sums[0];
     session.report({{"loss", loss.take()}, {"r2", 1 - sums[3] / variation}}, state);
   }

@@ -128,11 +128,13 @@ enum class BadNumbers {
 };
 
 struct FailureConfig {
-  /// How many failures may follow the last new checkpoint before training ends (0: none, -1: no limit). After each of
-  /// them, training continues from that checkpoint. Errors that all ranks know about are retried inside the job: at
-  /// once, then after 1, 2, 4 … s, at most a minute. Errors of usage (64) and data (65) are not retried. After a lost
-  /// or stuck rank (ExitCode::retry) `muster run` starts the job again. Objects outside of the training function stay
-  /// as the failed attempt left them unless a State restores them: make optimizers and schedulers inside it.
+  /// Failures without progress after which training goes on from the newest checkpoint: 0 none, -1 no limit. A failure
+  /// counts as the first one again if the newest checkpoint is of a later batch or epoch than at any failure before. If
+  /// muster counts no batches, a later report that saves another state counts too. Errors that all ranks know of are
+  /// tried again inside the job: at once, then after 1, 2, 4 … s, at most a minute. Errors of usage (64) and of data
+  /// (65) are not. After a lost or stuck rank (ExitCode::retry) `muster run` starts the job again. What lives outside
+  /// of the training function stays as the failed attempt has left it, if no State restores it: make optimizers and
+  /// schedulers inside.
   int max_failures = 0;
   /// The same for ends that are not the program's fault, which `muster run` counts separately: a lost node, or SIGTERM
   /// to ranks that do not handle it, as when a scheduler needs the nodes for another job.

@@ -37,7 +37,7 @@ class Prediction {
   Prediction(at::Tensor predictions) : columns_{{"predictions", std::move(predictions)}} {}
   Prediction(std::map<std::string, at::Tensor> columns) : columns_(std::move(columns)) {}
 
-  /// The only column; an Error if there are several.
+  /// The only column; an Error if there is not exactly one.
   operator at::Tensor() const;
   /// The column of that name; an Error that lists the columns if there is none.
   const at::Tensor& operator[](const std::string& name) const;

@@ -43,10 +43,10 @@ namespace detail::step {
 struct BatchWeight;
 class Steps;
 }  // namespace detail::step
+
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
 /// state. Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is
 /// gone. When the run is asked to stop, the living State that was restored or reported last is saved.
-/// and while it lives, the one that was last restored or reported is what is saved when the run is asked to stop.
 class State {
  public:
   /// Loads the checkpoint from which the run continues: its own newest one, or the one it was told to start from.
@@ -89,7 +89,7 @@ struct ReportedCheckpoint {
   CheckpointStatus status = CheckpointStatus::committed;
 };
 
-/// What a worker knows about a coming end of the job (a preemption, a time limit).
+/// A worker's information about a coming end of the job (a preemption, a time limit).
 struct Preemption {
   /// True if some worker has been asked to stop, or its time is over.
   bool asked = false;
@@ -166,8 +166,8 @@ class StepScope {
 /// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM under srun, by `touch
 /// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training
 /// pass, the next epoch or the next report, but not inside join() or while gradients are being accumulated for a later
-/// step. While two training passes are open, only an epoch or a report is a boundary. There, the State that was
-/// restored or reported last is saved without a report, if it still lives, and an Error with ExitCode::stopped is
+/// step. While two training passes are open, only an epoch or a report is a boundary. At the boundary, the State that
+/// was restored or reported last is saved without a report, if it still lives, and an Error with ExitCode::stopped is
 /// thrown, which passes through the training function like any other exception. If there is no such State, nothing is
 /// saved and the code is ExitCode::retry; but if a report has saved the user's own files, the run stops at the next
 /// report.

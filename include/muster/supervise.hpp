@@ -12,17 +12,18 @@ struct SuperviseOptions {
   std::vector<std::string> command = {};  ///< the program, searched in PATH if it has no slash, and its arguments
   /// The number of ranks; empty: the tasks of the Slurm job, the slots of `hosts`, or else the CPUs of this process.
   std::optional<int> ranks = {};
-  std::string hosts = {};  ///< "n1,n2:4": host names with their slots (default: one); empty: this machine
-  /// How many failures may follow the last progress before the job is not started again (0: none, -1: no limit); empty:
-  /// FailureConfig::max_failures. Progress is a checkpoint newer than the newest one at the previous failure. A lost
-  /// node, or SIGTERM to the ranks, is not a failure of the program; FailureConfig::max_preemption_failures limits
-  /// these.
+  std::string hosts = {};  ///< "n1,n2:4": with so many slots each, one unless given; this machine where empty
+  /// Failures since the last progress after which the job is started again: 0 none, -1 no limit. FailureConfig's unless
+  /// given. FailureConfig::max_failures says what progress is. A lost node, or SIGTERM to the
+  /// ranks, is no failure of the program: FailureConfig::max_preemption_failures says how often.
   std::optional<int> max_failures = {};
   /// The least number of ranks with which the job is started if not all are available; empty: the least of
   /// ScalingConfig::num_workers, or else `ranks`. The number of samples per step stays the same: that of the
   /// checkpoint, or else batch_size times all ranks.
   std::optional<int> min_workers = {};
-  std::chrono::seconds grace{60};  ///< time between the request to stop and the end of ranks that do not obey it
+  std::chrono::seconds grace{60};  ///< between the wish to stop and the end of ranks that do not heed it
+  /// How long the ranks may wait for each other in Launch's constructor. Then the start counts as a failure.
+  std::chrono::seconds start_limit{600};
 };
 
 /// Starts the program on its ranks with mpirun, or with srun in a Slurm job of several nodes. If it fails in a way that

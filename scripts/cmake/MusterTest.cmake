@@ -30,19 +30,48 @@ function(muster_unit_test NAME)
   set_tests_properties(unit.${NAME} PROPERTIES LABELS unit TIMEOUT ${test_TIMEOUT} ENVIRONMENT OMP_NUM_THREADS=1)
 endfunction()
 
-# muster_mpi_test(NAME SOURCES file… RANKS n… [LINKS target…] [TIMEOUT seconds]): GoogleTest under mpirun, once for each
-# number of ranks. The program's main gives test::world().
+# muster_mpi_test(NAME SOURCES file… [RANKS n…] [SOAK_RANKS n…] [FILTER_4 filter] [LINKS target…] [TIMEOUT seconds]):
+# GoogleTest under mpirun, once for each number of ranks: 1 and 3 unless RANKS says otherwise. The label soak runs 2 and
+# 4 ranks as well, or SOAK_RANKS. FILTER_4 chooses the tests that make sense on 4 ranks. The program's main gives
+# test::world().
 function(muster_mpi_test NAME)
-  cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT" "SOURCES;LINKS;RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "TIMEOUT;FILTER_4" "SOURCES;LINKS;RANKS;SOAK_RANKS")
   if(NOT test_TIMEOUT)
     set(test_TIMEOUT 120)
   endif()
+  if(NOT test_RANKS)
+    set(test_RANKS 1 3)
+  endif()
+  if(NOT test_SOAK_RANKS)
+    set(test_SOAK_RANKS 2 4)
+  endif()
+  list(REMOVE_ITEM test_SOAK_RANKS ${test_RANKS})
   _muster_test_target(${NAME} muster_mpi_test_main SOURCES ${test_SOURCES} LINKS ${test_LINKS})
-  foreach(ranks IN LISTS test_RANKS)
-    add_test(NAME mpi.${NAME}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${NAME}>)
-    set_tests_properties(mpi.${NAME}.${ranks} PROPERTIES
-      LABELS mpi TIMEOUT ${test_TIMEOUT} PROCESSORS ${ranks} ENVIRONMENT "${MUSTER_MPI_ENVIRONMENT}")
+  foreach(label IN ITEMS mpi soak)
+    set(ranks_of_label ${test_RANKS})
+    if(label STREQUAL "soak")
+      set(ranks_of_label ${test_SOAK_RANKS})
+    endif()
+    foreach(ranks IN LISTS ranks_of_label)
+      set(filter "")
+      if(ranks EQUAL 4 AND test_FILTER_4)
+        set(filter FILTER ${test_FILTER_4})
+      endif()
+      _muster_add_mpi_test(${label}.${NAME}.${ranks} ${NAME} ${label} ${ranks} ${test_TIMEOUT} ${filter})
+    endforeach()
   endforeach()
+endfunction()
+
+# _muster_add_mpi_test(TEST TARGET LABEL RANKS TIMEOUT [ENVIRONMENT variable…] [FILTER filter])
+function(_muster_add_mpi_test TEST TARGET LABEL RANKS TIMEOUT)
+  cmake_parse_arguments(PARSE_ARGV 5 test "" "FILTER" "ENVIRONMENT")
+  set(command ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${RANKS} $<TARGET_FILE:${TARGET}>)
+  if(test_FILTER)
+    list(APPEND command --gtest_filter=${test_FILTER})
+  endif()
+  add_test(NAME ${TEST} COMMAND ${command})
+  set_tests_properties(${TEST} PROPERTIES LABELS ${LABEL} TIMEOUT ${TIMEOUT} PROCESSORS ${RANKS}
+    ENVIRONMENT "${MUSTER_MPI_ENVIRONMENT};${test_ENVIRONMENT}")
 endfunction()
 
 # muster_script_test(NAME LABEL COMMAND command… [PROCESSORS n] [TIMEOUT seconds]): a command that says "skipped: REASON"
@@ -61,19 +90,9 @@ function(muster_script_test NAME LABEL)
     ENVIRONMENT "${MUSTER_MPI_ENVIRONMENT}")
 endfunction()
 
-# muster_fault_test(ROW.WORDS TEST target FILTER filter [RANKS n…] [TIMEOUT seconds]): those tests of a GoogleTest program
-# that show a row of the fault matrix.
-function(muster_fault_test NAME)
-  cmake_parse_arguments(PARSE_ARGV 1 test "" "TEST;FILTER;TIMEOUT" "RANKS")
-  if(NOT test_TIMEOUT)
-    set(test_TIMEOUT 120)
-  endif()
-  set(command $<TARGET_FILE:${test_TEST}> --gtest_filter=${test_FILTER})
-  if(NOT test_RANKS)
-    muster_script_test(${NAME} fault COMMAND ${command} TIMEOUT ${test_TIMEOUT})
-  endif()
-  foreach(ranks IN LISTS test_RANKS)
-    muster_script_test(${NAME}.${ranks} fault PROCESSORS ${ranks} TIMEOUT ${test_TIMEOUT}
-      COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${command})
-  endforeach()
+# muster_fault_row(ROW.WORDS TEST target FILTER filter): names tests of a GoogleTest program that show a row of the fault
+# matrix. The program runs with its own suite; fault.rows checks that the filter finds tests there.
+function(muster_fault_row NAME)
+  cmake_parse_arguments(PARSE_ARGV 1 row "" "TEST;FILTER" "")
+  set_property(GLOBAL APPEND PROPERTY muster_fault_rows "${NAME} $<TARGET_FILE:${row_TEST}> ${row_FILTER}")
 endfunction()

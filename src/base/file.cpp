@@ -90,11 +90,19 @@ int sync_descriptor(int descriptor) noexcept {
   return status;
 }
 
+/// Returns how the names of temporary files for `path` begin. A long name is cut, so that the rest of theirs fits into
+/// the 255 bytes of a file name.
+std::string temporary_prefix(const std::filesystem::path& path) {
+  constexpr std::size_t longest_kept = 200;
+  return path.filename().string().substr(0, longest_kept) + ".tmp.";
+}
+
 std::filesystem::path temporary_beside(std::filesystem::path path) {
   // Processes in other containers and on other hosts may have the same process id.
   static const auto random = std::random_device{}();
   static std::atomic<int> count{0};
-  return path += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(random) + "." + std::to_string(count++);
+  return path.replace_filename(temporary_prefix(path) + std::to_string(::getpid()) + "." + std::to_string(random) +
+                               "." + std::to_string(count++));
 }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -280,7 +288,7 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
 
 void remove_unfinished(const std::filesystem::path& path, bool none_writes) noexcept {
   try {
-    const auto prefix = path.filename().string() + ".tmp.";
+    const auto prefix = temporary_prefix(path);
     std::error_code error;
     for (std::filesystem::directory_iterator at(folder_of(path), error), end; !error && at != end;
          at.increment(error)) {

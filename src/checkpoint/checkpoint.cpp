@@ -141,6 +141,7 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
                                               pieces_of(plan_writers(layout.bytes, piece_owners(layout, 1), {0}), 0))};
   write_manifest(path, {.time = time_now(),
                         .values = gather_values(nullptr, state, replication),
+                        .per_rank = per_rank_entries(state.values, replication),
                         .tensors = layout.tensors,
                         .files = {file}});
   return checkpoint;
@@ -170,7 +171,7 @@ void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
   } else {
     all.tensors = read_tensors(path_, manifest, wanted);
   }
-  restore({{name, entry}}, only(all, name), Rank{rank_, ranks_});
+  restore({{name, entry}}, only(all, name), Rank{rank_, ranks_}, manifest.per_rank);
 }
 
 Json Checkpoint::get_metadata() const {

@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/inspect.hpp"
+#include "checkpoint/rollbacks.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 
@@ -38,7 +39,7 @@ struct NotedTier {
   std::string folder, id;
   std::vector<std::string> hosts = {};  ///< one for each node
   bool used = false;
-  int first = 0;         ///< index of the first checkpoint since "used" was set
+  int first = 0;         ///< index of the oldest checkpoint in the tier
   std::string run = {};  ///< identity_of() the run's folder: tells it from its copies
 
   /// The prefix of the names of its folders.
@@ -83,7 +84,13 @@ std::string identity_of(const Tier& run) {
 
 /// True if this entry came with a copy of another run's folder, so that the tier belongs to that run. Also true if the
 /// run's folder was moved to another file system.
-bool is_of_another_run(const NotedTier& tier, const Tier& run) { return tier.run != identity_of(run); }
+bool is_of_another_run(const NotedTier& tier, const Tier& run) {
+  // Clients of one file server may differ in whether they give the birth time.
+  const auto here = identity_of(run);
+  const auto inode_of = [](const std::string& identity) { return identity.substr(0, identity.find(' ')); };
+  const bool have_birth = here.find(' ') != std::string::npos && tier.run.find(' ') != std::string::npos;
+  return have_birth ? tier.run != here : inode_of(tier.run) != inode_of(here);
+}
 
 std::string user_name(uid_t id) {
   const passwd* const user = ::getpwuid(id);
@@ -302,11 +309,14 @@ bool has_as_new(const Tier& run, int index) {
   for (const auto& [there, path] : published | std::views::reverse) {
     if (there < index) break;
     const auto problem = problem_seen([&] { verify(path, read_manifest(path)); });
-    if (problem.empty()) return true;
+    const auto copied = copied_index(there, path);
+    if (copied && there > index) continue;
+    if (problem.empty() && !copied) return true;
     if (there == index) {
       const auto new_path = run.set_aside(index);
-      log::warn(path.filename().string() + " is damaged and now named " + new_path.filename().string() + ": " +
-                problem);
+      const auto cause = copied ? " is a copy of the checkpoint " + std::to_string(*copied) : " is damaged";
+      log::warn(path.filename().string() + cause + " and now named " + new_path.filename().string() +
+                (problem.empty() ? "" : ": " + problem));
     }
   }
   return false;
@@ -339,13 +349,14 @@ std::string take_checkpoint(const Communicator& communicator, const std::vector<
   return {};
 }
 
-std::string names_of_missing(const NotedTier& tier, const std::vector<NodeFolder>& folders) {
-  std::string hosts;
+/// Returns the hosts whose folders are not among `folders`.
+std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<NodeFolder>& folders) {
+  std::vector<std::string> hosts;
   for (std::size_t node = 0; node < tier.hosts.size(); ++node) {
     const auto begin = tier.prefix() + std::to_string(node) + "-";
     if (std::ranges::none_of(folders,
                              [&](const auto& folder) { return folder.path.filename().string().starts_with(begin); }))
-      hosts += (hosts.empty() ? "" : ", ") + tier.hosts[node];
+      hosts.push_back(tier.hosts[node]);
   }
   return hosts;
 }
@@ -356,7 +367,8 @@ std::string names_of_missing(const NotedTier& tier, const std::vector<NodeFolder
 bool copy_newest(const Communicator& communicator, const NotedTier& tier, int only_index, Tier& run) {
   const auto folders = find_folders(communicator, tier, /*warn=*/true);
   const auto found = find_checkpoints(communicator, folders);
-  const auto missing = names_of_missing(tier, folders);
+  std::string missing;
+  for (const auto& host : missing_hosts(tier, folders)) missing += (missing.empty() ? "" : ", ") + host;
   const auto warn_left = [&](const std::string& what) {
     if (communicator.rank() == 0)
       log::warn(what + (missing.empty() ? "" : " (there is no folder of the hosts " + missing + ")") +
@@ -375,7 +387,19 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, int on
     return on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }) == "yes";
   };
   if (only_index >= 0 && indices.empty() && !has(only_index)) {
-    warn_left(run.published(only_index).filename().string() + " is not in the fast tier " + tier.shown() + " any more");
+    std::set<int> newer;
+    for (const auto& folder : found)
+      for (const auto& [index, one] : folder) newer.insert(index);
+    const auto wanted = run.published(only_index).filename().string() + " is not in the fast tier " + tier.shown();
+    if (newer.empty()) {
+      warn_left(wanted + " any more");
+    } else if (communicator.rank() == 0) {
+      const auto newest = run.published(*newer.rbegin()).filename().string();
+      log::warn(wanted + " any more, which holds " + newest +
+                ". The run goes on without it: the run from which this folder was copied may have made it later. If "
+                "this folder was moved and that run is gone, move the folder " +
+                newest + " from there to here before the next save, and start again");
+    }
     return false;
   }
   bool is_current = true;
@@ -441,9 +465,13 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
                 (there.empty() ? "its beginning" : there.rbegin()->second.filename().string()) +
                 ", without a fast tier until that file is gone");
     }
+    std::set<std::string> rolled_back;  // IDs; a job may have been killed before it removed them
+    for (const auto& rollback : read_rollbacks(run.folder()))
+      rolled_back.insert(rollback.tiers.begin(), rollback.tiers.end());
     auto noted = Json::array();
     for (const auto& tier : read_note(run))
-      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used, is_of_another_run(tier, run) ? tier.first : -1});
+      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used && !rolled_back.contains(tier.id),
+                       is_of_another_run(tier, run) ? tier.first : -1});
     return noted.dump();
   }));
   if (tiers.empty()) return false;
@@ -496,6 +524,13 @@ std::optional<Place> make_fast_place(const Communicator& communicator, const Tie
   return Place{.tier = Tier(own), .leads = leads, .of_a_node = true};
 }
 
+std::vector<std::string> used_tiers(const Tier& run) {
+  std::vector<std::string> ids;
+  for (const auto& tier : read_note(run))
+    if (tier.used) ids.push_back(tier.id);
+  return ids;
+}
+
 void note_use(const Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
@@ -504,6 +539,14 @@ void note_use(const Tier& run, int index) {
   note.back().used = true;
   note.back().first = index;
   write_note(run, note);
+}
+
+bool note_first(const Tier& run, int index) noexcept try {
+  note_use(run, index);
+  return true;
+} catch (const std::exception& error) {
+  log::warn(std::string("noting the oldest checkpoint in the fast tier: ") + error.what());
+  return false;
 }
 
 bool note_copied(const Tier& run) noexcept try {
@@ -523,13 +566,19 @@ void remove_unused(const Communicator& communicator, const Tier& run, const std:
   const auto unused = Json::parse(on_root(communicator, [&] {
     auto tiers = Json::array();
     for (const auto& tier : read_note(run))
-      if (!tier.used && !is_own(tier) && !is_of_another_run(tier, run)) tiers.push_back({tier.folder, tier.id});
+      if (!tier.used && !is_own(tier) && !is_of_another_run(tier, run))
+        tiers.push_back({tier.folder, tier.id, tier.hosts});
     return tiers.dump();
   }));
   if (unused.empty()) return;
-  std::set<std::string> left;  // IDs of tiers that could not be removed; the next start tries again
+  std::set<std::string> left;  // IDs of tiers with folders that could not be reached or removed; later starts try again
   for (const auto& tier : unused) {
-    const auto folders = find_folders(communicator, {tier[0], tier[1]}, /*warn=*/false);
+    const NotedTier noted{tier[0], tier[1], tier[2]};
+    const auto folders = find_folders(communicator, noted, /*warn=*/false);
+    const auto& present = communicator.topology().hosts;
+    if (std::ranges::any_of(missing_hosts(noted, folders),
+                            [&](const auto& host) { return std::ranges::find(present, host) == present.end(); }))
+      left.insert(noted.id);
     for (const auto& failed : on_all(communicator, [&] {
            bool removed = true;
            for (const auto& folder : folders) {
@@ -539,7 +588,7 @@ void remove_unused(const Communicator& communicator, const Tier& run, const std:
            }
            return std::string(removed ? "" : "failed");
          }))
-      if (!failed.empty()) left.insert(tier[1].get<std::string>());
+      if (!failed.empty()) left.insert(noted.id);
   }
   on_root(communicator, [&] {
     auto note = read_note(run);

@@ -6,12 +6,13 @@
 // The note, fast_tier.json in the run's folder, lists the tiers. Only its owner may read it:
 //   [{"folder": FOLDER, "id": ID, "hosts": ["n1", …], "used": true, "first": 3, "run": "INODE BIRTH"}, …]
 // Oldest first; this job's tier is the last. Each start has its own tier with a random ID, so nobody can guess the
-// folder's name. "used" is set before the first checkpoint is published in the tier, and "first" is that checkpoint's
-// index. "used" is cleared once the run's folder has a checkpoint at least as new. While a tier is in use, its entry in
-// the note and its folders on the nodes stay, so a later start can still read a node that was missing.
-// Only files of this user are trusted: another user's note or folder is left alone, with a warning. In a copy of the
-// run's folder INODE and BIRTH do not match. Such a copy takes only the checkpoint "first", the next one at the time of
-// copying; it neither uses nor removes the tier.
+// folder's name. "used" is set before the first checkpoint is published in the tier. "first" is the index of the oldest
+// checkpoint in the tier: that one, until a newer checkpoint has replaced it. "used" is cleared once the run's folder
+// has a checkpoint at least as new. While a tier is in use, its entry in the note and its folders on the nodes stay, so
+// a later start can still read a node that was missing. When it is not in use any more, its folders are removed; its
+// entry stays until that is done on every node. Only files of this user are trusted: another user's note or folder is
+// left alone, with a warning. In a copy of the run's folder INODE and BIRTH do not match. Such a copy takes only the
+// checkpoint "first", the next one at the time of copying; it neither uses nor removes the tier.
 #pragma once
 
 #include "checkpoint/files/manifest.hpp"
@@ -41,7 +42,8 @@ void copy_to_run(const Communicator& communicator, const Manifest& manifest, con
 
 /// Finishes the copying of interrupted jobs. From each tier it copies the newest checkpoint that is complete on the
 /// present nodes, unless the run's folder has one at least as new. Then it removes the tier. If a tier may hold a newer
-/// checkpoint that cannot be copied now, that tier stays, with a warning. Returns true if a tier stays. Collective.
+/// checkpoint that cannot be copied now, that tier stays, with a warning. A tier that was rolled back is removed
+/// without being read. Returns true if a tier stays. Collective.
 bool finish_copying(const Communicator& communicator, Tier& run);
 
 /// Adds a new tier to the note and creates this node's folder in `folder`. Returns none if the note belongs to another
@@ -49,8 +51,13 @@ bool finish_copying(const Communicator& communicator, Tier& run);
 std::optional<Place> make_fast_place(const Communicator& communicator, const Tier& run,
                                      const std::filesystem::path& folder);
 
+/// Returns the IDs of the tiers in use. Called by one rank.
+std::vector<std::string> used_tiers(const Tier& run);
 /// Sets "used" of this job's tier, before the checkpoint with this index is published in it. Called by one rank.
 void note_use(const Tier& run, int index);
+/// Sets "first" of this job's tier, before the older checkpoints are removed from it. Returns false, after a warning,
+/// if that fails: then the checkpoint "first" must stay. Called by one rank.
+bool note_first(const Tier& run, int index) noexcept;
 /// Clears "used" of all tiers: the run's folder has a checkpoint at least as new as theirs. Returns false, after a
 /// warning, if that fails. Called by one rank.
 bool note_copied(const Tier& run) noexcept;

@@ -1,5 +1,6 @@
 #include "checkpoint/inspect.hpp"
 
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
@@ -8,6 +9,9 @@
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
 #include "muster/checkpoint.hpp"
+
+#include <algorithm>
+#include <ranges>
 
 namespace muster {
 namespace {
@@ -37,14 +41,35 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
   return info;
 }
 
+/// Returns the index in the folder's manifest; none if the manifest cannot be read.
+std::optional<int> index_in_manifest(const fs::path& folder) try {
+  return read_manifest(folder).index;
+} catch (const Error&) {
+  return {};
+}
+
 }  // namespace
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   std::vector<CheckpointInfo> infos;
-  for (const auto& [index, path] : Tier(run).list().published) {
-    infos.push_back(look_at(path, false));
-    infos.back().index = index;
+  const auto published = Tier(run).list().published;
+  bool has_vanished = false;
+  for (const auto& [index, path] : published) {
+    auto info = look_at(path, false);
+    // The job that writes the run may prune it meanwhile.
+    if (!info.problem.empty() && !fs::exists(detail::status_of(path))) {
+      has_vanished = true;
+      continue;
+    }
+    if (info.problem.empty() && info.index != index) {
+      info.problem = "it is a copy of the checkpoint " + std::to_string(info.index);
+      info.code = ExitCode::data;
+    }
+    info.index = index;
+    infos.push_back(std::move(info));
   }
+  // The only checkpoint was pruned, so a newer one is there by now.
+  if (has_vanished && infos.empty()) return list_checkpoints(run);
   return infos;
 }
 
@@ -53,11 +78,10 @@ CheckpointInfo verify_checkpoint(const fs::path& path) {
   return look_at(path, true);
 }
 
-std::vector<CheckpointInfo> detail::checkpoint::reported(const fs::path& run) {
-  const auto steps = read_rollbacks(run);
+std::vector<CheckpointInfo> detail::checkpoint::reported(const fs::path& run, const std::vector<Rollback>& rollbacks) {
   auto all = list_checkpoints(run);
-  std::erase_if(all,
-                [&](const CheckpointInfo& info) { return !info.problem.empty() || rolled_back(steps, info.index); });
+  std::erase_if(
+      all, [&](const CheckpointInfo& info) { return !info.problem.empty() || rolled_back(rollbacks, info.index); });
   return all;
 }
 
@@ -73,10 +97,51 @@ std::string detail::checkpoint::problem_seen(const std::function<void()>& look) 
   }
 }
 
+std::optional<int> detail::checkpoint::copied_index(int index, const fs::path& folder) {
+  const auto in_manifest = index_in_manifest(folder);
+  return in_manifest == index ? std::nullopt : in_manifest;
+}
+
+std::optional<std::pair<int, fs::path>> detail::checkpoint::newest_own(Tier::Listing& there,
+                                                                       const std::vector<Rollback>& rollbacks) {
+  for (;;) {
+    auto newest = newest_of(there, rollbacks);
+    if (!newest || !copied_index(newest->first, newest->second)) return newest;
+    there.published.erase(newest->first);
+  }
+}
+
+int detail::checkpoint::next_index(const fs::path& run) {
+  constexpr int widest_gap = 1'000'000;
+  const auto there = Tier(run).list();
+  auto indices = there.indices;
+  int next = 0;
+  for (const auto& [index, path] : there.published | std::views::reverse) {
+    const auto manifest_index = index_in_manifest(path);
+    if (manifest_index && *manifest_index != index) {
+      indices.erase(index);
+      detail::log::warn(path.string() + " is a copy of the checkpoint " + std::to_string(*manifest_index) +
+                        ", so the run does not go on from it. Move it out of the run's folder");
+    } else if (manifest_index) {
+      next = index + 1;
+      break;
+    }
+  }
+  for (const auto& rollback : read_rollbacks(run)) next = std::max(next, rollback.over + 1);
+  for (const int index : indices)
+    if (index < next + widest_gap) next = std::max(next, index + 1);
+  if (next > Tier::max_index)
+    throw Error(ExitCode::data, "numbering the next checkpoint of " + run.string(),
+                "the highest index is " + std::to_string(Tier::max_index) + ", and it is in use",
+                "Look for it in the names of the checkpoints there and in steps_back.json, or give the run another "
+                "name");
+  return next;
+}
+
 std::optional<fs::path> detail::checkpoint::newest_whole(const fs::path& run) {
   auto there = Tier(run).list();
   const auto rollbacks = read_rollbacks(run);
-  while (const auto newest = newest_of(there, rollbacks)) {
+  while (const auto newest = newest_own(there, rollbacks)) {
     const auto& [index, path] = *newest;
     const auto problem = problem_seen([&] { verify_sizes(path, read_manifest(path)); });
     if (problem.empty()) return path;

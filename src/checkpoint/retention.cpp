@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <ranges>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -39,23 +42,47 @@ std::optional<double> score_of(const Json& metrics, const std::string& attribute
   return metrics.at(attribute).get<double>();
 }
 
+namespace {
+
+/// Moves the names that point to a checkpoint to the newest one of `names` that a report gave the same name.
+void move_links(const Tier& tier, int index, const std::map<int, std::string>& names) {
+  for (const auto& link : tier.names_of(index))
+    for (const auto& [kept, name] : names | std::views::reverse) {
+      if (name != link.filename()) continue;
+      tier.give_name(tier.published(kept).filename(), name);
+      break;
+    }
+}
+
+}  // namespace
+
 void prune(const Tier& tier, const CheckpointConfig& config,
            const std::function<bool(std::int64_t training_iteration)>& needed) noexcept {
   if (!config.num_to_keep) return;
   try {
     const auto rollbacks = read_rollbacks(tier.folder());
     std::vector<Scored> checkpoints;
+    std::map<int, std::string> names;  // by index, the names that reports gave
     for (const auto& [index, path] : tier.list().published) try {
-        const auto metrics = measured(path, read_manifest(path).metrics);
+        const auto manifest = read_manifest(path);
+        if (manifest.index != index) continue;  // a copy that somebody made
+        const auto metrics = measured(path, manifest.metrics);
         const bool gone = rolled_back(rollbacks, index);
         const bool is_needed =
             status_in(metrics) == CheckpointStatus::pending_validation ||
             (needed && metrics.is_object() && needed(metrics.value("training_iteration", std::int64_t{0})));
+        if (const auto name = manifest.metrics.value("checkpoint_name", Json()); name.is_string() && !gone)
+          names.emplace(index, name);
         checkpoints.push_back({index, score_of(metrics, config.checkpoint_score_attribute), gone, !gone && is_needed});
       } catch (const Error&) {
         // A damaged checkpoint is neither counted nor removed; the next resume handles it.
       }
-    for (const int index : surplus(std::move(checkpoints), config)) tier.remove(index);
+    const auto removed = surplus(std::move(checkpoints), config);
+    for (const int index : removed) names.erase(index);
+    for (const int index : removed) {
+      move_links(tier, index, names);
+      tier.remove(index);
+    }
   } catch (const std::exception& error) {
     log::warn(std::string("removing old checkpoints: ") + error.what());
   }

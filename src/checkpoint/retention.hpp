@@ -26,8 +26,9 @@ std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig
 /// Returns the metric named `attribute` of a report; none if it is missing or not a number.
 std::optional<double> score_of(const Json& metrics, const std::string& attribute);
 
-/// Removes surplus checkpoints. A failure only logs a warning. A checkpoint for whose report `needed` returns true is
-/// kept, like one with a pending validation. Called by one rank.
+/// Removes surplus checkpoints. A name that points to one of them goes to the newest kept checkpoint that had it too,
+/// or is removed if there is none. A failure only logs a warning. A checkpoint for whose report `needed` returns true
+/// is kept, like one with a pending validation. Called by one rank.
 void prune(const Tier& tier, const CheckpointConfig& config,
            const std::function<bool(std::int64_t training_iteration)>& needed = {}) noexcept;
 

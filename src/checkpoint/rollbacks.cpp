@@ -23,9 +23,13 @@ Json read_list(const fs::path& run) {
     return rollback.contains(key) && rollback.at(key).is_number_unsigned() &&
            rollback.at(key).get<std::uint64_t>() <= 999'999'999;
   };
+  const auto has_ids = [](const Json& rollback) {
+    const auto tiers = rollback.value("tiers", Json::array());
+    return tiers.is_array() && std::ranges::all_of(tiers, [](const Json& id) { return id.is_string(); });
+  };
   const auto is_rollback = [&](const Json& rollback) {
     return has_index(rollback, "to") && has_index(rollback, "over") && rollback.at("to") <= rollback.at("over") &&
-           (!rollback.contains("name") || rollback.at("name").is_string());
+           (!rollback.contains("name") || rollback.at("name").is_string()) && has_ids(rollback);
   };
   if (!list.is_array() || !std::ranges::all_of(list, is_rollback))
     throw Error(ExitCode::data, "reading " + path.string(), "it is not a list of rollbacks",
@@ -38,13 +42,18 @@ Json read_list(const fs::path& run) {
 std::vector<Rollback> read_rollbacks(const fs::path& run) {
   std::vector<Rollback> rollbacks;
   for (const auto& rollback : read_list(run))
-    rollbacks.push_back({rollback.at("to"), rollback.at("over"), rollback.value("name", "")});
+    rollbacks.push_back({rollback.at("to"), rollback.at("over"), rollback.value("name", ""),
+                         rollback.value("tiers", std::vector<std::string>())});
   return rollbacks;
 }
 
 void add_rollback(const fs::path& run, const Rollback& rollback) {
   auto list = read_list(run);
-  list.push_back({{"to", rollback.to}, {"over", rollback.over}, {"name", rollback.name}, {"time", time_now()}});
+  list.push_back({{"to", rollback.to},
+                  {"over", rollback.over},
+                  {"name", rollback.name},
+                  {"tiers", rollback.tiers},
+                  {"time", time_now()}});
   write_file(file_of(run), list.dump(2) + "\n");
 }
 

@@ -1,9 +1,11 @@
 // Rollbacks: `--resume RUN/checkpoint_000003` makes the run continue from checkpoint 3 and rolls back all later ones.
 // RUN/steps_back.json records each rollback. So it happens only once, and no start resumes from a rolled-back
 // checkpoint:
-//   [{"to": 3, "over": 5, "name": "best", "time": "2026-01-31T12:00:00Z"}, …]
+//   [{"to": 3, "over": 5, "name": "best", "tiers": [ID, …], "time": "2026-01-31T12:00:00Z"}, …]
 // Oldest first. In this example checkpoints 4 and 5 are rolled back. "name" is the name that the user gave for the
-// checkpoint; it is recorded because the name may refer to another checkpoint later.
+// checkpoint; it is recorded because the name may refer to another checkpoint later. "tiers" are the fast tiers of
+// earlier jobs that may hold newer checkpoints. They are rolled back too; it is one write, so a kill cannot separate
+// the two.
 #pragma once
 
 #include "checkpoint/tier.hpp"
@@ -17,9 +19,10 @@
 namespace muster::detail::checkpoint {
 
 struct Rollback {
-  int to = 0;             ///< index of the checkpoint that the run continues from
-  int over = 0;           ///< highest index that existed at the time
-  std::string name = {};  ///< the user's name for the checkpoint; empty if unknown
+  int to = 0;                           ///< index of the checkpoint that the run continues from
+  int over = 0;                         ///< highest index that existed at the time
+  std::string name = {};                ///< the user's name for the checkpoint; empty if unknown
+  std::vector<std::string> tiers = {};  ///< IDs of the fast tiers that are rolled back
 };
 
 /// Returns a run's rollbacks; none if it has no such file. Throws an Error (ExitCode::data) if the file is damaged.

@@ -215,6 +215,7 @@ Manifest Save::make_manifest() const {
           .metrics = contents_.metrics,
           .metadata = merge_metadata(contents_.metadata, files_),
           .values = values_,
+          .per_rank = per_rank_entries(values_, contents_.replication),
           .tensors = layout_.tensors,
           .files = entries()};
 }

@@ -18,8 +18,10 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,7 +36,9 @@ struct Restored {
   Json progress;
   TrainerState trainer;  ///< `progress`, parsed and checked
   Json metrics;
-  int world_size = 1;  ///< number of ranks that saved
+  std::map<std::string, bool> per_rank = {};  ///< as in the manifest
+  int world_size = 1;                         ///< number of ranks that saved
+  std::uint32_t manifest_crc32 = 0;           ///< of the manifest that was read; 0 if there is none
 };
 
 /// Unless they say otherwise, member functions are collective over the communicator and end the same way on every rank.
@@ -92,14 +96,21 @@ class Store {
 
   /// Reads a checkpoint, after verifying it unless newest() just did. A checkpoint that no run made is read by
   /// merge_entries(). Tensors may be views of the file, whose disk space stays in use until they are gone. Returns an
-  /// empty result for a directory that is not a muster checkpoint.
+  /// empty result for a directory that is not a muster checkpoint. Throws an Error (ExitCode::retry) if the directory
+  /// is not there any more, or if the ranks see different checkpoints of a run.
   Restored read(const Checkpoint& checkpoint) const;
+
+  /// Returns the handle with the path that its links lead to now, so that later reads find the same directory. Throws
+  /// an Error (ExitCode::retry) if it is not there. Not collective.
+  static Checkpoint resolved(Checkpoint checkpoint);
 
   /// Returns the handle with this rank's number, so that its load() with per_rank returns what this rank saved. Not
   /// collective.
   Checkpoint as_this_rank(Checkpoint checkpoint) const;
 
  private:
+  /// Returns the index of the next save, which no folder in the run has in its name.
+  int free_index();
   Rank here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
   /// Returns what is wrong with the content of the checkpoint; empty if it is intact. Each rank verifies its share of
   /// the checksums; each node reads all data that every rank needs, so it is cached there. Throws an Error
@@ -116,13 +127,15 @@ class Store {
   void run_in_background(std::function<void(const Communicator&)> work);
   /// Records that no fast tier is needed any more, and removes the tiers of earlier jobs.
   void release_fast_tiers(const Communicator& communicator);
-  /// Removes from the fast tier all checkpoints older than `index`, or all of them if `after`. Not collective.
+  /// Removes from the fast tier all checkpoints older than `index` except fast_first_, or all of them if `after`. Not
+  /// collective.
   void clear_fast_tier(int index, bool after) const noexcept;
 
   Communicator communicator_;
   Tier tier_;  // the run's folder
   std::optional<Place> fast_ = {};
   bool fast_used_ = false;         // "used" is set for this job's tier in the run's folder
+  int fast_first_ = 0;             // "first" of this job's tier in the run's folder
   bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
   std::optional<Communicator> background_communicator_ = {};  // of the background thread
   Layout layout_ = {};                                        // of the last save
@@ -131,6 +144,7 @@ class Store {
   CheckpointConfig config_;
   std::function<bool(std::int64_t)> is_needed_ = {};
   int next_index_ = 0;
+  std::set<int> taken_ = {};               // indices that are not lower and in the name of a folder in the run
   std::optional<Rollback> rollback_ = {};  // not confirmed yet
   /// The checkpoint that was verified last, so that read() need not verify it again.
   struct Verified {

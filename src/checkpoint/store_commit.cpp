@@ -2,6 +2,7 @@
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/manifest.hpp"
+#include "checkpoint/inspect.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/on_ranks.hpp"
@@ -32,17 +33,18 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
                 "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
                 "Give 1 or more, or leave it out to keep all");
   has_earlier_tier_ = finish_copying(communicator_, tier_);
-  next_index_ = std::stoi(on_root(communicator_, [&] {
+  const auto indices = Json::parse(on_root(communicator_, [&] {
     const auto there = tier_.list();  // listed before remove_unfinished(), whose indices are not used again
     for (const auto& path : there.others)
       log::warn(path.string() +
                 " is a link or a file, not a folder, so the run does not go on from it. Move the "
                 "checkpoint's folder back there");
+    const int next = next_index(tier_.folder());
     tier_.remove_unfinished();
-    int next = there.next_index;  // nor are the indices of rolled-back checkpoints used again
-    for (const auto& rollback : read_rollbacks(tier_.folder())) next = std::max(next, rollback.over + 1);
-    return std::to_string(next);
+    return Json{next, std::set(there.indices.lower_bound(next), there.indices.end())}.dump();
   }));
+  next_index_ = indices[0];
+  taken_ = indices[1].get<std::set<int>>();
   if (!config_.fast_tier.empty()) fast_ = make_fast_place(communicator_, tier_, config_.fast_tier);
   if (fast_ || config_.async_save) background_communicator_ = comm::make_world_apart(communicator_);
 }
@@ -55,9 +57,14 @@ Store::~Store() {
   if (here().rank == 0 && !std::filesystem::exists(fast_->tier.folder(), ignored)) forget(tier_, *fast_);
 }
 
+int Store::free_index() {
+  while (taken_.contains(next_index_)) ++next_index_;
+  return next_index_;
+}
+
 Checkpoint Store::commit(Contents contents, When when) {
   confirm_rollback();
-  const int index = next_index_;
+  const int index = free_index();
   save_begun_ = contents.begun;
   const bool is_async = when == When::behind && background_communicator_;
   Place run{.tier = tier_, .leads = here().rank == 0};
@@ -68,6 +75,7 @@ Checkpoint Store::commit(Contents contents, When when) {
     if (fast_ && !fast_used_) {
       on_root(communicator, [&] { note_use(tier_, index); });
       fast_used_ = true;
+      fast_first_ = index;
     }
     if (fast_) next_index_ = index + 1;  // if another node fails, this node may be left with that published name
     save->publish(communicator, place);
@@ -91,6 +99,9 @@ Checkpoint Store::commit(Contents contents, When when) {
   next_index_ = index + 1;
   const auto to_run = [this, save, index](const Communicator& communicator) {
     if (fast_) {
+      if (fast_first_ != index &&
+          !on_root(communicator, [&] { return std::string(note_first(tier_, index) ? "noted" : ""); }).empty())
+        fast_first_ = index;
       clear_fast_tier(index, /*after=*/false);
       copy_from_fast_tier(communicator, *save, index);
     }
@@ -166,7 +177,7 @@ void Store::clear_fast_tier(int index, bool after) const noexcept {
   if (!fast_->leads) return;
   try {
     for (const auto& [there, path] : fast_->tier.list().published)
-      if (there < index || after) fast_->tier.remove(there);
+      if (after || (there < index && there != fast_first_)) fast_->tier.remove(there);
   } catch (const std::exception& error) {
     log::warn("removing what has been copied from the fast tier: " + std::string(error.what()));
   }

@@ -3,8 +3,10 @@
 #include "checkpoint/store.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/pieces.hpp"
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
@@ -53,9 +55,9 @@ std::string Store::problem_of(const fs::path& checkpoint) const {
 void Store::restore_repaired() const {
   // Only those newer than the newest published one. The run has already continued without the older ones.
   const auto candidates = Json::parse(on_root(communicator_, [&] {
-    const auto there = tier_.list();
+    auto there = tier_.list();
     const auto rollbacks = read_rollbacks(tier_.folder());
-    const auto newest = newest_of(there, rollbacks);
+    const auto newest = newest_own(there, rollbacks);
     auto list = Json::array();
     for (const auto& [index, path] : there.damaged)
       if (!rolled_back(rollbacks, index) && (!newest || index > newest->first))
@@ -66,7 +68,7 @@ void Store::restore_repaired() const {
     const fs::path path = candidate[0].get<std::string>();
     const bool needed = candidate[2];
     try {
-      if (!problem_of(path).empty()) continue;
+      if (!problem_of(path).empty() || verified_.manifest.index != candidate[1]) continue;
     } catch (const Error& error) {
       // An unreadable one is skipped if there is another checkpoint to resume from.
       if (needed || !error.agreed() || error.code() != ExitCode::retry) throw;
@@ -86,8 +88,8 @@ std::optional<Checkpoint> Store::newest() {
   restore_repaired();
   for (;;) {
     const auto found = on_root(communicator_, [&] {
-      const auto there = tier_.list();
-      if (const auto newest = newest_of(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
+      auto there = tier_.list();
+      if (const auto newest = newest_own(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
       const auto doing = "looking for a checkpoint in " + tier_.folder().string();
       if (!there.published.empty())
         throw Error(ExitCode::data, doing,
@@ -120,8 +122,9 @@ void Store::move_names(std::optional<int> set_aside) const {
   std::map<std::string, std::string> checkpoints;  // folder by the name that the report gave
   for (const auto& [index, path] : published) try {
       if (rolled_back(rollbacks, index)) continue;
-      const auto name = read_manifest(path).metrics.value("checkpoint_name", Json());
-      if (name.is_string()) checkpoints[name] = path.filename();
+      const auto manifest = read_manifest(path);
+      const auto name = manifest.metrics.value("checkpoint_name", Json());
+      if (manifest.index == index && name.is_string()) checkpoints[name] = path.filename();
     } catch (const Error&) {
       // A damaged checkpoint keeps its names.
     }
@@ -169,6 +172,10 @@ void Store::roll_back(int index, const std::string& name) {
   });
   if (!done.empty()) return;
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
+  if (verified_.manifest.index != index)
+    throw Error(ExitCode::data, "going back to " + path.string(),
+                "it is a copy of the checkpoint " + std::to_string(verified_.manifest.index),
+                "Name that checkpoint, if it is still there");
   rollback_ = {index, next_index_ - 1, name};
 }
 
@@ -176,6 +183,7 @@ void Store::confirm_rollback() {
   if (!rollback_) return;
   on_all(communicator_, [] { return std::string(); });  // all ranks have restored the checkpoint
   on_root(communicator_, [&] {
+    rollback_->tiers = used_tiers(tier_);
     add_rollback(tier_.folder(), *rollback_);
     move_names();
   });
@@ -189,6 +197,16 @@ std::vector<Rollback> Store::rollbacks() const {
   return all;
 }
 
+Checkpoint Store::resolved(Checkpoint checkpoint) {
+  std::error_code error;
+  auto path = fs::canonical(checkpoint.path_, error);
+  if (error)
+    throw Error(ExitCode::retry, "starting from " + checkpoint.path_.string(), error.message(),
+                "Name a checkpoint that stays: another run may prune its own, and its names move");
+  checkpoint.path_ = std::move(path);
+  return checkpoint;
+}
+
 Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {
   checkpoint.rank_ = communicator_.rank();
   checkpoint.ranks_ = communicator_.size();
@@ -197,17 +215,31 @@ Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {
 
 Restored Store::read(const Checkpoint& checkpoint) const {
   const auto& path = checkpoint.path();
-  const auto kinds = on_all(communicator_, [&] {
-    if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return std::string("files");
-    const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
-    return std::string(manifest.progress.empty() ? "entries" : "run");
-  });
-  if (std::ranges::any_of(kinds, [&](const auto& kind) { return kind != kinds.front(); }))
-    throw Error(ExitCode::usage, "reading " + path.string(), "the ranks give different kinds of checkpoints",
-                "Give the same checkpoint on every rank");
+  const auto doing = "reading " + path.string();
   Restored restored;
-  if (kinds.front() == "files") return restored;
-  if (kinds.front() == "entries") {
+  // Of a run's checkpoint the manifest must be the same on all ranks; of others each rank may have its own.
+  const auto manifests = on_all(communicator_, [&] {
+    if (!fs::exists(status_of(path)))
+      throw Error(ExitCode::retry, doing, "it is not there any more",
+                  "Name a checkpoint that stays: another run may prune its own, and its names move");
+    if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return std::string("[\"files\"]");
+    const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
+    const auto text = to_text(manifest);
+    restored.manifest_crc32 = crc32(std::as_bytes(std::span(text)));
+    return manifest.progress.empty() ? std::string("[\"entries\"]") : Json{"run", restored.manifest_crc32}.dump();
+  });
+  const auto kind_of = [](const std::string& manifest) { return Json::parse(manifest)[0].get<std::string>(); };
+  const auto kind = kind_of(manifests.front());
+  if (std::ranges::any_of(manifests, [&](const auto& manifest) { return kind_of(manifest) != kind; }))
+    throw Error(ExitCode::usage, doing, "the ranks give different kinds of checkpoints",
+                "Give the same checkpoint on every rank");
+  if (std::ranges::any_of(manifests, [&](const auto& manifest) { return manifest != manifests.front(); }))
+    throw Error(
+        ExitCode::retry, doing, "the ranks see different checkpoints",
+        "Give the same checkpoint on every rank. If it is named by a link, which may have been moved meanwhile, "
+        "start again");
+  if (kind == "files") return restored;
+  if (kind == "entries") {
     restored.state = merge_entries(communicator_, checkpoint);
     return restored;
   }
@@ -220,6 +252,7 @@ Restored Store::read(const Checkpoint& checkpoint) const {
     restored.progress = manifest.progress;
     restored.trainer = trainer_state_from_json(manifest.progress);
     restored.metrics = manifest.metrics;
+    restored.per_rank = manifest.per_rank;
     restored.world_size = manifest.world_size;
     return std::string();
   });

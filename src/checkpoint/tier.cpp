@@ -30,7 +30,7 @@ std::string name_of(int index) {
 /// Returns the number after the prefix of a name; none if there is none.
 std::optional<int> leading_index(std::string_view name) {
   if (!name.starts_with(prefix)) return {};
-  name = name.substr(prefix.size(), 9);
+  name = name.substr(prefix.size(), 9);  // as many digits as Tier::max_index has
   int index = 0;
   if (std::from_chars(name.data(), name.data() + name.size(), index).ec != std::errc{} || index < 0) return {};
   return index;
@@ -71,7 +71,7 @@ Tier::Listing Tier::list() const {
       listing.damaged.emplace(*index, at->path());
     else
       continue;
-    listing.next_index = std::max(listing.next_index, *index + 1);
+    listing.indices.insert(*index);
   }
   if (error)
     throw Error(code_of_reading(error.value()), "looking for checkpoints in " + folder_.string(), error.message(),

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,13 +22,15 @@ namespace muster::detail::checkpoint {
 
 class Tier {
  public:
+  static constexpr int max_index = 999'999'999;
+
   /// The content of the folder. Names of any other form are ignored.
   struct Listing {
     std::map<int, std::filesystem::path> published;     ///< by index
     std::multimap<int, std::filesystem::path> damaged;  ///< by index
     std::vector<std::filesystem::path> unfinished;      ///< interrupted saves and removals
     std::vector<std::filesystem::path> others;          ///< links and files with the name of a published checkpoint
-    int next_index = 0;                                 ///< higher than all indices in the folder
+    std::set<int> indices;                              ///< of all of these: new checkpoints must not get them
   };
 
   explicit Tier(std::filesystem::path folder) : folder_(std::move(folder)) {}

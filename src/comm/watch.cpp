@@ -1,6 +1,7 @@
 #include "comm/watch.hpp"
 
 #include "base/log.hpp"
+#include "base/telling.hpp"
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
@@ -81,15 +82,26 @@ std::string first_lines(const std::string& lines, std::size_t most) {
 /// What one rank is doing.
 struct Watch::Finding {
   int rank = 0;
-  bool late = false;         ///< it has not begun the call
-  bool stopped = false;      ///< or dead
-  std::int64_t busy_ms = 0;  ///< left of the time that it announced by keep_alive(); negative if that is over
+  bool late = false;     ///< it has not come
+  bool stopped = false;  ///< or dead
+  bool silent = false;   ///< nobody on its node has answered; seen from here, so it is never sent
+  std::int64_t busy_ms = 0;
   std::string where = {}, calls = {}, stack = {};
   std::uint64_t word = 0;  ///< Call::word() of the call that it has begun in this turn; 0 if unknown
   std::string text = {};
 
   Json pack() const { return {rank, late, stopped, busy_ms, where, calls, stack, word, text}; }
-  static Finding unpack(const Json& f) { return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]}; }
+  static Finding unpack(const Json& f) {
+    return {.rank = f[0],
+            .late = f[1],
+            .stopped = f[2],
+            .busy_ms = f[3],
+            .where = f[4],
+            .calls = f[5],
+            .stack = f[6],
+            .word = f[7],
+            .text = f[8]};
+  }
 };
 
 Watch::Watch(PooledCommunicator comm, const Placement& placement)
@@ -315,11 +327,15 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
     --left;
     for (const auto& finding : answer[1]) findings.push_back(Finding::unpack(finding));
   }
-  for (const auto& [unused, ranks] : of_node)
+  for (const auto& [unused, ranks] : of_node) {
+    if (std::ranges::find(findings, ranks.front(), &Finding::rank) != findings.end()) continue;
+    tell(telling_silent, host(ranks.front()));
     for (const int r : ranks)
-      if (std::ranges::find(findings, r, &Finding::rank) == findings.end())
-        findings.push_back(
-            {.rank = r, .late = late != nullptr && std::ranges::count(*late, r) > 0, .where = "it gives no answer"});
+      findings.push_back({.rank = r,
+                          .late = late != nullptr && std::ranges::count(*late, r) > 0,
+                          .silent = true,
+                          .where = "nobody there answers"});
+  }
   return findings;
 }
 
@@ -350,6 +366,7 @@ Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begu
   add_stacks(std::span(findings).first(static_cast<std::size_t>(here)));
 
   Verdict verdict;
+  // Ranks that do not answer may have come or not. Where others are known to be late, those are the cause.
   const bool any_late = std::ranges::any_of(findings, &Finding::late);
   std::size_t shown = 0, all = 0;
   std::string seen;
@@ -357,10 +374,13 @@ Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begu
     const auto name = "rank " + std::to_string(finding.rank) + " (" + host(finding.rank) + ")";
     seen += "\n" + name + (finding.late ? ", which has not come: " : ": ") + finding.where + indented(finding.calls);
     if (!finding.stack.empty()) seen += "\nIt stands in" + indented(finding.stack);
-    if (any_late ? !finding.late : !finding.stopped) continue;
+    if (any_late ? !finding.late : !finding.stopped && !finding.silent) continue;
     if (++all > shown_ranks) continue;
     ++shown;
-    verdict.fact += (verdict.fact.empty() ? "" : "; ") + name + (finding.late ? " has not come: " : " has come and ") +
+    verdict.fact += (verdict.fact.empty() ? "" : "; ") + name +
+                    (finding.silent ? " does not answer: "
+                     : finding.late ? " has not come: "
+                                    : " has come and ") +
                     finding.where;
     if (!finding.stack.empty())
       verdict.details +=

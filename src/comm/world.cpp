@@ -1,6 +1,7 @@
 #include "comm/world.hpp"
 
 #include "base/log.hpp"
+#include "base/telling.hpp"
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
@@ -148,6 +149,8 @@ MpiScope::MpiScope() {
   world_.emplace(from_mpi(MPI_COMM_WORLD));
 }
 
+void MpiScope::wait_for_all() const noexcept { MPI_Barrier(MPI_COMM_WORLD); }
+
 MpiScope::~MpiScope() {
   world_.reset();
   int finalised = 0;
@@ -216,6 +219,7 @@ void give_up(const Communicator& communicator, const Error& error) noexcept {
   // Not left to rank 0, which may be the rank that does not answer.
   std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank,
                channel.world->placement.hosts[static_cast<std::size_t>(rank)].c_str(), error.what());
+  tell(telling_leaving, std::to_string(static_cast<int>(error.code())));
   log::flush();
   abort(static_cast<int>(error.code()));
 }

@@ -21,6 +21,10 @@ class MpiScope {
 
   /// All ranks of MPI_COMM_WORLD.
   const Communicator& world() const noexcept { return *world_; }
+  /// True if MPI was initialised here, so that it ends with this object.
+  bool owns_mpi() const noexcept { return initialised_here_; }
+  /// Waits until all ranks have called it, for as long as that takes. Collective.
+  void wait_for_all() const noexcept;
 
  private:
   bool initialised_here_ = false;

@@ -73,6 +73,7 @@ struct Launch::State {
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<std::chrono::steady_clock::time_point> end;
   int place_on_node = 0;
+  std::optional<int> status;  ///< of the last run()
   std::function<bool()> asked_to_stop = [] { return false; };
   std::vector<std::shared_ptr<Callback>> callbacks;
   std::optional<detail::comm::MpiScope> environment;  ///< empty if the program itself initialises MPI
@@ -102,9 +103,14 @@ void Launch::State::choose_threads() {
 void Launch::State::choose_end() {
   using std::chrono::steady_clock, std::chrono::system_clock;
   const auto now = system_clock::now();
-  if (flags.time_limit)
-    end = begin + *flags.time_limit;
-  else if (const auto allocation = detail::launch::end_of_allocation(::getenv, now))
+  if (flags.time_limit) {
+    // The limit is that of all starts under one `muster run`.
+    const auto supervisor = detail::launch::supervisor();
+    const auto first_begin = supervisor ? supervisor->begin : std::nullopt;
+    end = (first_begin ? steady_clock::now() - std::chrono::duration_cast<steady_clock::duration>(now - *first_begin)
+                       : begin) +
+          *flags.time_limit;
+  } else if (const auto allocation = detail::launch::end_of_allocation(::getenv, now))
     end = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(*allocation - now);
 }
 
@@ -116,10 +122,12 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   detail::launch::stop_signal::take_over(!supervised && detail::launch::started_by_srun(::getenv));
   if (supervised) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
+  detail::launch::tell_supervisor(detail::launch::telling_starting, "");
   state_->environment.emplace();
   state_->join(state_->environment->world());
   detail::log::start(rank(), detail::log::Level::info);
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size()));
+  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_up, std::to_string(size()));
 }
 
 Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::string& version)
@@ -129,6 +137,7 @@ Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::stri
   state_->signals.emplace();
   state_->join(detail::comm::make_world_apart(ranks));
   detail::log::start(rank(), detail::log::Level::info);
+  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_up, std::to_string(size()));
 }
 
 Launch::Launch(const Launch& whole, detail::launch::Part part)
@@ -145,7 +154,13 @@ Launch::Launch(const Launch& whole, detail::launch::Part part)
   state_->callbacks = std::move(part.callbacks);
 }
 
-Launch::~Launch() { detail::log::flush(); }
+Launch::~Launch() {
+  detail::log::flush();
+  // Once all ranks are here, nothing is left to do but MPI_Finalize: a crash there spoils no work.
+  if (!state_->status || !state_->environment || !state_->environment->owns_mpi()) return;
+  state_->environment->wait_for_all();
+  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(*state_->status));
+}
 
 CLI::App& Launch::app() { return state_->parser.app; }
 const Communicator& Launch::communicator() const noexcept { return *state_->ranks; }
@@ -204,8 +219,7 @@ int Launch::run_body(const std::function<int()>& body) {
     print(cause);
     const auto ended_badly = std::ranges::find_if(outcomes, [](const Outcome& one) { return one.text != "0"; });
     status = cause ? static_cast<int>(cause->code()) : ended_badly != outcomes.end() ? std::stoi(ended_badly->text) : 0;
-    if (rank() == 0 && state_->environment)
-      detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(status));
+    state_->status = status;
     return status;
   } catch (const comm::Lost& error) {
     std::this_thread::sleep_for(error.turn());

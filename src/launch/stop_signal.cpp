@@ -1,5 +1,7 @@
 #include "launch/stop_signal.hpp"
 
+#include "base/telling.hpp"
+
 #include <signal.h>
 #include <time.h>
 
@@ -47,6 +49,7 @@ bool ignored(int signal) noexcept {
     struct sigaction now {};
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
   }
+  tell(telling_loaded, "");  // from now on a wish to stop does no harm
 }
 
 }  // namespace

@@ -55,6 +55,8 @@ std::optional<Supervisor> supervisor() {
   if (unsupervised != nullptr || value_of(variable::supervised).empty()) return {};
   Supervisor found{.id = value_of(variable::id), .started = value_of(variable::started), .max_failures = {}};
   if (const auto most = value_of(variable::max_failures); !most.empty()) found.max_failures = std::atoi(most.c_str());
+  if (const auto begin = value_of(variable::begin); !begin.empty())
+    found.begin = std::chrono::system_clock::from_time_t(std::atoll(begin.c_str()));
   found.full_workers = std::atoi(value_of(variable::full_workers).c_str());
   return found;
 }
@@ -64,11 +66,7 @@ void tell_supervisor(std::string_view what, std::string_view text) noexcept {
     if (what == telling_stopped) unsupervised->stopped_without_state_ = true;
     return;
   }
-  if (std::getenv(variable::supervised) == nullptr) return;
-  std::string line(telling);
-  line.append(what).append(" ").append(text).append("\n");
-  // One write, so that no other output comes between. The supervisor copes with a lost line.
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  tell(what, text);
 }
 
 Unsupervised::Unsupervised() noexcept { unsupervised = this; }

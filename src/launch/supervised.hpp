@@ -5,8 +5,11 @@
 // and it collects errors ("muster: error: …") for its report of the cause.
 #pragma once
 
+#include "base/telling.hpp"
+
 #include <sys/types.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +21,7 @@ struct Supervisor {
   std::string started;              ///< when the `muster run` began, as part of a run's name
   std::optional<int> max_failures;  ///< --max-failures
   int full_workers = 0;             ///< ranks of the job when none is missing; 0 without --min-workers
+  std::optional<std::chrono::system_clock::time_point> begin = {};  ///< of its first start
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
@@ -25,19 +29,22 @@ std::optional<Supervisor> supervisor();
 
 /// Environment variables of a supervised rank.
 namespace variable {
-inline constexpr const char* supervised = "MUSTER_SUPERVISED";  // 1
+inline constexpr const char* supervised = supervised_variable;  // 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
+inline constexpr const char* begin = "MUSTER_BEGIN";  // seconds since 1970
 inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
 inline constexpr const char* full_workers = "MUSTER_FULL_WORKERS";
 }  // namespace variable
 
-/// A line to the supervisor: this prefix, one of the words below, a space, and a text without line breaks.
-inline constexpr std::string_view telling = "\x1emuster ";
-inline constexpr std::string_view telling_run = "run";          ///< text: the folder of the run that begins
-inline constexpr std::string_view telling_least = "least";      ///< text: the number of workers that are enough
-inline constexpr std::string_view telling_needed = "needed";    ///< text: the exact number of ranks for the saved state
-inline constexpr std::string_view telling_stopped = "stopped";  ///< stopped on request without a state to save
+using detail::telling;
+inline constexpr std::string_view telling_starting = "starting";  ///< this rank initialises MPI
+inline constexpr std::string_view telling_up = "up";              ///< MPI is there: the ranks have come together
+inline constexpr std::string_view telling_run = "run";            ///< the folder of the run that begins
+inline constexpr std::string_view telling_least = "least";        ///< the workers that are enough
+inline constexpr std::string_view telling_needed =
+    "needed";  ///< the ranks that the saved state takes, no fewer and no more
+inline constexpr std::string_view telling_stopped = "stopped";  ///< on request, and there was no state to save
 inline constexpr std::string_view telling_cause = "cause";      ///< error.txt in the run's folder is of this start
 inline constexpr std::string_view telling_ended = "ended";      ///< text: the exit code; every rank has done its work
 

@@ -85,10 +85,11 @@ void History::start(const Start& start) {
   if (have < missing)
     log::warn("the metrics of the reports " + std::to_string(have + 1) + " to " + std::to_string(missing) +
               " are not in " + (folder_ / "result.json").string() + " any more");
-  if (last.is_object() && have < start.training_iteration)
+  if (last.is_object()) {
+    // A row of the same report may be of another course, whose checkpoint was lost, or may lack what a crash prevented.
+    if (have == start.training_iteration && !rows_.empty()) rows_.pop_back();
     rows_.push_back(last);
-  else if (last.is_object() && have == start.training_iteration && !rows_.back().contains("checkpoint_dir_name"))
-    rows_.back()["checkpoint_dir_name"] = last.value("checkpoint_dir_name", Json());  // lost() had removed it
+  }
   for (const auto& row : rows_) add_columns(columns_, row);
   is_outdated_ = true;
 }
@@ -106,14 +107,14 @@ void History::remove_abandoned_rows(const Start& start) {
     const auto name = row.value("checkpoint_dir_name", Json());
     return name.is_string() ? name.get<std::string>() : std::string();
   };
-  const auto here = checkpoint_of(start.last_row);
-  if (std::ranges::any_of(rows_, [&](const Json& row) { return checkpoint_of(row) == here; })) return;
-  // The last report whose checkpoint both courses of training have in common.
+  // The last report that both courses have saved.
   const auto common = std::ranges::find_if(rows_.rbegin(), rows_.rend(), [&](const Json& row) {
     const auto name = checkpoint_of(row);
     return !name.empty() && start.led_here(name);
   });
-  rows_.erase(common.base(), rows_.end());
+  const auto later = std::ranges::subrange(common.base(), rows_.end());
+  const bool names_others = std::ranges::any_of(later, [&](const Json& row) { return !checkpoint_of(row).empty(); });
+  if (start.was_given_up || names_others) rows_.erase(later.begin(), later.end());
 }
 
 void History::report(const Json& row, std::int64_t) {

@@ -18,9 +18,10 @@ class History final : public Sink {
   /// Reads all rows, for a run that is not training now. Throws Errors like read().
   static History of_all(const std::filesystem::path& folder);
 
-  /// Reads the rows up to `start.training_iteration`, without a last line that was cut off by a crash. Adds
-  /// `start.last_row` if it is missing, which happens after a crash between a checkpoint and its row. Both files stay
-  /// unchanged until something is reported or saved, or training ends, since the start may still be refused.
+  /// Keeps the rows that led to the checkpoint; drops later ones, those of another course of training, and a last line
+  /// that was cut off by a crash. The row of the checkpoint's own report is taken from the checkpoint: after a crash it
+  /// may be missing or another course's. Both files stay as they are until something is reported, saved or validated,
+  /// or training ends: the start may yet be refused.
   void start(const Start& start) override;
   /// Logs a warning if the row cannot be written.
   void report(const Json& row, std::int64_t epochs) override;

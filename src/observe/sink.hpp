@@ -13,11 +13,15 @@ namespace muster::detail::observe {
 
 /// The point from which an attempt of training starts.
 struct Start {
-  std::int64_t training_iteration = 0;  ///< the last report that counts; training repeats the later ones
-  Json last_row = nullptr;              ///< the row of that report, from its checkpoint; null if there is none
-  /// Set if the run goes back to a checkpoint that it had abandoned, so that the reports since then belong to another
-  /// course of training. Returns true if the checkpoint of the given name is an ancestor of the one that training
-  /// resumes from.
+  std::int64_t training_iteration = 0;  ///< the last report that counts; later reports are made again
+  /// The row of that report, from the checkpoint that training goes on from. Null if there is no checkpoint, or if it
+  /// was saved between two reports.
+  Json last_row = nullptr;
+  /// The run had given up that checkpoint and returns to it, so the reports noted since then are of another course of
+  /// training.
+  bool was_given_up = false;
+  /// True if the checkpoint of that name is the one that training goes on from, or an earlier one of the same course.
+  /// Unset if the run has no checkpoint.
   std::function<bool(const std::string&)> led_here = {};
 };
 

@@ -59,6 +59,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   if (::getppid() != parent) ::_exit(127);
   // The launcher ignores these signals until it can pass them on to its ranks.
   for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
+  ::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -97,7 +98,8 @@ void end_children() {
 
 }  // namespace
 
-Job::Job(const LaunchCommand& command, Launcher::Kind kind) : kind_(kind) {
+Job::Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_ranks)
+    : kind_(kind), has_remote_ranks_(has_remote_ranks) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   auto words = command.words;
   auto variables = environment_with(command.environment);
@@ -147,8 +149,9 @@ bool Job::ask_to_stop() {
 }
 
 void Job::end() {
-  if (!ended() && kind_ == Launcher::Kind::srun) {
-    // srun's ranks are children of Slurm's daemons; srun asks the daemons to end them.
+  // The ranks of srun are children of Slurm's daemons, those of mpirun on other hosts of its daemons: SIGTERM makes the
+  // launcher ask these to end them. mpirun removes its files in /dev/shm, too.
+  if (!ended() && (kind_ == Launcher::Kind::srun || has_remote_ranks_)) {
     ::kill(launcher_, SIGTERM);
     for (const auto begin = std::chrono::steady_clock::now();
          !ended() && std::chrono::steady_clock::now() - begin < patience;)

@@ -15,8 +15,8 @@ namespace muster::detail::supervise {
 /// none is left when the job is gone.
 class Job {
  public:
-  /// Starts the launcher. Throws an Error (ExitCode::retry) if no process can be started.
-  Job(const LaunchCommand& command, Launcher::Kind kind);
+  /// Starts the launcher. An Error (ExitCode::retry) where there can be no more processes.
+  Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_ranks = false);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
   /// Ends all processes that are left.
@@ -44,6 +44,7 @@ class Job {
 
   pid_t launcher_ = -1;
   Launcher::Kind kind_;
+  bool has_remote_ranks_;  ///< mpirun has daemons on other hosts
   int output_ = -1;
   std::optional<int> status_ = {};
 };

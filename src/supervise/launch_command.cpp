@@ -104,13 +104,15 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
 }
 
 LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& options, int ranks, const Hosts& lost,
-                             const Introduction& introduction, const Folders& folders, const Environment& environment) {
+                             const Introduction& introduction, const Folders& folders, const Environment& environment,
+                             const std::vector<std::string>& flag_variables) {
   namespace variable = launch::variable;
   const bool mpirun = launcher.kind == Launcher::Kind::mpirun;
   LaunchCommand command{.words = {launcher.path.string()}, .environment = {}};
   auto& words = command.words;
   std::vector<std::pair<std::string, std::string>> told{
       {variable::supervised, "1"}, {variable::id, introduction.id}, {variable::started, introduction.started}};
+  if (introduction.begin > 0) told.emplace_back(variable::begin, std::to_string(introduction.begin));
   if (options.max_failures) told.emplace_back(variable::max_failures, std::to_string(*options.max_failures));
   if (introduction.full_workers > 0)
     told.emplace_back(variable::full_workers, std::to_string(introduction.full_workers));
@@ -123,6 +125,10 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
     for (const auto& host : hosts_in(options.hosts, lost)) entries.push_back(host.entry);
     words.insert(words.end(), {"--host", joined(entries)});
     for (const auto& [name, value] : told) words.insert(words.end(), {"-x", name});
+    // Rank 0, whose flags all ranks take, may be on another host. mpirun refuses a name that is given twice.
+    for (const auto& name : flag_variables)
+      if (std::ranges::find(told, name, [](const auto& one) { return one.first; }) == told.end())
+        words.insert(words.end(), {"-x", name});
   }
   words.insert(words.end(), options.command.begin(), options.command.end());
 

@@ -3,6 +3,7 @@
 
 #include "muster/supervise.hpp"
 
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -41,6 +42,7 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
 /// What the ranks are told about their supervisor; see launch/supervised.hpp.
 struct Introduction {
   std::string id = {}, started = {};
+  std::time_t begin = 0;  ///< of the first start
   int full_workers = 0;
 };
 
@@ -49,8 +51,9 @@ struct Folders {
   std::filesystem::path temporary, shared_memory;  ///< shared_memory empty: the launcher chooses
 };
 
-/// The command for `ranks` ranks on all hosts except the lost ones.
+/// `ranks` on all hosts but the lost ones. `flag_variables`: the names of variables that ranks on other hosts get.
 LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& options, int ranks, const Hosts& lost,
-                             const Introduction& introduction, const Folders& folders, const Environment& environment);
+                             const Introduction& introduction, const Folders& folders, const Environment& environment,
+                             const std::vector<std::string>& flag_variables = {});
 
 }  // namespace muster::detail::supervise

@@ -19,8 +19,9 @@ constexpr std::string_view erase_line = "\033[K";  // clears a progress line bef
 /// The first line of an mpirun message contains one of the first list if it is about the ranks' end, which we report
 /// ourselves. If it is about something that mpirun could not do, it reads "NAME was unable to …" (mpirun may have
 /// another name), or begins with one of the second list.
-constexpr std::array<std::string_view, 4> rank_end_messages{"Primary job ", " noticed that process rank ",
-                                                       " detected that one ", "MPI_ABORT was invoked"};
+constexpr std::array<std::string_view, 6> rank_end_messages{
+    "Primary job ",          " noticed that process rank ",      " detected that one ",
+    "MPI_ABORT was invoked", " has exited due to process rank ", "An MPI communication peer process has unexpectedly"};
 constexpr std::string_view unable_to = " was unable to ";
 constexpr std::string_view execve_failure = "Open MPI tried to fork a new process via the \"execve\"";
 constexpr std::array<std::string_view, 7> trouble_messages{
@@ -31,9 +32,10 @@ constexpr std::array<std::string_view, 2> slurm_prefixes{"srun: ", "slurmstepd"}
 constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
 /// ssh's messages about a host that it could not reach; the host's name follows.
 constexpr std::array<std::string_view, 2> ssh_failures{"ssh: connect to host ", "ssh: Could not resolve hostname "};
-constexpr std::array<std::string_view, 6> ignored_phrases{
+constexpr std::array<std::string_view, 7> ignored_phrases{
     ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
-    "orte_base_help_aggregate", " total processes failed to start", " total processes killed"};
+    "orte_base_help_aggregate", " total processes failed to start", " total processes killed",
+    " ORTE_ERROR_LOG: "};
 
 template <std::size_t n>
 bool has_any(std::string_view line, const std::array<std::string_view, n>& parts) {
@@ -159,6 +161,11 @@ bool LauncherOutput::keep(std::string_view line) {
     const auto space = line.find(' ');
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
+    words_.loaded = true;
+    if (what == launch::telling_starting) words_.starting = true;
+    if (what == launch::telling_up) words_.up = true;
+    if (what == telling_leaving && !words_.leaving) words_.leaving = std::atoi(text.c_str());
+    if (what == telling_silent && !words_.silent) words_.silent = text;
     if (what == launch::telling_run) words_.run = text;
     if (what == launch::telling_least) words_.least = std::atoi(text.c_str());
     if (what == launch::telling_needed) words_.needed = std::atoi(text.c_str());

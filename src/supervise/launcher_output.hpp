@@ -17,19 +17,24 @@ struct LostRank {
 
 /// What was learned from the output of one start.
 struct Words {
-  std::string run = {};                  ///< the run's folder
-  std::optional<int> least = {};         ///< the least number of workers that the program accepts
-  std::optional<int> needed = {};        ///< the number of ranks that the saved state requires, if it differed
-  bool preempted = false;                ///< Slurm reports that it preempted the job or lost its node
-  std::string error = {};                ///< the first error that a rank printed
-  bool cause_kept = false;               ///< the ranks have written error.txt into the run's folder
-  std::optional<int> ended = {};         ///< every rank finished its work, and the job was to end with this code
-  bool stopped = false;                  ///< it stopped on request, and there was nothing to save
-  std::optional<LostRank> lost = {};     ///< the first lost rank
-  std::optional<int> failed_rank = {};   ///< the first rank that ended with a code other than 0
-  std::string launcher = {};             ///< why the launcher could not start the ranks, or lost them
-  std::optional<std::string> host = {};  ///< the host that it lost or could not reach
-  bool no_program = false;               ///< the system cannot execute the program, in any start
+  bool loaded = false;                     ///< a rank has loaded muster's library
+  bool starting = false;                   ///< a rank initialises MPI, and waits for the others there
+  bool up = false;                         ///< the ranks have come together
+  std::optional<int> leaving = {};         ///< the exit code with which the first rank has ended the job
+  std::optional<std::string> silent = {};  ///< a host on which no rank has answered the others
+  std::string run = {};                    ///< the folder of the run
+  std::optional<int> least = {};           ///< the workers that are enough
+  std::optional<int> needed = {};          ///< the ranks that the saved state takes, which were others
+  bool preempted = false;                  ///< Slurm says that it has taken the place for others, or lost it
+  std::string error = {};                  ///< the first error that a rank has printed
+  bool cause_kept = false;                 ///< the ranks have written error.txt into the run's folder
+  std::optional<int> ended = {};           ///< every rank was through its work, and the job was to end with that code
+  bool stopped = false;                    ///< on request, and there was nothing to save
+  std::optional<LostRank> lost = {};       ///< the first one
+  std::optional<int> failed_rank = {};     ///< the first one that ended with a code other than 0
+  std::string launcher = {};               ///< why the launcher could not start the ranks, or lost them
+  std::optional<std::string> host = {};    ///< that it has lost or could not reach
+  bool no_program = false;                 ///< the system cannot execute the program, at any start
 };
 
 class LauncherOutput {

@@ -1,5 +1,6 @@
 #include "supervise/signals.hpp"
 
+#include "launch/stop_signal.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -33,6 +34,11 @@ Signals::Signals() {
     ::sigaction(handled[i], &action, &before_[i]);
     if (handled[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) ::sigaction(SIGHUP, &before_[i], nullptr);
   }
+  // Until now the handler of muster's library has had them.
+  stop_wished_ = launch::stop_signal::came();
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   sigset_t all;
   ::sigemptyset(&all);
   for (const int signal : handled) ::sigaddset(&all, signal);
@@ -42,6 +48,7 @@ Signals::Signals() {
 Signals::~Signals() {
   ::pthread_sigmask(SIG_SETMASK, &blocked_before_, nullptr);
   for (std::size_t i = 0; i < handled.size(); ++i) ::sigaction(handled[i], &before_[i], nullptr);
+  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
   for (auto& end : ends) ::close(end);
 }
 

@@ -7,8 +7,9 @@
 
 namespace muster::detail::supervise {
 
-/// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are requests to stop, even if the parent process had
-/// blocked them. A SIGHUP that was ignored before (nohup) stays ignored. Only one object at a time.
+/// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may
+/// have blocked them. A SIGHUP that was ignored before (nohup) stays so. One that came since the program was loaded
+/// counts. SIGPIPE is ignored: a reader that has gone is a wish to stop, too. One object at a time.
 class Signals {
  public:
   Signals();
@@ -30,6 +31,7 @@ class Signals {
   static constexpr std::array<int, 6> handled{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD};
 
   std::array<struct sigaction, handled.size()> before_{};
+  struct sigaction pipe_before_ {};
   sigset_t blocked_before_{};
   bool stop_wished_ = false;
   int interrupts_ = 0;

@@ -62,7 +62,16 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-/// True if standard input is a file or a pipe with unread data.
+/// The names of all variables MUSTER_… of this process, by which flags are set.
+std::vector<std::string> flag_variables() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (const std::string_view text = *entry; text.starts_with("MUSTER_"))
+      names.emplace_back(text.substr(0, text.find('=')));
+  return names;
+}
+
+/// Whether something waits to be read in a file or a pipe.
 bool has_input() {
   struct stat input {};
   if (::fstat(STDIN_FILENO, &input) != 0) return false;
@@ -80,45 +89,88 @@ Introduction introduce(const SuperviseOptions& options, int ranks) {
   std::strftime(started.data(), started.size(), "%Y-%m-%d_%H-%M-%S", &local);
   return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
           .started = started.data(),
+          .begin = now,
           .full_workers = options.min_workers ? ranks : 0};
 }
 
-/// Watches one start until it has ended and none of its processes is left.
-End watch(Job& job, Signals& signals, std::chrono::seconds grace) {
+/// How long a launcher may take to end once the ranks have said how the job ends. It may wait for a daemon on a node
+/// that does not answer, or for a rank that does not end.
+constexpr std::chrono::seconds patience_after_the_end{60};
+/// Slurm gives ranks KillWait, 30 s by default, to end.
+std::chrono::seconds patience_after_a_failure(Launcher::Kind kind) {
+  return std::chrono::seconds(kind == Launcher::Kind::srun ? 60 : 10);
+}
+
+/// One start, to its end: nothing of it is left then.
+End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOptions& options) {
   LauncherOutput output;
   const auto show = [&](const std::string& text) { std::cerr << text << std::flush; };
   bool told = false;
-  std::optional<Clock::time_point> deadline;
+  std::optional<Clock::time_point> deadline, end_of_patience, start_limit;
+  const auto load_limit = Clock::now() + options.start_limit;
+  bool warned = false;
+  // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
+  std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
   End end;
   while (!job.ended() && !signals.at_once()) {
     if (signals.stop_wished() && !deadline) {
-      deadline = Clock::now() + grace;
-      log::info("stopping; the ranks have " + std::to_string(grace.count()) +
+      deadline = Clock::now() + options.grace;
+      log::info("stopping; the ranks have " + std::to_string(options.grace.count()) +
                 " s to save their state. A second Ctrl-C ends them at once");
     }
-    if (deadline && !told) told = job.ask_to_stop();
+    // Over several hosts mpirun starts its daemons first, and a signal ends it meanwhile.
+    const bool may_ask = options.hosts.empty() || output.words().loaded;
+    if (deadline && !told && may_ask) told = job.ask_to_stop();
     if (deadline && Clock::now() >= *deadline) {
       end.grace_over = true;
       break;
     }
-    const int timeout = !deadline ? -1 : !told ? 10 : 100;  // ms
-    // Only ranks write to stdout; poll it just to learn that its reader has gone.
-    const int standard_output = signals.stop_wished() ? -1 : STDOUT_FILENO;
-    std::array<pollfd, 3> sources{
-        {{signals.descriptor(), POLLIN, 0}, {job.output(), POLLIN, 0}, {standard_output, 0, 0}}};
+    const auto& words = output.words();
+    if (!words.loaded && !warned && Clock::now() >= load_limit) {
+      warned = true;
+      log::warn("no rank has started within " + std::to_string(options.start_limit.count()) +
+                " s: the launcher may wait for a host (ssh), the program for a file system");
+    }
+    if (words.starting && !start_limit) start_limit = Clock::now() + options.start_limit;
+    if (start_limit && !words.up && Clock::now() >= *start_limit) {
+      end.not_up = true;
+      break;
+    }
+    if (!end_of_patience && (words.ended || words.leaving || words.lost))
+      end_of_patience = Clock::now() + (words.ended ? patience_after_the_end : patience_after_a_failure(kind));
+    if (end_of_patience && Clock::now() >= *end_of_patience) break;
+    const int timeout = deadline && !told ? 10 : 100;  // ms
+    std::array<pollfd, 4> sources{{{signals.descriptor(), POLLIN, 0},
+                                   {job.output(), POLLIN, 0},
+                                   {read_by_others[0], 0, 0},
+                                   {read_by_others[1], 0, 0}}};
     ::poll(sources.data(), sources.size(), timeout);
     signals.take();
-    if ((sources[2].revents & POLLERR) != 0) {
-      log::warn("nobody reads standard output any more, to which the ranks write");
+    for (std::size_t i = 0; i < read_by_others.size(); ++i) {
+      const auto events = sources[i + 2].revents;
+      if ((events & (POLLERR | POLLNVAL)) == 0) continue;
+      read_by_others[i] = -1;
+      if ((events & POLLNVAL) != 0) continue;  // it was closed before this process was started
+      log::warn(std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
+                " any more, to which the ranks write");
       signals.wish_to_stop();
     }
     show(output.take(job.read()));
   }
   end.code = job.code();
   end.launcher_signal = job.signal();
+  end.stop_wished = signals.stop_wished();
+  const bool ended_by_itself = job.ended();
   job.end();
   show(output.take(job.read()) + output.finish());
   end.words = output.words();
+  if (!ended_by_itself && end.words.leaving) end.code = *end.words.leaving;
+  if (!ended_by_itself && end.words.ended) end.code = *end.words.ended;
+  // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
+  if (end.words.silent && !end.words.host && (end.words.leaving || !ended_by_itself)) {
+    end.words.host = end.words.silent;
+    if (end.words.launcher.empty()) end.words.launcher = "the node " + *end.words.silent + " does not answer";
+  }
   return end;
 }
 
@@ -201,6 +253,7 @@ class Supervision {
       if (end.words.least) set_min_workers(*end.words.least);
       leave_out_lost_host(end);
       const int code = code_of(end);
+      if (end.stop_wished && !end.words.loaded && !end.words.no_program) return stopped_between_starts();
       if (code == 0) return finish_successfully(end);
       const auto cause = cause_of(end, read_kept_cause(end.words));
       if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count(code);
@@ -220,10 +273,11 @@ class Supervision {
   End start(int ranks) {
     End end;
     {
-      Job job(launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment),
-              launcher_.kind);
-      keep_cause();  // after the start, so that the ranks do not wait for it
-      end = watch(job, signals_, options_.grace);
+      Job job(launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment,
+                             flag_variables()),
+              launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
+      keep_cause();  // which the ranks need not wait for
+      end = watch(job, launcher_.kind, signals_, options_);
     }
     folders_.empty();
     return end;
@@ -256,11 +310,12 @@ class Supervision {
   void count(int code) {
     demand_.max_failures = options_.max_failures ? *options_.max_failures : max_failures(run_, code);
     if (run_.empty()) {
-      failures_ = failures_.after(-1);
+      failures_ = failures_.after({});
       return;
     }
     auto before = train::read_failures(run_, introduction_.id).value_or(failures_);
-    before.newest = std::max(before.newest, failures_.newest);  // a run that follows a sweep does not know its trials
+    auto known = failures_.furthest;  // a run that follows a sweep knows of no trials
+    before.furthest.merge(known);
     failures_ = train::one_more(before, run_, sweep::progress);
     try {
       train::write_failures(run_, introduction_.id, failures_);
@@ -316,7 +371,7 @@ class Supervision {
     if (end.words.needed) return log::warn(text + ", as its saved state requires, once that many are available");
     const auto& failures = counted_failures(end);
     const int most = is_preemption(end) ? demand_.max_preemptions : demand_.max_failures;
-    text += failures.newest < 0 ? "" : " from the newest checkpoint";
+    text += failures.furthest.empty() ? "" : " from the newest checkpoint";
     text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
     if (most > 0) text += " of " + std::to_string(most);
     log::warn(text + ")");
@@ -339,9 +394,10 @@ class Supervision {
   int stopped_between_starts() {
     keep_cause();
     if (signals_.at_once()) return interrupted();
-    const bool saved = std::max(failures_.newest, preemptions_.newest) >= 0;
-    log::error(saved ? "stopped on request before the next start; the newest checkpoint has the state"
-                     : "stopped on request before the next start, and there is no state saved");
+    const bool saved = !failures_.furthest.empty() || !preemptions_.furthest.empty();
+    log::error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
+               : run_.empty() ? "stopped on request before the ranks had started"
+                              : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
   }
 

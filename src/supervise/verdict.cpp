@@ -26,8 +26,9 @@ bool lost_a_rank(const End& end) {
 
 int code_of(const End& end) {
   if (end.words.no_program) return static_cast<int>(ExitCode::usage);
-  const bool no_ranks = end.code != 0 && !end.words.launcher.empty();
-  const bool broken_off = lost_a_rank(end) || end.grace_over || no_ranks;
+  // mpirun that is told to stop before its ranks are there may end with 0.
+  const bool no_ranks = (end.code != 0 && !end.words.launcher.empty()) || (end.stop_wished && !end.words.loaded);
+  const bool broken_off = lost_a_rank(end) || end.grace_over || end.not_up || no_ranks;
   if (!broken_off) return end.code;
   return end.words.ended.value_or(static_cast<int>(ExitCode::retry));
 }
@@ -59,6 +60,7 @@ Next what_next(const End& end, const train::Failures& failures, const Demand& de
 std::string cause_of(const End& end, const std::string& in_file) {
   const auto& words = end.words;
   if (end.grace_over) return "the ranks did not stop within the time that they were given, and were ended";
+  if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
   if (end.code == static_cast<int>(ExitCode::stopped)) return words.error.empty() ? "stopped on request" : words.error;
   if (words.host && !words.launcher.empty()) return words.launcher;  // its ranks were lost with the host
   if (const auto& lost = words.lost)

@@ -15,8 +15,10 @@ struct End {
   int code = 0;             ///< the launcher's exit code
   int launcher_signal = 0;  ///< or the signal that ended it
   Words words = {};
-  bool grace_over = false;  ///< it did not obey the request to stop in time, and was killed
-  /// True if the job continues without the lost host, or waits for it: then the end is not a failure of the program.
+  bool grace_over = false;   ///< it did not heed the wish to stop, and was ended
+  bool not_up = false;       ///< its ranks did not come together within the time for that, and it was ended
+  bool stop_wished = false;  ///< while it ran
+  /// The job goes on without the host that was lost, or waits for it: then that is no failure of the program.
   bool host_is_excused = false;
 };
 

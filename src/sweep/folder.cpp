@@ -73,15 +73,15 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
   throw Error(ExitCode::data, doing, error.what(), "Remove it: the trial goes on from its newest checkpoint");
 }
 
-int newest_of(const std::filesystem::path& trial) {
-  return std::filesystem::exists(status_of(trial)) ? train::newest_index(trial) : -1;
+train::RunPoints progress_of(const std::filesystem::path& trial) {
+  return std::filesystem::exists(status_of(trial)) ? train::progress_of(trial) : train::RunPoints();
 }
 
 void write_row(const Trial& trial, const Losses& losses) {
   make_directories(trial.path);
   require_own_directory(trial.path);
   auto row = to_json(trial);
-  row["losses"] = {{"count", losses.count}, {"newest_checkpoint", losses.newest}, {"alone", losses.alone}};
+  row["losses"] = {{"count", losses.count}, {"furthest", to_json(losses.furthest)}, {"alone", losses.alone}};
   write_file(file_of(trial.path), dumped(row));
 }
 
@@ -92,7 +92,7 @@ Losses read_losses(const std::filesystem::path& trial) {
   if (!row.is_object() || !row.contains("losses")) return {};  // written by an older version
   try {
     const auto& losses = row.at("losses");
-    return {losses.at("count"), losses.at("newest_checkpoint"), losses.at("alone")};
+    return {losses.at("count"), train::points_from(losses.value("furthest", Json::object())), losses.at("alone")};
   } catch (const Json::exception& error) {
     throw Error(ExitCode::data, "reading " + file.string(), error.what(),
                 "Remove it: the trial goes on from its newest checkpoint");

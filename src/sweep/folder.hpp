@@ -3,6 +3,7 @@
 #pragma once
 
 #include "muster/sweep.hpp"
+#include "train/failures.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -31,17 +32,17 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
 
 /// A trial's starts that ended because a rank was lost. Kept in trial.json.
 struct Losses {
-  int count = 0;       ///< lost starts in a row while it ran, without a newer checkpoint of it
-  int newest = -1;     ///< index of its newest checkpoint when it began to run; -1: none
-  bool alone = false;  ///< true if no other trial ran at the same time, so that the lost rank was its own
+  int count = 0;                   ///< starts in a row that were lost while it ran, in which it made no progress
+  train::RunPoints furthest = {};  ///< how far it had come when it began to run
+  bool alone = false;              ///< no other trial ran at the same time, so the lost rank was its own
 
   /// After this many losses, with the last one alone, it has failed for good.
   static constexpr int most = 2;
   bool are_final() const noexcept { return count >= most && alone; }
 };
 
-/// The index of the trial's newest checkpoint; -1 if it has none.
-int newest_of(const std::filesystem::path& trial);
+/// Returns how far the trial has come; nothing if it has no folder.
+train::RunPoints progress_of(const std::filesystem::path& trial);
 
 /// Replaces trial.json in the trial's folder, which is created if necessary. Called by one rank.
 void write_row(const Trial& trial, const Losses& losses = {});

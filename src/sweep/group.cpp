@@ -143,7 +143,7 @@ class Group {
     trial.error.reset();
     auto losses = task_.losses[static_cast<std::size_t>(number)];
     comm::on_root(ranks_, [&] {
-      losses.newest = newest_of(trial.path);
+      losses.furthest = progress_of(trial.path);
       losses.alone = task_.alone;
       save_row(trial, losses);
     });

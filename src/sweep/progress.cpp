@@ -6,13 +6,15 @@
 
 namespace muster::detail::sweep {
 
-int progress(const std::filesystem::path& folder) {
-  int made = train::newest_index(folder);  // a run with the sweep's name may lie in the same folder
+train::RunPoints progress(const std::filesystem::path& folder) {
+  auto made = train::progress_of(folder);  // a run of the sweep's name lies there too
   if (!std::filesystem::exists(status_of(folder / table_file))) return made;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (!entry.path().filename().string().starts_with(trial_prefix)) continue;
-    made += train::newest_index(entry.path()) + 1;
-    if (const auto row = read_row(entry.path()); row && has_ended_well(row->status)) ++made;
+    const auto name = entry.path().filename().string();
+    if (!name.starts_with(trial_prefix)) continue;
+    if (const auto point = train::point_of(entry.path())) made.emplace(name, *point);
+    if (const auto row = read_row(entry.path()); row && has_ended_well(row->status))
+      made.emplace(name + " ended", train::RunPoint{});
   }
   return made;
 }

@@ -238,17 +238,17 @@ std::vector<Losses> find_lost_trials(std::vector<Trial>& trials) {
   for (auto& trial : trials) {
     auto& losses = all.emplace_back(read_losses(trial.path));
     if (trial.status != TrialStatus::running) continue;
-    losses.count = newest_of(trial.path) > losses.newest ? 0 : losses.count + 1;
+    losses.count = train::is_progress(progress_of(trial.path), losses.furthest) ? 0 : losses.count + 1;
     trial.status = losses.are_final() ? TrialStatus::failed : TrialStatus::waiting;
     read_run(trial);
     if (losses.are_final())
       trial.error = Error(ExitCode::user_error, "running " + trial.name,
-                          "a rank was lost in " + counted(losses.count, "start") + " without a new checkpoint",
+                          "a rank was lost in " + counted(losses.count, "start") + " without progress",
                           "Look into its logs; remove " + (trial.path / "trial.json").string() + " to try it again");
     write_row(trial, losses);
     if (losses.count > 0)
       log::warn(trial.error ? std::string(trial.error->what())
-                            : trial.name + " ran when a rank was lost, and had saved nothing new; it goes last");
+                            : trial.name + " ran when a rank was lost, and had made no progress; it goes last");
   }
   return all;
 }

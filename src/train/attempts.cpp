@@ -51,13 +51,31 @@ void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers
   }
 }
 
-/// Waits before the next attempt; less if a rank was asked to stop, since the next attempt then stops. Collective.
-void pause_between(const Plan& plan, std::chrono::seconds time) {
+/// Waits before the next attempt. Returns false as soon as any rank has been asked to stop. Collective.
+bool pause(const Plan& plan, std::chrono::seconds time) {
   constexpr std::chrono::milliseconds slice{100};
-  for (std::chrono::milliseconds waited{}; waited < time; waited += slice) {
+  const auto asked_to_stop = [&] {
+    return plan.world().all_reduce(std::int64_t{plan.launch.stop_requested()}, ReduceOp::max) != 0;
+  };
+  for (std::chrono::milliseconds waited{}; !asked_to_stop(); waited += slice) {
+    if (waited >= time) return true;
     std::this_thread::sleep_for(slice);
-    if (plan.world().all_reduce(std::int64_t{plan.launch.stop_requested()}, ReduceOp::max) != 0) return;
   }
+  return false;
+}
+
+/// The end of a run that is asked to stop between two attempts: its newest checkpoint has the state. Collective.
+Error stopped_between_attempts(const Plan& plan, const RunFolder& run) {
+  const bool is_saved = std::stoi(comm::on_root(plan.world(), [&] {
+                          const bool has_checkpoint = newest_index(run.path()) >= 0;
+                          if (!has_checkpoint) launch::tell_supervisor(launch::telling_stopped, run.path().string());
+                          return std::string(has_checkpoint ? "1" : "0");
+                        })) != 0;
+  const auto remedy = "Start it again with --name " + run.name() + " to go on";
+  return is_saved ? Error(ExitCode::stopped, "training",
+                          "stopped on request before the next attempt; the newest checkpoint has the state", remedy)
+                  : Error(ExitCode::retry, "training",
+                          "stopped on request before the next attempt, and there is no checkpoint", remedy);
 }
 
 /// Tells the callbacks that an attempt has failed; `errors` are the errors by rank.
@@ -114,7 +132,7 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
   const bool rolls_back = plan.options.run_config.failure_config.bad_numbers == BadNumbers::roll_back;
   BadSteps bad_steps;
   for (FailureCount count(world, run);;) {
-    const bool last = !count.failures().after(count.failures().newest).may_retry(max_failures);
+    const bool last = !count.failures().after({}).may_retry(max_failures);
     comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
     if (!plan.works()) limits.done = as_long_as_it_takes;
     if (last) limits.failed = comm::final_grace(world);
@@ -150,13 +168,17 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
     }
     tell_callbacks(plan, std::move(errors));
     if (!may_help(error->code()) || !count.add(max_failures)) return {.error = error};
-    const auto pause = back_off(count.failures());
+    const auto time = back_off(count.failures());
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint" +
-                (pause.count() > 0 ? " in " + std::to_string(pause.count()) + " s" : "") + " (failure " +
+                (time.count() > 0 ? " in " + std::to_string(time.count()) + " s" : "") + " (failure " +
                 std::to_string(count.failures().count) +
                 (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
-    pause_between(plan, pause);
+    if (!pause(plan, time)) {
+      // An attempt that could not save its state, for example, has not stopped well.
+      if (error->code() == ExitCode::retry) return {.error = error};
+      return {.error = stopped_between_attempts(plan, run)};
+    }
   }
 }
 

@@ -1,24 +1,50 @@
 // Counts the failures of a run since its last progress, and decides if it may be tried again. It counts failures of
 // jobs, which `muster run` restarts, and of attempts inside a job.
 //
-// Progress is a new checkpoint. If the newest checkpoint is newer than at the last failure, the count begins again.
+// Progress is a checkpoint from which training goes on further ahead than at any failure before. A newer checkpoint
+// alone is no progress: a program that saves its state at the start of each attempt may fail at the same batch every
+// time.
 #pragma once
 
 #include "muster/error.hpp"
+#include "muster/json.hpp"
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 
 namespace muster::detail::train {
 
+/// How far a run has come, by its newest checkpoint.
+struct RunPoint {
+  std::int64_t global_step = 0;
+  std::int64_t epoch = 0;
+  std::int64_t training_iteration = 0;
+  std::int64_t rollbacks = 0;  ///< how often the user had it go back to an earlier checkpoint
+  std::string content = {};    ///< checksum of what the program has saved; empty if that is nothing
+
+  /// True if training has come further than `before`: to a later batch or epoch. If no batches are counted, a later
+  /// report counts if it saves something else. After a rollback the run is measured anew.
+  bool is_beyond(const RunPoint& before) const noexcept;
+};
+
+/// The points of all runs that count: by name of the trial in a sweep, and by the empty name for the run itself.
+using RunPoints = std::map<std::string, RunPoint>;
+Json to_json(const RunPoints& points);
+RunPoints points_from(const Json& json);
+
+/// True if a run has come further in `now` than in `before`, or is not in `before`.
+bool is_progress(const RunPoints& now, const RunPoints& before) noexcept;
+
 struct Failures {
   int count = 0;
-  int newest = -1;  ///< index of the newest checkpoint at the last failure; -1 if there was none
+  RunPoints furthest = {};  ///< the furthest points at any failure so far; empty if there was no checkpoint
 
-  /// The failures after one more, at which the newest checkpoint is `newest_now`.
-  Failures after(int newest_now) const noexcept { return {newest_now > newest ? 1 : count + 1, newest_now}; }
+  /// Counts one more failure, when the runs have come as far as `now`.
+  Failures after(const RunPoints& now) const;
   /// True if FailureConfig::max_failures, or --max-failures, allows another try. -1 always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
@@ -32,10 +58,16 @@ std::chrono::seconds back_off(const Failures& failures) noexcept;
 /// The index of the newest checkpoint in the run's folder; -1 if there is none.
 int newest_index(const std::filesystem::path& run);
 
-/// Adds a failure to `before`. `progress` reads the progress from the run's folder: the newest checkpoint's index, or
-/// its counterpart for a sweep. If it throws, there was no progress.
+/// Returns the point of the newest checkpoint in the run's folder that can be read and is not rolled back; none if
+/// there is none.
+std::optional<RunPoint> point_of(const std::filesystem::path& run);
+/// Returns point_of() the run under the empty name.
+RunPoints progress_of(const std::filesystem::path& run);
+
+/// Counts one more failure than `before`, by the progress in the run's folder. If the folder cannot be read, there was
+/// no progress.
 Failures one_more(const Failures& before, const std::filesystem::path& run,
-                  int (*progress)(const std::filesystem::path&) = newest_index);
+                  RunPoints (*progress)(const std::filesystem::path&) = progress_of);
 
 /// The failures in `.failures.json` of the run's folder; none if the `muster run` with the id `supervisor` did not
 /// write it.

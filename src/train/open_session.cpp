@@ -28,7 +28,7 @@ void OpenSession::open() {
 
 void OpenSession::close() {
   state_.outputs.callbacks.forget_added();
-  state_.outputs.store->confirm_rollback();
+  state_.take_up();
   state_.end_training();
   std::exchange(state_.backend, nullptr)->on_shutdown(view_);
   state_.outputs.sinks.finish({});

@@ -132,16 +132,23 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
       device_(check_together(plan_)),
       exceptions_(std::uncaught_exceptions()) {
   const auto& world = plan_.world();
-  const auto config_before = run_.params().is_object() ? run_.params().value("train_loop_config", Json()) : Json();
+  const auto params_before = run_.params();
+  const auto config_before = params_before.is_object() ? params_before.value("train_loop_config", Json()) : Json();
   start(plan_, run_);
   update_params(TrainOptions{}.max_retries);
   const auto workers = world.split(plan_.works() ? 0 : 1);
   open_ = true;
-  history_.restore(run_on_all([&] {
-    session_ = std::make_unique<OpenSession>(plan_, run_, workers, workers.duplicate(), device_, bad_steps_);
-    open(make);
-    return history_.text();
-  }));
+  try {
+    history_.restore(run_on_all([&] {
+      session_ = std::make_unique<OpenSession>(plan_, run_, workers, workers.duplicate(), device_, bad_steps_);
+      open(make);
+      return history_.text();
+    }));
+  } catch (const Error& error) {
+    const bool is_refusal = error.code() == ExitCode::data || error.code() == ExitCode::usage;
+    if (is_refusal && params_before.is_object() && world.rank() == 0) run_.put_back(params_before);
+    throw;
+  }
   if (!history_.empty() && !config_before.is_null() && config_before != plan_.options.train_loop_config &&
       world.rank() == 0)
     log::warn("the run " + run_.path().string() + " goes on with another configuration: the first " +

@@ -223,7 +223,7 @@ void SessionState::report(const Metrics& metrics, const std::shared_ptr<const St
   Json row = make_row(counters, std::move(reduced), workers.size());
   row = Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 
-  outputs.store->confirm_rollback();
+  take_up();
   note_report_of_epoch(entries != nullptr);
   outputs.check_score(row, saves && !validates, epoch_complete());
   ++counters.training_iteration;  // a report that was refused does not count

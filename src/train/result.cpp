@@ -24,7 +24,7 @@ double score_of(const Json& metrics, const std::string& attribute, ScoreOrder or
 
 /// The run's checkpoints, without those that it has gone back from: best score first, or newest first without a score.
 std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
-  auto all = checkpoint::reported(run);
+  auto all = checkpoint::reported(run, checkpoint::read_rollbacks(run));
   std::reverse(all.begin(), all.end());
   const auto& attribute = config.checkpoint_score_attribute;
   if (attribute.empty()) return all;
@@ -94,7 +94,15 @@ Result Result::from_path(const std::filesystem::path& path) {
                 "Name the folder of a run");
   const auto params = read_json(file);
   const auto options = train::options_in(params, file);
-  auto result = train::result_of(run, train::content_of(run, options.run_config.checkpoint_config, params));
+  const auto read = [&] {
+    for (int tries_left = 100;; --tries_left) try {
+        return train::result_of(run, train::content_of(run, options.run_config.checkpoint_config, params));
+      } catch (const Error&) {
+        // The job that writes the run may prune a checkpoint between its listing and its opening.
+        if (tries_left == 0) throw;
+      }
+  };
+  auto result = read();
   if (std::filesystem::exists(status_of(cause))) {
     auto text = read_file(cause, 1 << 20);
     while (text.ends_with('\n')) text.pop_back();

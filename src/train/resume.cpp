@@ -93,7 +93,12 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
     if (named && !own.is_own && run.is_first()) say_not_taken(path, newest->path());
     return newest;
   }
-  if (named) return checkpoint_at(path, control);
+  const auto resolved = [&](const Checkpoint& seed) {
+    std::optional<Checkpoint> found;
+    comm::on_all(control, [&] { return found = checkpoint::Store::resolved(seed), std::string(); });
+    return found;
+  };
+  if (named) return resolved(checkpoint_at(path, control));
   const auto& given = plan.options.resume_from_checkpoint;
   if (flags.resume == Resume::must && !given && run.is_first())
     throw Error(ExitCode::data, "resuming the run " + run.path().string(), "it has no checkpoint",
@@ -102,25 +107,23 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
   if (all != 0 && all != control.size())
     throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                 "some ranks give resume_from_checkpoint and others do not", "Give it on every rank");
-  if (given)
-    comm::on_root(control, [&] {
-      if (!std::filesystem::exists(status_of(given->path() / "manifest.json")) &&
-          !checkpoint::Tier(given->path()).list().published.empty())
-        throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
-                    "that is the folder of a run",
-                    "Give resume_from_checkpoint one of its checkpoints: Result::from_path(folder).checkpoint");
-      return std::string();
-    });
-  return given;
+  if (!given) return {};
+  const auto seed = resolved(*given);
+  comm::on_root(control, [&] {
+    if (!std::filesystem::exists(status_of(seed->path() / "manifest.json")) &&
+        !checkpoint::Tier(seed->path()).list().published.empty())
+      throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
+                  "that is the folder of a run",
+                  "Give resume_from_checkpoint one of its checkpoints: Result::from_path(folder).checkpoint");
+  });
+  return seed;
 }
 
-/// Value for observe::Start::led_here when the run goes on from its own checkpoint `checkpoint`.
-std::function<bool(const std::string&)> led_to(const std::filesystem::path& checkpoint,
-                                               std::vector<checkpoint::Rollback> rollbacks) {
-  const auto index = checkpoint::Tier::index_of(checkpoint.filename());
-  const auto gave_it_up = [&](const auto& rollback) { return rollback.to < *index && *index <= rollback.over; };
-  if (!index || std::ranges::none_of(rollbacks, gave_it_up)) return {};
-  return [rollbacks = std::move(rollbacks), index = *index](const std::string& name) {
+/// Tells the history which earlier checkpoints led to this one, from which the run goes on.
+void set_course(observe::Start& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
+  moment.was_given_up = std::ranges::any_of(
+      rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.over; });
+  moment.led_here = [rollbacks = std::move(rollbacks), index](const std::string& name) {
     const auto other = checkpoint::Tier::index_of(name);
     return other && *other <= index && !checkpoint::rolled_back(rollbacks, *other);
   };
@@ -169,6 +172,7 @@ void SessionState::resume() {
   const bool own = start.from && start.from->path().parent_path() == run.path();
   if (start.from) {
     start.content = outputs.store->read(*start.from);
+    start.manifest_crc32 = start.content->manifest_crc32;
     const auto& progress = start.content->trainer;
     const auto& path = start.from->path();
     preprocessor = progress.preprocessor;
@@ -184,12 +188,16 @@ void SessionState::resume() {
       else
         row = nullptr;
       moment = {.training_iteration = progress.training_iteration, .last_row = std::move(row)};
-      if (workers.is_first()) moment.led_here = led_to(path, outputs.store->rollbacks());
+      comm::on_root(workers.control, [&] {
+        moment.last_row = checkpoint::measured(path, std::move(moment.last_row));
+        if (const auto index = checkpoint::Tier::index_of(path.filename()))
+          set_course(moment, *index, outputs.store->rollbacks());
+      });
       start.callbacks = progress.callbacks;
       // A job that was killed after the save may not have made the link.
       if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
-          workers.is_first() && name.is_string() && !wrong_with_name(name))
-        give_name(path, name);
+          name.is_string() && !wrong_with_name(name))
+        start.name = name;
     }
   }
   outputs.sinks.start(workers.control, moment);
@@ -197,11 +205,6 @@ void SessionState::resume() {
     outputs.score_reported = true;  // a validation may give it
     if (workers.is_first())
       outputs.store->keep_while([owing = validation](std::int64_t report) { return owing->owes(report); });
-    comm::on_root(workers.control, [&] {
-      validation->resume(
-          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); },
-          outputs.store->rollbacks());
-    });
   }
   if (start.from && workers.is_first()) {
     const auto& progress = start.content->trainer;
@@ -215,12 +218,27 @@ void SessionState::resume() {
   data.preprocess(preprocessor, own, workers.control);
 }
 
+void SessionState::take_up() {
+  if (start.taken_up || !start.from) return;                    // a run that starts anew has nothing to confirm
+  comm::on_all(workers.control, [] { return std::string(); });  // no rank has refused the start
+  outputs.store->confirm_rollback();
+  comm::on_root(workers.control, [&] {
+    if (!start.name.empty()) give_name(start.from->path(), start.name);
+    if (validation != nullptr)
+      validation->resume(
+          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); },
+          outputs.store->rollbacks());
+  });
+  start.taken_up = true;
+}
+
 std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
   require_training("looking for the run's checkpoints");
   static_cast<void>(outputs.newest_of_all());  // waits for the checkpoint that is being written
   const auto all = Json::parse(comm::on_root(workers.control, [&] {
     Json found = Json::array();
-    for (const auto& info : checkpoint::reported(run.path())) found.push_back({info.path.string(), info.metrics});
+    for (const auto& info : checkpoint::reported(run.path(), outputs.store->rollbacks()))
+      found.push_back({info.path.string(), info.metrics});
     return found.dump();
   }));
   std::vector<ReportedCheckpoint> reported;
@@ -228,6 +246,17 @@ std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
     reported.push_back({outputs.store->as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1],
                         checkpoint::status_in(one[1])});
   return reported;
+}
+
+checkpoint::Restored SessionState::read_again() {
+  auto content = outputs.store->read(*start.from);
+  comm::on_all(workers.control, [&] {
+    if (content.manifest_crc32 != start.manifest_crc32)
+      throw Error(ExitCode::retry, "restoring a state again", start.from->path().string() + " has changed meanwhile",
+                  "Start again, from a checkpoint that stays as it is");
+    return std::string();
+  });
+  return content;
 }
 
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
@@ -243,11 +272,11 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   stop.reserve.expect(bytes_of(*entries));
   if (!start.from) return false;
   // Released at the end of this function: its tensors are views of a file that may be pruned later.
-  const auto saved = start.content ? *std::exchange(start.content, {}) : outputs.store->read(*start.from);
+  const auto saved = start.content ? *std::exchange(start.content, {}) : read_again();
   const auto& progress = saved.trainer;
   if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
   try {
-    checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()});
+    checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()}, saved.per_rank);
   } catch (const checkpoint::WrongNumberOfRanks& error) {
     launch::tell_supervisor(launch::telling_needed, std::to_string(error.needed()));
     throw;
@@ -260,7 +289,7 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   data.cursors->resume_epoch(progress.epoch + (complete ? 1 : 0));
   for (const auto& [name, position] : progress.positions) data.cursors->restore(name, position, complete);
   workers.restore_random_state(saved, progress.training_iteration);
-  outputs.store->confirm_rollback();
+  take_up();
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/whereabouts.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "train/failures.hpp"
@@ -142,19 +143,26 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   const auto level = config.logging_config.level.empty() ? "info" : config.logging_config.level;
   log::level_from_name(level);  // before anything is made
   const bool numbered = flags.name && config.name != *flags.name;
+  // While a rank waits for a lock, the others wait for that rank.
+  const auto announce_wait = [&](std::chrono::milliseconds most) { comm::keep_alive(world, most); };
+  const auto take_lock = [&](bool is_root) {
+    lock_.emplace(path_, is_root, RunLock::default_patience, announce_wait);
+    comm::keep_alive(world, std::chrono::milliseconds(0));
+  };
   const auto chosen = comm::on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
     if (storage.string().find("://") != std::string::npos)
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "it is a URL",
                   "Name a folder on a file system that all nodes share");
+    storage = std::filesystem::absolute(storage).lexically_normal();
     std::error_code ignored;  // make_directories() says what is wrong with it
     made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
     name_ = flags.name.value_or(config.name);
     if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
     check_run_name(name_);
     if (numbered) name_ = numbered_name(name_, trainer);
-    path_ = std::filesystem::absolute(storage).lexically_normal() / name_;
+    path_ = storage / name_;
     if (!is_utf8(path_.string()))
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "its path is not UTF-8",
                   "Choose another --storage");
@@ -162,7 +170,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     require_own_directory(path_);
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
-    lock_.emplace(path_, true);
+    take_lock(/*is_root=*/true);
     if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
       params_ = read_json(file);
       options_in(params_, file);
@@ -195,7 +203,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     const auto& logging = config.logging_config;
     const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
     log::write_to(keeps ? path_ / "logs" / file : std::filesystem::path());
-    if (world.rank() != 0) lock_.emplace(path_, false);
+    if (world.rank() != 0) take_lock(/*is_root=*/false);
     return Json{lock_->holds(), RunLock::this_process()}.dump();
   });
   comm::on_root(world, [&] {
@@ -215,10 +223,14 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
 }
 
 void RunFolder::require_own() const {
-  if (!lock_ || !lock_->is_replaced()) return;
-  throw Error(ExitCode::usage, "writing into the run " + path_.string(),
-              "the folder was moved away while the job runs, and another one is there",
-              "Start again with the --storage and --name of the folder to go on with");
+  if (!lock_) return;
+  const auto doing = "writing into the run " + path_.string();
+  if (lock_->is_replaced())
+    throw Error(ExitCode::usage, doing, "the folder was moved away while the job runs, and another one is there",
+                "Start again with the --storage and --name of the folder to go on with");
+  if (lock_->is_lock_replaced())
+    throw Error(ExitCode::usage, doing, "its file .lock was removed while the job runs, and another job has the run",
+                "Wait for that job, or start again with another --name");
 }
 
 bool RunFolder::is_of_an_earlier_trainer(const std::filesystem::path& path) const {
@@ -289,7 +301,8 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
 }
 
 void RunFolder::put_back(Json params) noexcept {
-  clear_error();
+  if (params.value("finished", false)) clear_error();
+  if (params == params_) return;
   try {
     write_params(std::move(params));
   } catch (const std::exception& error) {

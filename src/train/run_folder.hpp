@@ -58,8 +58,8 @@ class RunFolder {
   /// Writes to params.json that training is finished, and the training function's return value. A failure is a warning.
   /// On the same rank.
   void mark_finished(const Json& returned) noexcept;
-  /// Restores params.json of a finished run after a start that has changed nothing else. A failure is a warning. On the
-  /// same rank.
+  /// Restores params.json as it was before a start that was refused and has changed nothing else. A finished run has no
+  /// error.txt. A failure is a warning. On the same rank.
   void put_back(Json params) noexcept;
   /// Removes error.txt: training begins, or was stopped on request. On one rank.
   void clear_error() const noexcept;

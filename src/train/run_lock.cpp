@@ -7,17 +7,22 @@
 #include "muster/json.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 namespace muster::detail::train {
 namespace {
@@ -45,6 +50,33 @@ std::optional<short> lock_byte(const File& file, int command, short type, off_t 
 bool try_lock(const File& file, short type, off_t byte) {
   return lock_byte(file, F_OFD_SETLK, type, byte).value_or(F_UNLCK) == F_UNLCK;
 }
+
+/// The open lock files of this process. A child of fork() shares them, and would keep the folder locked for as long as
+/// it lives; so in the child each becomes /dev/null. Only calls that are safe after fork() are made there.
+class LockFiles {
+ public:
+  static void add(int descriptor) {
+    static std::once_flag registered;
+    std::call_once(registered, [] { ::pthread_atfork(nullptr, nullptr, close_in_child); });
+    replace(0, descriptor + 1);
+  }
+  static void remove(int descriptor) noexcept { replace(descriptor + 1, 0); }
+
+ private:
+  static void replace(int before, int after) noexcept {
+    for (auto& slot : slots)
+      if (int expected = before; slot.compare_exchange_strong(expected, after)) return;
+  }
+  static void close_in_child() {
+    const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (auto& slot : slots)
+      if (const int value = slot.exchange(0); value > 0) ::dup3(null, value - 1, O_CLOEXEC);
+    ::close(null);
+  }
+
+  /// A descriptor + 1 each, or 0. There is one for each run that this process has open.
+  static inline std::array<std::atomic<int>, 64> slots{};
+};
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -163,8 +195,9 @@ std::string RunLock::this_process() {
   return this_pid_namespace() + " " + number + " " + start_of(number);
 }
 
-RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience)
-    : folder_(folder), patience_(patience), is_root_(is_root) {
+RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience,
+                 std::function<void(std::chrono::milliseconds)> on_wait)
+    : folder_(folder), patience_(patience), on_wait_(std::move(on_wait)), is_root_(is_root) {
   const auto path = folder_ / ".lock";
   const auto exists = [&] {  // a symbolic link counts, even if its target does not exist
     return std::filesystem::exists(std::filesystem::symlink_status(path));
@@ -177,7 +210,13 @@ RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono:
     }
   }
   file_.emplace(path, File::Mode::write);
-  is_root_ ? lock_exclusive() : lock_shared();
+  LockFiles::add(file_->descriptor());
+  try {
+    is_root_ ? lock_exclusive() : lock_shared();
+  } catch (...) {
+    LockFiles::remove(file_->descriptor());
+    throw;
+  }
 }
 
 std::pair<std::uint64_t, std::uint64_t> RunLock::identity() const noexcept {
@@ -191,6 +230,13 @@ bool RunLock::is_replaced() const noexcept {
   return now != decltype(now){} && now != identity_;
 }
 
+bool RunLock::is_lock_replaced() const noexcept {
+  struct stat locked {
+  }, now{};
+  return file_ && ::fstat(file_->descriptor(), &locked) == 0 && ::stat((folder_ / ".lock").c_str(), &now) == 0 &&
+         (locked.st_dev != now.st_dev || locked.st_ino != now.st_ino);
+}
+
 void RunLock::wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const {
   const auto ranks = "ranks of the job that had it (" + holder + ")";
   const auto begin = std::chrono::steady_clock::now();
@@ -201,7 +247,10 @@ void RunLock::wait(bool for_earlier_start, const std::string& holder, const std:
                   ranks + " are still there",
                   for_earlier_start ? "They may wait for a device or a file system; end them, then start it again"
                                     : "End them, or choose another --name");
-    if (!logged) log::info("waiting for the " + ranks + " to end");
+    if (!logged) {
+      log::info("waiting for the " + ranks + " to end");
+      if (on_wait_) on_wait_(most);
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -284,6 +333,9 @@ RunLock::~RunLock() {
   } catch (const std::exception& error) {
     log::warn("releasing the run " + folder_.string() + ": " + error.what());
   }
+  if (!file_) return;
+  for (const off_t byte : {byte_of_root, byte_of_ranks}) lock_byte(*file_, F_OFD_SETLK, F_UNLCK, byte);
+  LockFiles::remove(file_->descriptor());
 }
 
 }  // namespace muster::detail::train

@@ -25,6 +25,7 @@ void require_own_weights(const StateEntries& entries) {
 
 Checkpoint SessionState::save(const StateEntries* entries, const std::optional<Checkpoint>& files, bool any_files,
                               const Json& row) {
+  take_up();
   const auto& steps = *counters.steps;
   const auto kept = [](Json state, const std::string& of) {
     require_kept(state, of, "Let its state() keep it as null");

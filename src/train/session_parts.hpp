@@ -14,6 +14,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -118,9 +119,12 @@ struct SessionData {
 struct StartingPoint {
   std::optional<Checkpoint> from = {};
   std::optional<checkpoint::Restored> content = {};
-  Json callbacks = {};         ///< the callbacks' states in it, if it is this run's
-  bool handed_out = false;     ///< the training function has called get_checkpoint(), so it may load it itself
-  bool loss_reported = false;  ///< the warning that something begins again was given, or is not needed
+  std::uint32_t manifest_crc32 = 0;  ///< of its manifest, when it was chosen
+  std::string name = {};             ///< the name that a report of this run gave it; may be empty
+  bool taken_up = false;             ///< SessionState::take_up() has been called
+  Json callbacks = {};               ///< the callbacks' states in it, if it is this run's
+  bool handed_out = false;           ///< the training function has called get_checkpoint(), so it may load it itself
+  bool loss_reported = false;        ///< the warning that something begins again was given, or is not needed
 };
 
 /// The reason why a link in a run's folder must not have this name; none if it may.

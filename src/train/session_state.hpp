@@ -50,8 +50,13 @@ struct SessionState {
 
   // resume.cpp
 
-  /// Chooses the checkpoint to go on from, and restores counters, history and preprocessor from it. Collective.
+  /// Chooses the checkpoint to go on from, and restores counters, history and preprocessor from it. Changes nothing in
+  /// the run's folder, since the start may still be refused. Collective.
   void resume();
+  /// Called once a start can no longer be refused: after a restore, or at the latest with the first report or save or
+  /// the end of training. Only now the run's folder changes: the rollback is confirmed, the checkpoint gets its name,
+  /// and validations go on. Collective.
+  void take_up();
   /// State::restore(): loads the entries, the epoch, the position in the data and the random state. True if there was
   /// something to load. Collective.
   bool restore(const std::shared_ptr<const StateEntries>& entries);
@@ -111,6 +116,9 @@ struct SessionState {
   void end_training();
 
  private:
+  /// Reads the checkpoint that training started from once more. An Error (ExitCode::retry) if it is not the same any
+  /// more. Collective.
+  checkpoint::Restored read_again();
   void save_and_stop(bool in_report);
   bool has_position() const;
   bool may_wait_for_a_step() const;

@@ -1,6 +1,7 @@
 #include "muster/trainer.hpp"
 
 #include "base/log.hpp"
+#include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
@@ -31,11 +32,25 @@ void require_no_torch_config(const TrainerOptions& options, const char* fact) {
                 "BackendConfig::timeout() say how long ranks wait");
 }
 
-/// The index of the newest checkpoint; -1 if there is none, or if it cannot be read.
-int newest_checkpoint(const detail::train::RunFolder& run) noexcept try {
-  return detail::train::newest_index(run.path());
-} catch (const std::exception&) {
-  return -1;
+/// What a start that is taken up changes in a run.
+struct RunContent {
+  int newest = -1;            ///< index of the newest checkpoint; -1 if there is none
+  std::size_t rollbacks = 0;  ///< their number
+
+  bool is_new_since(const RunContent& before) const noexcept {
+    return newest > before.newest || rollbacks > before.rollbacks;
+  }
+};
+
+/// What cannot be read is left at its default.
+RunContent content_of(const detail::train::RunFolder& run) noexcept {
+  RunContent content;
+  try {
+    content.newest = detail::train::newest_index(run.path());
+    content.rollbacks = detail::checkpoint::read_rollbacks(run.path()).size();
+  } catch (const std::exception&) {
+  }
+  return content;
 }
 
 /// The state of the preprocessor in the newest checkpoint of a finished run; null, with a warning, if there is none.
@@ -43,7 +58,8 @@ Json saved_preprocessor(const std::filesystem::path& run) {
   namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";
   try {
-    if (const auto newest = checkpoint::newest_of(checkpoint::Tier(run).list(), checkpoint::read_rollbacks(run)))
+    auto listing = checkpoint::Tier(run).list();
+    if (const auto newest = checkpoint::newest_own(listing, checkpoint::read_rollbacks(run)))
       return checkpoint::preprocessor_state(newest->second);
   } catch (const Error& error) {
     fact = std::string("has a checkpoint that cannot be read: ") + error.what();
@@ -179,18 +195,17 @@ Result DataParallelTrainer::fit() {
     const auto device = check_together(*plan);
     Validation validation(plan, run, device);
     const auto before = run->params();
-    const int newest = newest_checkpoint(*run);
+    const auto content_before = content_of(*run);
     if (!start(*plan, *run)) {
-      validation.finish({});
+      validation.finish({}, /*has_trained=*/false);
       restore_preprocessor(*plan, *run);
       return read_result(*plan, *run);
     }
     const auto ended = train_with_retries(*plan, *run, device, train_loop_, validation);
     validation.finish(ended.error);
-    const bool was_finished = before.is_object() && before.value("finished", false);
     const auto refused = [](ExitCode code) { return code == ExitCode::data || code == ExitCode::usage; };
-    if (was_finished && ended.error && refused(ended.error->code()) && world.rank() == 0 &&
-        newest_checkpoint(*run) <= newest)
+    if (before.is_object() && ended.error && refused(ended.error->code()) && world.rank() == 0 &&
+        !content_of(*run).is_new_since(content_before))
       run->put_back(before);
     auto result = finish(*plan, *run, ended);
     if (!ended.error) share_preprocessor(*plan);

@@ -263,7 +263,7 @@ Validation::ValidationResult Validation::write_result(const Pending& of, Decisio
   return found;
 }
 
-Json Validation::begin_finish(bool stopped, const std::optional<Error>& error) {
+Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, bool prunes) {
   // Results are exchanged, since a file that another node has just written may not be visible here yet.
   Json known = Json::array();
   if (mailbox_) {
@@ -289,17 +289,19 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error) {
     for (const auto& of : pending(update_row, checkpoint::read_rollbacks(run_->path())))
       if (!accepted_.contains(of.index)) left.push_back({of.index, of.training_iteration});
     if ((error && !stopped) || !may_begin(stopped)) left.clear();
-    if (left.empty()) checkpoint::prune(Tier(run_->path()), plan_->options.run_config.checkpoint_config);
+    if (left.empty() && prunes) checkpoint::prune(Tier(run_->path()), plan_->options.run_config.checkpoint_config);
     return left.dump();
   }));
 }
 
-void Validation::finish(const std::optional<Error>& error) {
+void Validation::finish(const std::optional<Error>& error, bool has_trained) {
   if (!possible()) return;
   const auto& world = plan_->world();
   const bool first = world.rank() == 0;
   const bool stopped = error && error->code() == ExitCode::stopped;
-  const auto left = begin_finish(stopped, error);
+  // A start that does not train, or was refused, removes no checkpoint.
+  const bool prunes = has_trained && (!error || stopped);
+  const auto left = begin_finish(stopped, error, prunes);
   if (left.empty()) return;
   const auto group = world.split(stuck_ ? 1 : 0);
   if (stuck_) return;
@@ -326,7 +328,7 @@ void Validation::finish(const std::optional<Error>& error) {
     if (stuck_) break;
   }
   comm::keep_alive(world, 0ms);
-  if (first) checkpoint::prune(Tier(run_->path()), plan_->options.run_config.checkpoint_config);
+  if (first && prunes) checkpoint::prune(Tier(run_->path()), plan_->options.run_config.checkpoint_config);
 }
 
 }  // namespace muster::detail::train

@@ -57,9 +57,10 @@ class Validation {
 
   // On every rank, after training.
 
-  /// Validates what is pending on all ranks that can, unless training has failed, and updates the rows. Collective over
-  /// the world.
-  void finish(const std::optional<Error>& error);
+  /// Validates what is pending on all ranks that can, unless training has failed, and updates the rows. Then prunes
+  /// checkpoints if training was done or stopped; not if it failed or `has_trained` is false. Collective over the
+  /// world.
+  void finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
   using Clock = ValidationJob::Clock;
@@ -100,7 +101,7 @@ class Validation {
   /// Updates the row, which then waits no more.
   void settle_row(std::int64_t training_iteration, const Json& fields, const UpdateRow& update_row);
   /// Updates the rows and returns what is left to do: [index, training_iteration] of each. Collective.
-  Json begin_finish(bool stopped, const std::optional<Error>& error);
+  Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes);
   void send_to_followers(const Json& message);
 
   std::shared_ptr<const Plan> plan_;

@@ -46,6 +46,7 @@ void train(muster::Session& session, const muster::Config& config) {
   const bool faulty = session.world_rank() == config.at("rank") && (!goes_on || config.at("always"));
   if (faulty && at == 0) do_it(fault);
   for ([[maybe_unused]] const auto epoch : session.epochs(epochs)) {
+    if (config.at("report_first")) session.report({{"step", session.global_step()}}, state);
     for (const auto& batch :
          session.get_dataset_shard().iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       std::vector<std::int64_t> own(samples);
@@ -82,7 +83,8 @@ int main(int argc, char** argv) {
                                                        {"batch_size", 20},
                                                        {"epochs", 4},
                                                        {"work_ms", 20},
-                                                       {"same_batch", false}},
+                                                       {"same_batch", false},
+                                                       {"report_first", false}},
                                  .scaling_config = {.num_workers = least > 0 ? range : all},
                                  .run_config = {.checkpoint_config = {.num_to_keep = 2}},
                                  .datasets = {{"train", muster::Dataset::from_tensors({{"x", at::arange(samples)}})}}})

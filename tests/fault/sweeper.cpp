@@ -51,19 +51,26 @@ int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   int retries = 0;
   std::int64_t kill = 0;
-  bool then_fails = false, kill_always = false;
+  bool then_fails = false, kill_always = false, save_first = false;
   launch.app().add_option("--retries", retries, "FailureConfig::max_failures of the trials");
   launch.app().add_option("--kill", kill,
                           "Trial 1 kills its ranks in its second epoch, where it has saved fewer than this");
   std::string metric = "number";
   launch.app().add_option("--metric", metric, "By which trials are compared");
-  launch.app().add_flag("--kill-always", kill_always, "Trial 1 kills its ranks before it has saved anything");
+  launch.app().add_flag("--kill-always", kill_always, "Trial 1 kills its ranks before it has done anything");
+  launch.app().add_flag("--save-first", save_first, "Before that it saves its state");
   launch.app().add_flag("--then-fails", then_fails, "A run follows, which fails");
   return launch.run([&] {
     const auto sweep = *launch.flags().storage / *launch.flags().name;
     muster::TorchTrainer trainer(launch,
                                  [&](muster::Session& session, const muster::Config& config) {
-                                   if (kill_always && config.at("number") == 1) ::raise(SIGKILL);
+                                   if (kill_always && config.at("number") == 1) {
+                                     std::int64_t done = 0;
+                                     auto state = session.state({{"done", done}});
+                                     state.restore();
+                                     if (save_first) session.report({{"number", 1}}, state);
+                                     ::raise(SIGKILL);
+                                   }
                                    train(session, config, sweep, kill);
                                  },
                                  {.train_loop_config = {{"number", 0}, {"epochs", 3}},

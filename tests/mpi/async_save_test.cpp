@@ -1,6 +1,7 @@
 // Saves that go on behind training, and those that pass through a fast tier: what is saved is what was there at the
 // report, errors come at the next one, and nothing that has ended is missing.
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/store.hpp"
@@ -33,7 +34,7 @@
 #include <thread>
 #include <vector>
 
-namespace muster {
+namespace muster::async_save_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -613,6 +614,55 @@ TEST_P(Tiers, OfARunAreNotThoseOfItsCopy) {
   EXPECT_TRUE(fs::is_empty(fast));
 }
 
+TEST_P(Tiers, ACopyTakesWhatWasThereWhenItWasMade) {
+  const auto early = test::shared_folder() / "early", late = early.parent_path() / "late";
+  {
+    Store store(communicator, folder, {.fast_tier = fast});
+    const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
+    for (int number = 1; number < 3; ++number) {
+      store.commit(contents_of(number));
+      EXPECT_TRUE(store.finish());
+      by_rank_0([&] { fs::copy(folder, number == 1 ? early : late, fs::copy_options::recursive); });
+    }
+  }
+  EXPECT_EQ(start_in(late, communicator, {}).value, 2);
+  const auto started = start_in(early, communicator, {});
+  EXPECT_EQ(started.value, 0);
+  expect_said(started, {"checkpoint_000000 is not in the fast tier", "which holds checkpoint_000001"});
+}
+
+TEST_P(Tiers, ARunIsItselfWhereNoBirthTimeIsSeen) {
+  save_two();
+  by_rank_0([&] {
+    auto note = detail::read_json(folder / "fast_tier.json");
+    for (auto& tier : note) {
+      const auto identity = tier.at("run").get<std::string>();
+      tier["run"] = identity.substr(0, identity.find(' '));
+    }
+    std::ofstream(folder / "fast_tier.json") << note.dump();
+  });
+  const auto started = start(communicator);
+  EXPECT_EQ(started.value, 2);
+  EXPECT_EQ(started.said.find("copy of another run"), std::string::npos) << started.said;
+}
+
+TEST_P(Tiers, WhatIsGivenUpIsRemovedWhenItsNodeIsBack) {
+  save_two();
+  const auto away = test::shared_folder();
+  move_all(fast, away);
+  {
+    Store store(ranks("other"), folder, {});
+    store.commit(contents_of(3));
+  }
+  world().barrier();
+  EXPECT_FALSE(may_have_more(Tier(folder)));
+  move_all(away, fast);
+  EXPECT_EQ(start(communicator).value, 3);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+  EXPECT_FALSE(fs::exists(folder / "fast_tier.json"));
+}
+
 TEST_P(Tiers, WhatIsInTheRunsFolderInPartIsCopiedAgain) {
   save_two();
   if (world().rank() == 0) {
@@ -779,6 +829,26 @@ TEST_P(Tiers, ANewerCheckpointInTheRunsFolderEndsTheWaitForNodes) {
         for (const auto& entry : fs::directory_iterator(path)) fs::remove_all(entry.path());
     });
   }
+}
+
+TEST_P(Tiers, WhatWasRolledBackIsNotTakenAfterAKill) {
+  save_two();
+  const auto away = test::shared_folder();
+  const auto note = detail::read_file(folder / "fast_tier.json");
+  move_all(fast, away);
+  {
+    Store store(communicator, folder, {});
+    EXPECT_TRUE(store.newest());
+    store.roll_back(0);
+    store.confirm_rollback();
+  }
+  // As if the job had been killed after it recorded the rollback, and before it removed the tier.
+  by_rank_0([&] { detail::write_file(folder / "fast_tier.json", note); });
+  move_all(away, fast);
+  EXPECT_EQ(start(communicator).value, 1);
+  world().barrier();
+  EXPECT_TRUE(fs::is_empty(fast));
+  EXPECT_FALSE(fs::exists(folder / "fast_tier.json"));
 }
 
 TEST_P(Tiers, AHostMayHaveAnotherNameNextTime) {
@@ -962,4 +1032,4 @@ TEST_P(Tiers, WhatIsDamagedThereIsGivenUp) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::async_save_test

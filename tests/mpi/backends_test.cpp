@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-namespace muster {
+namespace muster::backends_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -263,4 +263,4 @@ TEST(Backends, NcclWithoutAGpuIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::backends_test

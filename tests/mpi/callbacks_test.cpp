@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::callbacks_test {
 namespace {
 
 using test::run;
@@ -496,4 +496,4 @@ TEST(Callbacks, MayBeOnOneWorkerAlone) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::callbacks_test

@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::checkpoint::checkpoint_test {
 
 using comm::on_all;
 using comm::on_root;
@@ -495,6 +495,74 @@ TEST(Store, WalksBackOverDamage) {
   EXPECT_EQ(store.commit(contents_of(9)).path(), run / "checkpoint_000004") << "indices never go back";
 }
 
+TEST(Store, ACopyUnderAnotherNameIsPassedOver) {
+  const auto run = test::shared_folder();
+  {
+    Store store(world(), run, {});
+    for (int value = 0; value < 3; ++value) store.commit(contents_of(value));
+  }
+  on_root(world(), [&] {
+    fs::copy(run / "checkpoint_000001", run / "checkpoint_20261125", fs::copy_options::recursive);
+    fs::copy(run / "checkpoint_000002", run / "checkpoint_000004", fs::copy_options::recursive);
+  });
+  {
+    Store store(world(), run, {.num_to_keep = 2});
+    const auto newest = store.newest();
+    ASSERT_TRUE(newest);
+    EXPECT_EQ(newest->path(), run / "checkpoint_000002");
+    EXPECT_EQ(store.commit(contents_of(3)).path(), run / "checkpoint_000003");
+    EXPECT_EQ(store.commit(contents_of(5)).path(), run / "checkpoint_000005") << "the name of 4 is taken";
+    const auto what = error_of([&] { store.roll_back(4); }, ExitCode::data);
+    EXPECT_NE(what.find("it is a copy of the checkpoint 2"), std::string::npos) << what;
+  }
+  EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000003", "checkpoint_000004", "checkpoint_000005",
+                                                  "checkpoint_20261125"}));
+  const auto newest = Store(world(), run, {}).newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->path(), run / "checkpoint_000005");
+  EXPECT_NE(list_checkpoints(run).back().problem.find("a copy of the checkpoint 1"), std::string::npos);
+}
+
+TEST(Store, AnAbsurdNumberInANameIsNotCountedOnFrom) {
+  const auto run = test::shared_folder();
+  {
+    Store store(world(), run, {});
+    store.commit(contents_of(0));
+    store.commit(contents_of(1));
+  }
+  on_root(world(), [&] {
+    fs::create_directory(run / "checkpoint_999999999");
+    fs::create_directory(run / "checkpoint_000007.damaged");
+  });
+  for (int next = 8; next < 10; ++next) {
+    Store store(world(), run, {});
+    ASSERT_TRUE(store.newest());
+    EXPECT_EQ(store.commit(contents_of(next)).path(), run / ("checkpoint_00000" + std::to_string(next)));
+  }
+  on_root(world(), [&] { write_file(run / "steps_back.json", R"([{"to": 9, "over": 999999999}])"); });
+  const auto what = error_of([&] { Store(world(), run, {}); }, ExitCode::data);
+  EXPECT_NE(what.find("the highest index is 999999999"), std::string::npos) << what;
+}
+
+TEST(Store, ANameMovesWhenItsCheckpointIsPruned) {
+  const auto run = test::shared_folder();
+  Store store(world(), run, {.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"});
+  const auto report = [&](int value, const std::string& name) {
+    auto contents = contents_of(value);
+    contents.metrics["checkpoint_name"] = name;
+    const auto checkpoint = store.commit(contents).path().filename().string();
+    if (!name.empty()) on_root(world(), [&] { Tier(run).give_name(checkpoint, name); });
+    world().barrier();
+  };
+  report(2, "best");  // the best score
+  report(0, "best");
+  report(1, "last");
+  EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000000") << "the kept one that had the name, too";
+  report(1, "");
+  EXPECT_FALSE(fs::exists(fs::symlink_status(run / "last")));
+  EXPECT_EQ(names_in(run), (std::set<std::string>{"best", "checkpoint_000000", "checkpoint_000003"}));
+}
+
 TEST(Store, WhatIsRolledBackLosesItsNames) {
   const auto run = test::shared_folder();
   Store store(world(), run, {});
@@ -693,4 +761,4 @@ TEST(Store, ANameInTheWayIsNotReplaced) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::checkpoint::checkpoint_test

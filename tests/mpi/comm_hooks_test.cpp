@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::comm_hooks_test {
 namespace {
 
 using test::expect_close;
@@ -356,4 +356,4 @@ TEST(CommHooks, TrainToAboutTheLossOfPlainAverages) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::comm_hooks_test

@@ -22,7 +22,7 @@
 #include <thread>
 #include <vector>
 
-namespace muster::detail::comm {
+namespace muster::detail::comm::comm_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -539,4 +539,4 @@ TEST(Agreement, RanksThatLeftWithoutACauseAreAnError) {
 }
 
 }  // namespace
-}  // namespace muster::detail::comm
+}  // namespace muster::detail::comm::comm_test

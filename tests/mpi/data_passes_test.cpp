@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::data_passes_test {
 namespace {
 
 using test::run;
@@ -1019,4 +1019,4 @@ TEST(Data, OfCopiesOnNodesIsTheSameAndAStaleOneIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::data_passes_test

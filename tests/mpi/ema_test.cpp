@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::ema_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -462,4 +462,4 @@ TEST(Schedulers, ACycleMovesAPreparedOptimizersMomentum) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::ema_test

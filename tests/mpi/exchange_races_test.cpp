@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::exchange_races_test {
 namespace {
 
 using test::world;
@@ -60,4 +60,4 @@ TEST(ProgressThread, DrivesAveragesInSharedMemory) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::exchange_races_test

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace muster {
+namespace muster::given_checkpoint_test {
 namespace {
 
 using test::line;
@@ -166,4 +166,4 @@ TEST(GivenCheckpoint, AForeignManifestIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::given_checkpoint_test

@@ -6,7 +6,7 @@
 
 #include <stdexcept>
 
-namespace muster {
+namespace muster::gloo_training_test {
 namespace {
 
 using test::line;
@@ -76,4 +76,4 @@ TEST_F(GlooTraining, OneRanksExceptionSurfacesOnAll) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::gloo_training_test

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::gradients_test {
 namespace {
 
 using test::expect_close;
@@ -596,4 +596,4 @@ TEST(GradientsOf, SeveralTypesAndLayouts) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::gradients_test

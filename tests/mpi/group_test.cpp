@@ -5,7 +5,7 @@
 #include <functional>
 #include <optional>
 
-namespace muster {
+namespace muster::group_test {
 namespace {
 
 using namespace test;
@@ -447,4 +447,4 @@ TEST(Allocation, IsOnTheDeviceThatIsAskedFor) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::group_test

@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-namespace muster {
+namespace muster::group_test_work {
 namespace {
 
 using namespace std::chrono_literals;
@@ -376,4 +376,4 @@ TEST(Group, CarriesTorchsReducer) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::group_test_work

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::join_test {
 namespace {
 
 using test::expect_close;
@@ -365,4 +365,4 @@ TEST_F(Joining, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::join_test

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::launch_test {
 namespace {
 
 using test::world;
@@ -224,4 +224,4 @@ TEST(Flags, WhatAllRanksHaveWrongIsSaidOnce) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::launch_test

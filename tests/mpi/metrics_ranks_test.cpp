@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-namespace muster {
+namespace muster::metrics_ranks_test {
 namespace {
 
 using test::run;
@@ -297,4 +297,4 @@ TEST(MetricsOverRanks, OneThatIsAnotherOnSomeRanksIsRefusedEverywhere) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::metrics_ranks_test

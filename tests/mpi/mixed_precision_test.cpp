@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace muster {
+namespace muster::mixed_precision_test {
 namespace {
 
 using test::line;
@@ -267,4 +267,4 @@ TEST(MixedPrecision, TrainsAboutAsWell) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::mixed_precision_test

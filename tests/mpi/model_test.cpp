@@ -10,7 +10,7 @@
 #include <functional>
 #include <optional>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::model_test {
 namespace {
 
 using test::Preparation;
@@ -250,4 +250,4 @@ TEST(Changed, ParametersAreRefusedWithTheirName) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::model_test

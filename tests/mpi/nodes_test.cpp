@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::comm {
+namespace muster::detail::comm::nodes_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -368,4 +368,4 @@ TEST(Watch, SaysThatARankHasReturned) {
 }
 
 }  // namespace
-}  // namespace muster::detail::comm
+}  // namespace muster::detail::comm::nodes_test

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::optim {
+namespace muster::detail::optim::optimizer_test {
 namespace {
 
 using test::expect_close;
@@ -1549,4 +1549,4 @@ TEST(FrozenMemory, StaysAsItWasWhileStepsGoOn) {
 }
 
 }  // namespace
-}  // namespace muster::detail::optim
+}  // namespace muster::detail::optim::optimizer_test

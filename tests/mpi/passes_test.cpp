@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::passes_test {
 namespace {
 
 using test::world;
@@ -775,4 +775,4 @@ TEST(ModelOptions, SizesOfBucketsThatHaveNoEffectAreSaid) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::passes_test

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::pool_jobs_test {
 namespace {
 
 using detail::comm::num_mpi_communicators;
@@ -169,4 +169,4 @@ TEST(PoolOfJobs, TrialsOfASweep) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::pool_jobs_test

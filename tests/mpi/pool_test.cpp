@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::comm {
+namespace muster::detail::comm::pool_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -329,4 +329,4 @@ TEST_F(MpiCommunicatorTest, IsNotUsedAgainIfAHandshakeWasLeft) {
 }
 
 }  // namespace
-}  // namespace muster::detail::comm
+}  // namespace muster::detail::comm::pool_test

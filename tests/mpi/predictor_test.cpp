@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::predictor_test {
 namespace {
 
 using test::run;
@@ -382,7 +382,7 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
                     [&](Batch& batch) { return world().rank() == last ? batch["i"].to(at::kFloat) : batch["i"]; }),
                 small);
         calls = 0;
-        fails(ExitCode::data, "has given predictions Long[]",
+        fails(ExitCode::data, "for an earlier batch it gave predictions Long[]",
               TorchPredictor([&](Batch& batch) { return ++calls == 2 ? batch["i"].unsqueeze(1) : batch["i"]; }), small);
         fails(ExitCode::usage, "batch_size is less than 1", ours, {.batch_size = 0});
         fails(ExitCode::data, "no column \"z\"", ours, {.keep_columns = {"z"}});
@@ -422,4 +422,4 @@ TEST(BatchPredictor, DataThatDifferAreRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::predictor_test

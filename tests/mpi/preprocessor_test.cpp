@@ -17,7 +17,7 @@
 #include <limits>
 #include <numeric>
 
-namespace muster {
+namespace muster::preprocessor_test {
 namespace {
 
 using test::world;
@@ -210,4 +210,4 @@ TEST(Preprocessors, RefuseTheStateOfAnother) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::preprocessor_test

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::recompute_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -438,4 +438,4 @@ TEST(Recompute, TrainsTheSameWeights) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::recompute_test

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::script_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -368,4 +368,4 @@ TEST(Script, WhatIsNoProgramIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::script_test

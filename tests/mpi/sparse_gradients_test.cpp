@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::sparse_gradients_test {
 namespace {
 
 using test::expect_close;
@@ -294,4 +294,4 @@ TEST(SparseGradientsOf, OtherModulesAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::sparse_gradients_test

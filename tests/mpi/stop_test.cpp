@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::stop_test {
 namespace {
 
 using test::line;
@@ -391,6 +391,33 @@ TEST(Stop, WithoutAStateSavesNothingAndIsNotTriedAgain) {
   EXPECT_EQ(saved(storage / "none"), 0u);
 }
 
+TEST(Stop, EndsThePauseBeforeTheNextAttempt) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("pause");
+  int attempts = 0;
+  const auto fail = [&](Session&, const Config&) {
+    ++attempts;
+    throw std::runtime_error("before the first batch");
+  };
+  options.run_config.failure_config.max_failures = -1;
+  const auto [code, result] = run({storage, at_once, options}, fail);
+  EXPECT_EQ(code, 75) << text_of(result);
+  EXPECT_NE(text_of(result).find("there is no checkpoint"), std::string::npos) << text_of(result);
+  EXPECT_EQ(attempts, 1);
+
+  // With a checkpoint there is something to go on from.
+  std::string value = "saved";
+  options.run_config.failure_config.max_failures = 0;
+  run({storage, {}, options}, [&](Session& session, const Config&) {
+    session.report({{"loss", 1}}, session.state({{"value", value}}));
+    throw std::runtime_error("after a report");
+  });
+  options.run_config.failure_config.max_failures = -1;
+  const auto [code_with_checkpoint, with_checkpoint] = run({storage, at_once, options}, fail);
+  EXPECT_EQ(code_with_checkpoint, 85) << text_of(with_checkpoint);
+  EXPECT_EQ(attempts, 2);
+}
+
 TEST(Stop, AStateThatIsGoneIsNotUsed) {
   const auto storage = test::shared_folder();
   const auto [code, result] = run({storage, at_once, with_line("gone")}, [&](Session& session, const Config&) {
@@ -536,4 +563,4 @@ TEST(Stop, ALoopOfOnesOwnAsks) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::stop_test

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::streams_test {
 namespace {
 
 using test::run;
@@ -474,4 +474,4 @@ TEST(Streams, PassesThatAreLeftEarlyEndTogether) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::streams_test

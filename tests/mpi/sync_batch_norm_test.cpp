@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::sync_batch_norm_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -497,4 +497,4 @@ TEST(SyncBatchNorm, TrainsOverUnevenShards) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::sync_batch_norm_test

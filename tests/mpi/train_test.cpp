@@ -13,21 +13,24 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::train_test {
 namespace {
 
 using test::line;
@@ -782,13 +785,14 @@ TEST(Train, TheCauseOfAFailureIsKeptUntilTrainingBeginsAgain) {
     const auto start = [&](const std::vector<std::string>& flags, bool fails) {
       return run({storage, flags, options}, [&](Session& session, const Config&) {
         if (++attempts == 1 && fails) throw std::runtime_error("not yet");
+        if (fails && session.world_rank() == 0) std::ofstream(folder / "stop") << "";
         for (;;)
           if (session.should_stop()) session.report({{"a", 1}}, session.state({}));
       });
     };
     if (within_a_job) {
       options.run_config.failure_config.max_failures = 1;
-      EXPECT_EQ(start({"--time-limit", "0"}, true).first, 85);
+      EXPECT_EQ(start({}, true).first, 85);
       EXPECT_EQ(attempts, 2);
     } else {
       EXPECT_EQ(start({}, true).first, 1);
@@ -1363,6 +1367,60 @@ int newest_index(const std::filesystem::path& folder) {
   return index;
 }
 
+TEST(Train, AListForAllIsNotEachRanksOwn) {
+  const auto storage = test::shared_folder();
+  for (const bool of_each : {false, true}) {
+    const auto options = with_line(of_each ? "of_each" : "for_all");
+    auto labels = Json::array();
+    for (int rank = 0; rank < world().size(); ++rank) labels.push_back(rank);
+    const auto saved = run({storage, {}, options}, [&](Session& session, const Config&) {
+      session.report({}, of_each ? session.state({{"labels", per_rank(labels)}}) : session.state({{"labels", labels}}));
+      throw std::runtime_error("not done");
+    });
+    EXPECT_EQ(saved.first, 1);
+    const auto before = labels;
+    const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+      auto state = of_each ? session.state({{"labels", labels}}) : session.state({{"labels", per_rank(labels)}});
+      state.restore();
+    });
+    EXPECT_EQ(code, 65);
+    EXPECT_EQ(labels, before);
+  }
+}
+
+TEST(Train, AResultIsReadWhileItsRunGoesOn) {
+  const auto storage = test::shared_folder();
+  continue_line(storage, "live", {}, 1);
+  world().barrier();
+  if (world().rank() != 0) return;
+  const auto newest = list_checkpoints(storage / "live").back().path;
+  const auto hidden = newest.parent_path() / ("." + newest.filename().string() + ".pruning");
+  std::atomic<bool> is_done = false;
+  std::thread job([&] {  // publishes and prunes
+    while (!is_done) {
+      std::filesystem::rename(newest, hidden);
+      std::filesystem::rename(hidden, newest);
+    }
+  });
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(Result::from_path(storage / "live").checkpoint);
+  is_done = true;
+  job.join();
+}
+
+TEST(Train, AStorageThroughALinkIsOneFolder) {
+  const auto folder = test::shared_folder();
+  if (world().rank() == 0) {
+    std::filesystem::create_directories(folder / "elsewhere/target");
+    std::filesystem::create_directory_symlink("elsewhere/target", folder / "link");
+  }
+  world().barrier();
+  const auto [code, result] = run({folder / "link/../runs", {}, with_line("")}, [](Session&, const Config&) {});
+  EXPECT_EQ(code, 0);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->path.parent_path(), folder / "runs");
+  EXPECT_FALSE(std::filesystem::exists(folder / "elsewhere/runs"));
+}
+
 TEST(Train, AStepBackIsTakenOnce) {
   const auto storage = test::shared_folder();
   const auto folder = storage / "back";
@@ -1441,6 +1499,131 @@ TEST(Train, AStepBackToWhatWasGivenUpHasNoReportsOfTheOtherCourse) {
   EXPECT_EQ(courses(back), "aaac");
   EXPECT_EQ(back->metrics_history[2].at("training_iteration"), 4);
   EXPECT_EQ(courses(report({}, "d", 2)), "aaadd");
+}
+
+TEST(Train, AStepBackToASaveBetweenTwoReportsHasItsOwnHistory) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "back";
+  continue_line(storage, "back", {}, 3, 9);
+  Fit fit;
+  const auto stopped = run({storage, {"--time-limit", "0"}, with_line("back")},
+                           [&](Session& session, const Config&) { fit_line(session, 3, fit); });
+  EXPECT_EQ(stopped.first, static_cast<int>(ExitCode::stopped));
+  const int saved = newest_index(folder);
+  EXPECT_EQ(continue_line(storage, "back", {"--resume", checkpoint_of(folder, 0)}, 3, 9), 0);
+  const int newest = newest_index(folder);
+  EXPECT_EQ(continue_line(storage, "back", {"--resume", checkpoint_of(folder, saved)}, 3), saved);
+  for (const auto& row : Result::from_path(folder).metrics_history)
+    for (int index = saved + 1; index <= newest; ++index)
+      EXPECT_NE(row.at("checkpoint_dir_name"), checkpoint_of(folder, index).filename().string());
+}
+
+TEST(Train, ARefusedStartLeavesTheRunAsItWas) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "refused";
+  const auto options = [](double lr) {
+    auto given = with_line("refused");
+    given.train_loop_config["lr"] = lr;
+    return given;
+  };
+  run({storage, {}, options(1)}, [](Session& session, const Config&) {
+    double value = 1;
+    const auto state = session.state({{"value", value}});
+    for (const char* name : {"best", "", "best"}) session.report({{"a", 1}}, state, {.checkpoint_dir_name = name});
+    session.report({{"a", 1}});
+    throw std::runtime_error("not done");
+  });
+  const auto content = [&] {
+    world().barrier();
+    std::string text = std::filesystem::read_symlink(folder / "best").string();
+    for (const char* name : {"params.json", "result.json", "progress.csv"}) text += detail::read_file(folder / name);
+    world().barrier();
+    return text;
+  };
+  const auto before = content();
+  for (const std::vector<std::string>& flags : {std::vector<std::string>{"--resume", checkpoint_of(folder, 0)}, {}}) {
+    std::size_t reported = 0;
+    const auto refused = run({storage, flags, options(2)}, [&](Session& session, const Config&) {
+      reported = session.get_all_reported_checkpoints().size();
+      double other = 1;
+      session.state({{"other", other}}).restore();
+    });
+    EXPECT_EQ(refused.first, 65);
+    EXPECT_EQ(reported, flags.empty() ? 3u : 1u) << "those that led to where the run goes on";
+    EXPECT_EQ(content(), before);
+  }
+}
+
+TEST(Train, ARunThatHasGoneBackIsNotFinished) {
+  const auto storage = test::shared_folder();
+  continue_line(storage, "back", {}, 3);
+  const auto train = [&](const std::vector<std::string>& flags, bool fails) {
+    int began_with = -2;
+    run({storage, flags, with_line("back")}, [&](Session& session, const Config&) {
+      began_with = std::stoi(session.get_checkpoint()->path().filename().string().substr(11));
+      Fit fit;
+      fit_line(session, 3, fit, [&](std::int64_t) {
+        if (fails) throw Error(ExitCode::data, "training", "there is a bad sample");
+      });
+    });
+    return began_with;
+  };
+  EXPECT_EQ(train({"--resume", checkpoint_of(storage / "back", 0)}, true), 0);
+  EXPECT_EQ(train({}, false), 0) << "it goes on from there";
+}
+
+/// Two checkpoints of a run "seed" with the values 1 and 2; `seed/link` leads to the first.
+std::filesystem::path make_seed(const std::filesystem::path& storage) {
+  run({storage, {}, with_line("seed")}, [](Session& session, const Config&) {
+    double value = 0;
+    const auto state = session.state({{"value", value}});
+    while (++value < 3) session.report({{"a", 1}}, state);
+  });
+  if (world().rank() == 0) std::filesystem::create_directory_symlink("checkpoint_000000", storage / "seed" / "link");
+  world().barrier();
+  return storage / "seed";
+}
+
+TEST(Train, ASeedStaysTheSameUntilAllOfItIsRestored) {
+  const auto storage = test::shared_folder();
+  const auto seed = make_seed(storage);
+  auto options = with_line("seeded");
+  options.resume_from_checkpoint = Checkpoint::from_directory(seed / "link");
+  const auto by_rank_0 = [](const std::function<void()>& work) {
+    world().barrier();
+    if (world().rank() == 0) work();
+    world().barrier();
+  };
+  const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+    double value = 0;
+    auto state = session.state({{"value", value}});
+    EXPECT_TRUE(state.restore());
+    EXPECT_EQ(value, 1);
+    by_rank_0([&] {
+      std::filesystem::remove(seed / "link");
+      std::filesystem::create_directory_symlink("checkpoint_000001", seed / "link");
+    });
+    EXPECT_TRUE(state.restore());
+    EXPECT_EQ(value, 1) << "the link leads elsewhere now";
+    by_rank_0([&] { std::filesystem::rename(checkpoint_of(seed, 0), seed / "gone"); });
+    state.restore();
+    ADD_FAILURE() << "the seed is gone";
+  });
+  EXPECT_EQ(code, static_cast<int>(ExitCode::retry));
+  by_rank_0([&] { std::filesystem::rename(checkpoint_of(seed, 1), checkpoint_of(seed, 0)); });
+  EXPECT_EQ(run({storage, {}, options}, [](Session&, const Config&) { FAIL(); }).first,
+            static_cast<int>(ExitCode::retry))
+      << "the link leads nowhere";
+}
+
+TEST(Train, ASeedIsTheSameOnAllRanks) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto storage = test::shared_folder();
+  const auto seed = make_seed(storage);
+  auto options = with_line("seeded");
+  options.resume_from_checkpoint = Checkpoint::from_directory(checkpoint_of(seed, world().rank() == 0 ? 0 : 1));
+  EXPECT_EQ(run({storage, {}, options}, [](Session&, const Config&) { FAIL(); }).first,
+            static_cast<int>(ExitCode::retry));
 }
 
 TEST(Train, AStepBackToNowhereIsRefused) {
@@ -1885,4 +2068,4 @@ TEST(Train, CanRestoreAndRestoreAgree) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::train_test

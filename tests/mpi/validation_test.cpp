@@ -2,6 +2,7 @@
 #include "support/job.hpp"
 
 #include "base/file.hpp"
+#include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/retention.hpp"
 #include "observe/history.hpp"
 #include "support/folder.hpp"
@@ -27,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::validation_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -274,6 +275,56 @@ TEST(Validation, WhatWasRolledBackTellsNoRow) {
   EXPECT_EQ(code, 0);
   EXPECT_EQ(statuses(result), Json({validated, "missing"}));
   EXPECT_EQ(doubles(result), Json({2, "missing"}));
+}
+
+std::vector<int> indices_in(const fs::path& run) {
+  world().barrier();
+  std::vector<int> indices;
+  for (const auto& info : list_checkpoints(run)) indices.push_back(info.index);
+  world().barrier();
+  return indices;
+}
+
+TEST(Validation, ARefusedStepBackRemovesNothing) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "refused";
+  std::vector<Call> calls;
+  auto options = with("refused", doubling(calls));
+  options.run_config.checkpoint_config.num_to_keep = 1;
+  const auto fails = reporting(3, [](Session&, std::int64_t number) {
+    if (number == 3) throw std::runtime_error("over");
+  });
+  EXPECT_EQ(run({storage, {}, options}, fails).first, 1);
+  ASSERT_EQ(indices_in(folder), (std::vector{0, 1, 2})) << "all wait for their validation";
+  // They are validated, and the job is killed before their rows are told.
+  if (world().rank() == 0)
+    for (const int number : {1, 2, 3})
+      detail::checkpoint::write_validation(checkpoint_of(folder, number),
+                                           {{"double", 2 * number}, {"checkpoint_status", validated}});
+  const auto rows = column(detail::observe::History::read(folder), "number");
+  world().barrier();
+  const auto code =
+      run({storage, {"--resume", checkpoint_of(folder, 1).string()}, options}, [](Session& session, const Config&) {
+        std::int64_t other = 0;
+        session.state({{"other", other}}).restore();
+      }).first;
+  EXPECT_EQ(code, 65);
+  EXPECT_EQ(indices_in(folder), (std::vector{0, 1, 2}));
+  EXPECT_EQ(column(detail::observe::History::read(folder), "number"), rows);
+  world().barrier();
+  const auto result = run({storage, {}, options}, reporting(4)).second;
+  EXPECT_EQ(doubles(result), Json({2, 4, 6, 8}));
+  EXPECT_EQ(indices_in(folder), std::vector{3});
+}
+
+TEST(Validation, AStartThatDoesNotTrainRemovesNothing) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  auto options = with("finished", doubling(calls));
+  EXPECT_EQ(run({storage, {}, options}, reporting(3)).first, 0);
+  options.run_config.checkpoint_config.num_to_keep = 1;
+  EXPECT_EQ(run({storage, {}, options}, [](Session&, const Config&) { FAIL(); }).first, 0);
+  EXPECT_EQ(indices_in(storage / "finished"), (std::vector{0, 1, 2}));
 }
 
 TEST(Validation, RowIsReplacedWhole) {
@@ -532,4 +583,4 @@ TEST(Validation, ItsFileIsNotTheUsers) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::validation_test

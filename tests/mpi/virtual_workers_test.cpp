@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::virtual_workers_test {
 namespace {
 
 using test::run;
@@ -235,4 +235,4 @@ TEST(VirtualWorkers, WhatTheyCannotDoIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::virtual_workers_test

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::data_test {
 namespace {
 
 using test::run;
@@ -135,4 +135,4 @@ TEST(TrainRow, Preprocessor) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::data_test

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::operator_again_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -512,6 +512,18 @@ TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
   EXPECT_EQ(said.find("another configuration") != std::string::npos, world().rank() == 0) << said;
 }
 
+TEST(Operators, ARefusedStartLeavesTheParamsOfTheRun) {
+  EXPECT_EQ(run_calls("refused_start", {.fails_at = 7}).code, 1);
+  const auto before = params_of("refused_start");
+  world().barrier();
+  const auto code = program({"--name", "refused_start"}, [](Launch& launch) {
+    OperatorTrainer<Noisy> trainer(launch, all_ranks(launch, {{BATCH_SIZE, 0}}));
+  });
+  EXPECT_EQ(code, 64);
+  world().barrier();
+  EXPECT_EQ(params_of("refused_start"), before);
+}
+
 // --- Several trainers ---
 
 struct Folds {
@@ -846,4 +858,4 @@ TEST(Operators, TheHookIsCalledBeforeAnythingElse) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::operator_again_test

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::operator_test {
 namespace {
 
 using test::all_ranks;
@@ -760,7 +760,7 @@ TEST(OperatorRow, ABatchIsFeaturesThenTarget) {
     EXPECT_TRUE(has(error_of([&] {
                       OperatorTrainer<TwoFeatures>(launch, all_ranks(launch, {{"more", true}})).train();
                     }),
-                    "no 3 features"));
+                    "does not take 3 features"));
     EXPECT_TRUE(has(error_of([&] {
                       OperatorTrainer<TwoFeatures>(launch, all_ranks(launch, {{"fewer", true}})).train();
                     }),
@@ -1338,4 +1338,4 @@ TEST(OperatorRow, TheLinearExample) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::operator_test

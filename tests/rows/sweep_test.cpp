@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::sweep_test {
 namespace {
 
 using test::line;
@@ -194,4 +194,4 @@ TEST(OperatorRow, AsTrainableWithAStepOfOnesOwn) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::sweep_test

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::today_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -775,4 +775,4 @@ TEST(TodayRow, RestoreOfOnesOwn) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::today_test

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::train_api_test {
 namespace {
 
 using test::run;
@@ -96,4 +96,4 @@ TEST(TrainRow, DataParallelTrainer) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::train_api_test

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::training_test {
 namespace {
 
 using test::launch;
@@ -695,4 +695,4 @@ TEST(TrainRow, History) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::training_test

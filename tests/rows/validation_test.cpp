@@ -8,7 +8,7 @@
 #include <chrono>
 #include <string>
 
-namespace muster {
+namespace muster::validation_test {
 namespace {
 
 /// How far the weights of a checkpoint are from a line.
@@ -54,4 +54,4 @@ TEST(TodayRow, ValidationBesideTraining) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::validation_test

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-namespace muster {
+namespace muster::own_mpi_test {
 namespace {
 
 using test::world;
@@ -306,4 +306,4 @@ TEST(OwnMpi, WhatCannotWorkIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::own_mpi_test

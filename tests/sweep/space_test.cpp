@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::space_test {
 namespace {
 
 using namespace detail::sweep;
@@ -318,27 +318,28 @@ TEST(Rows, OfOthersMakingAreRefused) {
   }
 }
 
-TEST(Progress, RisesWithCheckpointsAndTrials) {
+TEST(Progress, OfASweepIsThatOfItsTrials) {
   const test::Folder folder;
-  EXPECT_EQ(progress(folder.path()), -1) << "an empty run";
+  EXPECT_TRUE(progress(folder.path()).empty()) << "an empty run";
   std::filesystem::create_directory(folder.path() / "checkpoint_000002");
-  EXPECT_EQ(progress(folder.path()), 2) << "a run";
+  EXPECT_TRUE(progress(folder.path()).empty()) << "a checkpoint that cannot be read";
   const auto sweep = folder.path() / "sweep";
   std::filesystem::create_directory(sweep);
   write_tables(sweep, {}, Json::object());
-  EXPECT_EQ(progress(sweep), -1);
+  detail::train::RunPoints before;
   for (int i = 0; i < 2; ++i) {
     auto row = trial(i, TrialStatus::running, nullptr);
     row.path = sweep / row.name;
     write_row(row);
-    EXPECT_EQ(progress(sweep), 2 * i + i - 1) << "one that has only begun is none";
-    std::filesystem::create_directory(row.path / "checkpoint_000001");
-    EXPECT_EQ(progress(sweep), 2 * i + i + 1);
+    EXPECT_FALSE(detail::train::is_progress(progress(sweep), before)) << "a trial that has only begun";
     row.status = i == 0 ? TrialStatus::done : TrialStatus::stopped;
     write_row(row);
-    EXPECT_EQ(progress(sweep), 2 * i + i + 2);
+    EXPECT_TRUE(detail::train::is_progress(progress(sweep), before)) << "a trial that has ended well";
+    before = progress(sweep);
+    EXPECT_EQ(before.size(), static_cast<std::size_t>(i + 1));
+    EXPECT_FALSE(detail::train::is_progress(progress(sweep), before)) << "the same again";
   }
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::space_test

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::sweep_test {
 namespace {
 
 using test::world;
@@ -621,4 +621,4 @@ TEST_F(Sweeps, ARunOfTheSameNameMayFollow) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::sweep_test

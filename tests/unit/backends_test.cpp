@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace muster::detail::group {
+namespace muster::detail::group::backends_test {
 namespace {
 
 TEST(Choice, IsReadFromItsName) {
@@ -85,4 +85,4 @@ TEST(Table, AnswersAsC10dsStoresDo) {
 }
 
 }  // namespace
-}  // namespace muster::detail::group
+}  // namespace muster::detail::group::backends_test

@@ -18,7 +18,7 @@
 #include <iterator>
 #include <string>
 
-namespace muster {
+namespace muster::base_test {
 namespace {
 
 class FileTest : public testing::Test {
@@ -255,4 +255,4 @@ TEST(Number, FitsOrIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::base_test

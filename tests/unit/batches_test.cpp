@@ -22,7 +22,7 @@
 #include <set>
 #include <tuple>
 
-namespace muster::detail::data {
+namespace muster::detail::data::batches_test {
 namespace {
 
 using Samples = std::vector<std::int64_t>;
@@ -881,4 +881,4 @@ TEST(Prefetch, NothingComesAfterAnError) {
 }
 
 }  // namespace
-}  // namespace muster::detail::data
+}  // namespace muster::detail::data::batches_test

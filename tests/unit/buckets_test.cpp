@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::buckets_test {
 namespace {
 
 using Buckets = std::vector<std::vector<std::size_t>>;
@@ -81,4 +81,4 @@ TEST(Buckets, EveryIndexOnceAndNoneTooFull) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::buckets_test

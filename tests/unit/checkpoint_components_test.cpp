@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::checkpoint::checkpoint_components_test {
 namespace {
 
 using at::Tensor;
@@ -454,6 +454,20 @@ TEST(Components, WhatIsEachRanksOwnGoesThroughACheckpointOfOne) {
               "does not know which rank this is");
 }
 
+TEST(Components, AListForAllIsNotTakenForOneOfEachRanksOwn) {
+  Json labels{"a"};
+  const auto for_all = Checkpoint::from_dict({{"labels", labels}});
+  const auto of_each = Checkpoint::from_dict({{"labels", per_rank(labels)}});
+  EXPECT_SAYS(error_of([&] { for_all.load("labels", per_rank(labels)); }),
+              "labels: each rank's own here, one for all in the checkpoint");
+  EXPECT_SAYS(error_of([&] { of_each.load("labels", labels); }),
+              "labels: one for all here, each rank's own in the checkpoint");
+  EXPECT_EQ(labels, Json{"a"}) << "nothing was changed";
+  for_all.load("labels", labels);
+  of_each.load("labels", per_rank(labels));
+  EXPECT_EQ(labels, Json{"a"});
+}
+
 TEST(Components, AMeanCountsOnceAtAnyNumberOfRanks) {
   Mean mean;
   const StateDict saved{.values = {{"loss", {{{"sum", 0.1}, {"samples", 1}}, {{"sum", 6}, {"samples", 3}}}}}};
@@ -517,4 +531,4 @@ TEST(Components, NamesAreChecked) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::checkpoint::checkpoint_components_test

@@ -6,6 +6,7 @@
 #include "checkpoint/files/pieces.hpp"
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
+#include "checkpoint/files/user_files.hpp"
 #include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
@@ -27,15 +28,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::checkpoint::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -525,6 +529,54 @@ TEST(Checkpoint, CopiesAreWhole) {
   EXPECT_SAYS(error_of([&] { checkpoint.load("worst", best); }), "worst: not in the checkpoint");
 }
 
+TEST(Checkpoint, CopiesKeepTheLongestNames) {
+  const Folder folder;
+  const std::string name(255, 'x'), other = name.substr(1) + "y";
+  fs::create_directory(folder / "foreign");
+  write_file(folder / "foreign" / name, "one");
+  write_file(folder / "foreign" / other, "another");
+  Checkpoint::from_directory(folder / "foreign").to_directory(folder / "copy");
+  EXPECT_EQ(read_file(folder / "copy" / name), "one");
+  EXPECT_EQ(read_file(folder / "copy" / other), "another");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / "copy"), {}), 2) << "no temporary file is left";
+}
+
+TEST(Checkpoint, OneThatVanishesIsNotListed) {
+  const Folder run;
+  const Tier tier(run.path());
+  make_checkpoint(tier.published(4), {});
+  std::atomic<bool> is_done = false;
+  std::thread job([&] {  // publishes and prunes
+    for (int index = 5; !is_done; ++index) {
+      fs::copy(tier.published(index - 1), tier.saving(index));
+      auto manifest = read_manifest(tier.saving(index));
+      manifest.index = index;
+      fs::remove(tier.saving(index) / manifest_name);
+      write_manifest(tier.saving(index), manifest);
+      rename_new(tier.saving(index), tier.published(index));
+      tier.remove(index - 1);
+    }
+  });
+  std::string problems;
+  for (int i = 0; i < 300; ++i) {
+    const auto infos = list_checkpoints(run.path());
+    EXPECT_FALSE(infos.empty());
+    for (const auto& info : infos) problems += info.problem.empty() ? "" : info.problem + "\n";
+  }
+  is_done = true;
+  job.join();
+  EXPECT_EQ(problems, "");
+}
+
+TEST(Checkpoint, AFolderWithTheNameOfAFileOfOursIsRefused) {
+  const Folder folder;
+  for (const char* name : {"manifest.json", "state.h5", "validation.json"}) {
+    fs::create_directories(folder / name / name);
+    write_file(folder / name / name / "x", "1");
+    EXPECT_SAYS(error_of([&] { list_user_files(folder / name); }), "it holds a folder " + std::string(name));
+  }
+}
+
 TEST(Checkpoint, MetadataTravels) {
   const Folder folder;
   const auto checkpoint = Checkpoint::from_directory(make_checkpoint(folder / "checkpoint", sample()));
@@ -570,7 +622,7 @@ TEST(Tier, OnlyOursAreFound) {
   EXPECT_EQ(found.damaged.size(), 1u);
   EXPECT_EQ(found.unfinished.size(), 2u);
   EXPECT_EQ(found.others.size(), 2u);
-  EXPECT_EQ(found.next_index, 52) << "their numbers are taken";
+  EXPECT_EQ(*found.indices.rbegin(), 51) << "their numbers are taken";
   fs::create_directory(run / "checkpoint_000002.damaged");
   EXPECT_EQ(tier.set_aside(2).filename(), "checkpoint_000002.damaged.1");
   EXPECT_EQ(tier.list().damaged.size(), 3u);
@@ -633,4 +685,4 @@ TEST(Retention, KeepsTheNewestOrTheBest) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::checkpoint::checkpoint_test

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::classification_test {
 namespace {
 
 using detail::observe::list_over_ranks;
@@ -325,4 +325,4 @@ TEST(SampleMetrics, AreSavedByRankAndCountOnceAtAnyNumber) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::classification_test

@@ -8,7 +8,7 @@
 #include <limits>
 #include <utility>
 
-namespace muster {
+namespace muster::convert_formats_test {
 namespace {
 
 using test::bytes, test::idx, test::message, test::npy, test::values;
@@ -260,7 +260,7 @@ TEST_F(Csv, TakesTheFirstLineForWhatItIsSaidToBe) {
   const std::string pandas = "0,1,2\n7,8,1\n";  // with names that nobody has given
   const auto taken = first_line(pandas, {});
   EXPECT_EQ(taken.first, (std::vector<float>{0, 1, 7, 8, 0, 1, 7, 8}));
-  EXPECT_TRUE(contains(taken.second, "counts the columns and is taken as a sample; --header yes")) << taken.second;
+  EXPECT_TRUE(contains(taken.second, "counts the columns and is taken as a sample; set --header yes")) << taken.second;
   EXPECT_EQ(first_line(pandas, true), (std::pair(std::vector<float>{7, 8, 7, 8}, std::string())));
   EXPECT_EQ(first_line(pandas, false), (std::pair(std::vector<float>{0, 1, 7, 8, 0, 1, 7, 8}, std::string())));
   const auto named = first_line("5.1,3.5,setosa\n7,8,1\n", {});
@@ -291,4 +291,4 @@ TEST_F(Csv, NamesTheLineThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::convert_formats_test

@@ -13,7 +13,7 @@
 #include <set>
 #include <stdexcept>
 
-namespace muster {
+namespace muster::convert_test {
 namespace {
 
 using test::idx, test::message, test::values;
@@ -356,4 +356,4 @@ TEST_F(Convert, AdvisesOnForeignFiles) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::convert_test

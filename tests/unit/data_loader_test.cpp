@@ -13,7 +13,7 @@
 #include <set>
 #include <stdexcept>
 
-namespace muster {
+namespace muster::data_loader_test {
 namespace {
 
 using Samples = std::vector<std::int64_t>;
@@ -259,4 +259,4 @@ TEST(DataLoader, RefusesWhatHasNoIndex) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::data_loader_test

@@ -19,7 +19,7 @@
 #include <iterator>
 #include <thread>
 
-namespace muster {
+namespace muster::dataset_test {
 namespace {
 
 using test::counting;
@@ -91,7 +91,7 @@ TEST(Tensors, AreReadInAnyOrder) {
 }
 
 TEST(Tensors, MustAgree) {
-  expect_parts(error_of([] { Dataset::from_tensors({}); }), {"none"});
+  expect_parts(error_of([] { Dataset::from_tensors({}); }), {"no tensors", "at least one column"});
   expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({2})}, {"y", at::zeros({3})}}); }), {"2", "3"});
   expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({})}}); }), {"first dimension"});
   expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({0, 4})}}); }), {"no samples"});
@@ -388,4 +388,4 @@ TEST(BadFiles, AreTriedAgain) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::dataset_test

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::flat_layout_test {
 namespace {
 
 using Members = std::vector<std::vector<std::size_t>>;
@@ -73,4 +73,4 @@ TEST(UseSums, TellWhichFlagsAnyRankHasSet) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::flat_layout_test

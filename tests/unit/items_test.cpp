@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::items_test {
 namespace {
 
 Batch all_of(const Dataset& dataset) {
@@ -113,4 +113,4 @@ TEST(Stream, WhatNeedsACountOrAnIndexIsRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::items_test

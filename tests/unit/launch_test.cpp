@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::launch {
+namespace muster::detail::launch::launch_test {
 namespace {
 
 std::string message(const std::function<void()>& action, ExitCode expected) {
@@ -181,4 +181,4 @@ TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {
 }
 
 }  // namespace
-}  // namespace muster::detail::launch
+}  // namespace muster::detail::launch::launch_test

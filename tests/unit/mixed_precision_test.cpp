@@ -8,7 +8,7 @@
 
 #include <stdexcept>
 
-namespace muster {
+namespace muster::mixed_precision_test {
 namespace {
 
 /// The type in which a linear layer computes now.
@@ -83,4 +83,4 @@ TEST(Autocast, RefusesOtherTypes) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::mixed_precision_test

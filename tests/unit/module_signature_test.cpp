@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-namespace muster::detail::gradients {
+namespace muster::detail::gradients::module_signature_test {
 namespace {
 
 TEST(ModuleSignature, SaysKindNameTypeAndShape) {
@@ -50,4 +50,4 @@ TEST(FirstDifference, ShortensLongListsOfRanks) {
 }
 
 }  // namespace
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::gradients::module_signature_test

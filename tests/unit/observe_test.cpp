@@ -13,12 +13,13 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace muster::detail::observe {
+namespace muster::detail::observe::observe_test {
 namespace {
 
 Json reduced(const std::vector<Metrics>& ranks, bool mean = true) {
@@ -148,35 +149,71 @@ TEST_F(HistoryTest, IsCutBackToTheRestoredReport) {
   EXPECT_EQ(behind.rows().back().at("loss"), 9) << "the row that a crash swallowed";
 }
 
+Json with_checkpoint(Json row, int checkpoint) {
+  row["checkpoint_dir_name"] = "checkpoint_" + std::to_string(checkpoint);
+  return row;
+}
+
+/// A start from a checkpoint to which the checkpoints with these numbers led.
+Start start_from(std::int64_t training_iteration, const Json& last_row, std::set<std::string> led_here,
+                 bool was_given_up = false) {
+  return {.training_iteration = training_iteration,
+          .last_row = last_row,
+          .was_given_up = was_given_up,
+          .led_here = [led_here = std::move(led_here)](const std::string& name) { return led_here.contains(name); }};
+}
+
 TEST_F(HistoryTest, OfAnotherCourseOfTrainingIsCutBackToTheLastCommonReport) {
-  const auto with = [](Json row, int checkpoint) {
-    row["checkpoint_dir_name"] = "checkpoint_" + std::to_string(checkpoint);
-    return row;
-  };
   // Reports 1 to 4 with the checkpoints 0 and 1; the run has gone back to 0 and reported 3 and 4 anew, 4 with 2.
+  const auto back = start_from(4, with_checkpoint(row(4, 4), 1), {"checkpoint_0", "checkpoint_1"}, true);
   for (const bool saved : {true, false}) {
     {
       auto history = started();
       history.append(row(1, 1));
-      history.append(with(row(2, 2), 0));
+      history.append(with_checkpoint(row(2, 2), 0));
       history.append(row(3, 30));
-      if (saved) history.append(with(row(4, 40), 2));
+      if (saved) history.append(with_checkpoint(row(4, 40), 2));
     }
-    History history(folder.path());
-    history.start({.training_iteration = 4, .last_row = with(row(4, 4), 1), .led_here = [](const std::string& name) {
-                     return name == "checkpoint_0" || name == "checkpoint_1";
-                   }});
-    history.end();
-    EXPECT_EQ(history.rows(), (std::vector{row(1, 1), with(row(2, 2), 0), with(row(4, 4), 1)}));
-    EXPECT_EQ(History::read(folder), history.rows());
-    // Its own row is there now, so the rows are of this course.
-    History again(folder.path());
-    again.start({.training_iteration = 4, .last_row = with(row(4, 4), 1), .led_here = [](const std::string&) {
-                   return false;
-                 }});
-    again.end();
-    EXPECT_EQ(History::read(folder).size(), 3u);
+    // The second time its own row is there, so the rows are of this course.
+    for (int start = 0; start < 2; ++start) {
+      History history(folder.path());
+      history.start(back);
+      history.end();
+      EXPECT_EQ(history.rows(), (std::vector{row(1, 1), with_checkpoint(row(2, 2), 0), with_checkpoint(row(4, 4), 1)}));
+      EXPECT_EQ(History::read(folder), history.rows());
+    }
   }
+  // The checkpoint was saved between two reports and has no row.
+  started(4, with_checkpoint(row(4, 40), 2)).end();
+  History history(folder.path());
+  history.start(start_from(4, nullptr, {"checkpoint_0"}, true));
+  EXPECT_EQ(history.rows(), (std::vector{row(1, 1), with_checkpoint(row(2, 2), 0)}));
+}
+
+TEST_F(HistoryTest, RowsWithCheckpointsThatDidNotLeadHereAreAnotherCourse) {
+  // The checkpoint of report 3 was lost for a while. Reports 2 and 3 were made again, and then it was found.
+  const auto found = with_checkpoint(row(3, 3), 2);
+  {
+    auto history = started();
+    history.append(with_checkpoint(row(1, 1), 0));
+    history.append(with_checkpoint(row(2, 20), 3));
+    history.append(with_checkpoint(row(3, 30), 4));
+  }
+  History history(folder.path());
+  history.start(start_from(3, found, {"checkpoint_0", "checkpoint_1", "checkpoint_2"}));
+  EXPECT_EQ(history.rows(), (std::vector{with_checkpoint(row(1, 1), 0), found}));
+  history.end();
+  // Rows of its own course stay, with a checkpoint or without.
+  started(2).append(row(2, 2));
+  History again(folder.path());
+  again.start(start_from(3, found, {"checkpoint_0", "checkpoint_1", "checkpoint_2"}));
+  EXPECT_EQ(again.rows(), (std::vector{with_checkpoint(row(1, 1), 0), row(2, 2), found}));
+  again.end();
+  // Another job may have given its checkpoint the same name.
+  started(2).append(with_checkpoint(row(3, 30), 2));
+  History third(folder.path());
+  third.start(start_from(3, found, {"checkpoint_0", "checkpoint_1", "checkpoint_2"}));
+  EXPECT_EQ(third.rows().back(), found);
 }
 
 TEST_F(HistoryTest, AddsNoRowsToABackupsHardLinks) {
@@ -330,4 +367,4 @@ TEST(Progress, ReportsNameTheUsersMetrics) {
 }
 
 }  // namespace
-}  // namespace muster::detail::observe
+}  // namespace muster::detail::observe::observe_test

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-namespace muster::detail::train {
+namespace muster::detail::train::operator_calls_test {
 namespace {
 
 void expect_equal(const OperatorCalls& one, const OperatorCalls& other) {
@@ -58,4 +58,4 @@ TEST(OperatorCalls, ThatAreNoneAreDamage) {
 }
 
 }  // namespace
-}  // namespace muster::detail::train
+}  // namespace muster::detail::train::operator_calls_test

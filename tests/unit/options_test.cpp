@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace muster {
+namespace muster::options_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -279,4 +279,4 @@ TEST(Options, OfASessionAreJson) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::options_test

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::train {
+namespace muster::detail::train::params_test {
 namespace {
 
 TrainerOptions sample() {
@@ -124,4 +124,4 @@ TEST(Params, WhatCannotBeIsNamed) {
 }
 
 }  // namespace
-}  // namespace muster::detail::train
+}  // namespace muster::detail::train::params_test

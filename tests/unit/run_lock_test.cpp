@@ -46,9 +46,10 @@ extern "C" int fcntl(int descriptor, int command, ...) {
   return status;
 }
 
-namespace muster::detail::train {
+namespace muster::detail::train::run_lock_test {
 namespace {
 
+using namespace std::chrono_literals;
 using test::Folder;
 
 /// A process that does `work`, says so, and waits to be killed.
@@ -120,6 +121,17 @@ TEST(RunLock, ASecondJobHearsWhoHasTheFolder) {
   EXPECT_EQ(read_file(folder / ".lock"), "") << "who ends by himself leaves no name";
 }
 
+TEST(RunLock, ARemovedLockIsSeenOnceAnotherJobHasOne) {
+  const Folder folder;
+  const RunLock first(folder, true);
+  EXPECT_FALSE(first.is_lock_replaced());
+  std::filesystem::remove(folder / ".lock");
+  EXPECT_FALSE(first.is_lock_replaced());
+  const RunLock second(folder, true);
+  EXPECT_TRUE(first.is_lock_replaced());
+  EXPECT_FALSE(second.is_lock_replaced());
+}
+
 TEST(RunLock, RanksThatAreLeftKeepTheFolder) {
   const Folder folder;
   Process root([&] { hold(folder, true); });
@@ -153,6 +165,42 @@ struct Supervised {
   Supervised& operator=(const Supervised&) = delete;
   ~Supervised() { ::unsetenv("MUSTER_SUPERVISOR"); }
 };
+
+TEST(RunLock, AChildOfForkHoldsNothing) {
+  const Folder folder;
+  for (const bool is_killed : {false, true}) {
+    int child = 0;
+    {
+      Process root([&] {
+        auto* const lock = new RunLock(folder, true);
+        child = ::fork();
+        if (child == 0)
+          for (;;) ::pause();
+        write_file(folder / "child", std::to_string(child));
+        if (!is_killed) delete lock;
+      });
+      child = std::stoi(read_file(folder / "child"));
+      if (!is_killed) EXPECT_TRUE(RunLock(folder, true).holds()) << "the child keeps what its parent has given up";
+    }
+    EXPECT_TRUE(RunLock(folder, true).holds()) << "the child keeps what its killed parent had";
+    ::kill(child, SIGKILL);
+  }
+}
+
+TEST(RunLock, AWaitIsAnnounced) {
+  const Folder folder;
+  const Supervised supervised;
+  Process root([&] { hold(folder, true); });
+  std::vector<std::chrono::milliseconds> announced;
+  const auto note = [&](std::chrono::milliseconds most) { announced.push_back(most); };
+  const auto text = error_of([&] { RunLock(folder, true, 20ms, note); }, ExitCode::retry);
+  EXPECT_SAYS(text, "are still there");
+  EXPECT_EQ(announced, std::vector{20ms});
+  root.kill();
+  announced.clear();
+  EXPECT_TRUE(RunLock(folder, true, 20ms, note).holds());
+  EXPECT_TRUE(announced.empty());
+}
 
 TEST(RunLock, AnEarlierStartOfTheSameJobIsWaitedFor) {
   const Folder folder;
@@ -323,4 +371,4 @@ TEST(RunLease, StandsInWhereLocksEndAtTheNode) {
 }
 
 }  // namespace
-}  // namespace muster::detail::train
+}  // namespace muster::detail::train::run_lock_test

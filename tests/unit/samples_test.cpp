@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-namespace muster::detail::data {
+namespace muster::detail::data::samples_test {
 namespace {
 
 using Samples = std::vector<std::int64_t>;
@@ -210,4 +210,4 @@ TEST(Steps, ARankLeftEmptyReadsTheFirstSampleOfTheStep) {
 }
 
 }  // namespace
-}  // namespace muster::detail::data
+}  // namespace muster::detail::data::samples_test

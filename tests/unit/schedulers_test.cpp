@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::schedulers_test {
 namespace {
 
 namespace optim = torch::optim;
@@ -224,4 +224,4 @@ TEST(Schedulers, RefuseWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::schedulers_test

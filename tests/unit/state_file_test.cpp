@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::checkpoint::state_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -336,4 +336,4 @@ TEST(ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::checkpoint::state_file_test

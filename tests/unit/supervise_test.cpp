@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::supervise {
+namespace muster::detail::supervise::supervise_test {
 namespace {
 
 using train::Failures;
@@ -80,6 +80,31 @@ TEST(LauncherOutput, KeepsWhatIsEnoughAndWhoTookThePlace) {
   EXPECT_FALSE(output.words().preempted);
   output.take("slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***\n");
   EXPECT_TRUE(output.words().preempted);
+}
+
+TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
+  LauncherOutput output;
+  EXPECT_FALSE(output.words().loaded);
+  EXPECT_EQ(output.take("\x1emuster loaded \n"), "");
+  EXPECT_TRUE(output.words().loaded);
+  EXPECT_FALSE(output.words().starting);
+  EXPECT_EQ(output.take("\x1emuster starting \n\x1emuster up 4\n"), "");
+  EXPECT_TRUE(output.words().starting);
+  EXPECT_TRUE(output.words().up);
+  EXPECT_EQ(output.take("\x1emuster silent n2\n\x1emuster silent n3\n\x1emuster leaving 75\n\x1emuster leaving 1\n"),
+            "");
+  EXPECT_EQ(output.words().silent, "n2") << "the first one that was seen";
+  EXPECT_EQ(output.words().leaving, 75);
+}
+
+TEST(LauncherOutput, KeepsBannersOfOtherEndsAway) {
+  LauncherOutput output;
+  EXPECT_EQ(
+      output.take(dashes + "\nmpiexec has exited due to process rank 1 with PID 0 on\nnode n1 exiting improperly.\n" +
+                  dashes + "\n" + dashes + "\nAn MPI communication peer process has unexpectedly disconnected.\n" +
+                  dashes + "\nafter\n"),
+      "after\n");
+  EXPECT_EQ(output.take("[n1:1] [[1,0],0] ORTE_ERROR_LOG: Unreachable in file x.c at line 3\n"), "");
 }
 
 TEST(LauncherOutput, HearsWhatComesBehindALineThatHasNotEnded) {
@@ -231,6 +256,13 @@ TEST(Verdict, AFinishedJobNeverEndsAsFailed) {
   EXPECT_EQ(code_of({.code = 3, .words = {.ended = 0}}), 3);  // the program's own, after that
 }
 
+TEST(Verdict, NothingThatDidNotRunIsDone) {
+  EXPECT_EQ(code_of({.code = 0, .stop_wished = true}), 75) << "stopped before a rank was there";
+  EXPECT_EQ(code_of({.code = 0, .words = {.loaded = true}, .stop_wished = true}), 0) << "a program without a run";
+  EXPECT_EQ(code_of({.code = 0, .not_up = true}), 75);
+  EXPECT_NE(cause_of({.not_up = true}, "").find("did not come together"), std::string::npos);
+}
+
 TEST(Verdict, WhatIsTriedAgain) {
   const Demand demand{.ranks = 2, .min_workers = 2, .max_failures = 3};
   const Failures first{.count = 1};
@@ -273,12 +305,19 @@ TEST(Verdict, PreemptionsAreCountedApart) {
   EXPECT_FALSE(what_next({.code = 1}, {.count = 1}, demand, 2, false).again);
 }
 
-/// When a job that always ends so, at that number of checkpoints, is started: seconds of a clock that only waits move.
-std::vector<int> starts(int max_failures, const std::vector<int>& newest_checkpoints) {
+/// The progress of a run whose newest checkpoint is of this step; none for -1.
+train::RunPoints at_step(int step) {
+  if (step < 0) return {};
+  return {{"", {.global_step = step + 1}}};
+}
+
+/// When a job that always ends so, with newest checkpoints of these steps, is started: seconds of a clock that only
+/// waits move.
+std::vector<int> starts(int max_failures, const std::vector<int>& steps) {
   std::vector<int> times{0};
   Failures failures;
-  for (const int newest : newest_checkpoints) {
-    failures = failures.after(newest);
+  for (const int step : steps) {
+    failures = failures.after(at_step(step));
     const auto next = what_next(lost_rank(), failures, {.ranks = 2, .max_failures = max_failures}, 2, false);
     if (!next.again) break;
     times.push_back(times.back() + static_cast<int>(next.wait.count()));
@@ -294,14 +333,32 @@ TEST(Verdict, AlwaysCrashing) {
 }
 
 TEST(Verdict, AFolderThatCannotBeReadIsNoProgress) {
-  const auto failures = train::one_more({.count = 2, .newest = 5}, "/no/such/run");
+  const auto failures = train::one_more({.count = 2, .furthest = at_step(5)}, "/no/such/run");
   EXPECT_EQ(failures.count, 3);
-  EXPECT_EQ(failures.newest, 5);
+  EXPECT_EQ(failures.furthest.at("").global_step, 6);
 }
 
 TEST(Verdict, ProgressResetsTheCount) {
   EXPECT_EQ(starts(2, {0, 1, 2, 3, 4}), (std::vector{0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(starts(2, {0, 0, 1, 1, 1, 1}), (std::vector{0, 0, 1, 1, 2}));
+  EXPECT_EQ(starts(2, {4, 3, 4, 5}), (std::vector{0, 0, 1}))
+      << "an older checkpoint is no progress, nor the same again";
+}
+
+TEST(Verdict, WhatIsProgress) {
+  const auto count_after = [](train::RunPoint before, train::RunPoint now) {
+    return Failures{.count = 2, .furthest = {{"", before}}}.after({{"", now}}).count;
+  };
+  EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {2, 1, 4, 0, "b"}), 3) << "another report after the same batch";
+  EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {3, 1, 4, 0, "a"}), 1) << "a later batch";
+  EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {2, 2, 4, 0, "a"}), 1) << "a later epoch";
+  EXPECT_EQ(count_after({0, 0, 3, 0, "a"}, {0, 0, 4, 0, "a"}), 3) << "no batches are counted, the same state";
+  EXPECT_EQ(count_after({0, 0, 3, 0, "a"}, {0, 0, 4, 0, "b"}), 1) << "no batches are counted, another state";
+  EXPECT_EQ(count_after({0, 0, 3, 0, ""}, {0, 0, 4, 0, ""}), 1) << "the program saves no state";
+  EXPECT_EQ(count_after({9, 5, 9, 0, "a"}, {3, 1, 4, 1, "b"}), 1) << "the user has rolled it back";
+  const Failures trials{.count = 2, .furthest = {{"trial_00000", {.global_step = 5}}}};
+  EXPECT_EQ(trials.after({{"trial_00000", {.global_step = 5}}, {"trial_00001", {}}}).count, 1);
+  EXPECT_EQ(trials.after({{"trial_00000", {.global_step = 4}}}).count, 3);
 }
 
 TEST(Verdict, FewerRanksWhereThereAreNoMore) {
@@ -385,6 +442,11 @@ TEST_F(LaunchCommandTest, OnHosts) {
   EXPECT_EQ(ranks_without({"n2"}, options, 5, environment), 1);
   EXPECT_EQ(ranks_without({"n1"}, options, 10, environment), 8);
   EXPECT_EQ(command(Launcher::Kind::mpirun, 4, {"n1"}).words[4], "n2:4");
+  const auto passed = launch_command({Launcher::Kind::mpirun, "/bin/launcher"}, options, 5, {}, {.id = "7"}, {},
+                                     environment, {"MUSTER_NAME", "MUSTER_SUPERVISOR"})
+                          .words;
+  EXPECT_EQ(std::ranges::count(passed, "MUSTER_NAME"), 1) << "rank 0 may be elsewhere";
+  EXPECT_EQ(std::ranges::count(passed, "MUSTER_SUPERVISOR"), 1) << "mpirun refuses a name twice";
 }
 
 TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
@@ -430,4 +492,4 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace muster::detail::supervise
+}  // namespace muster::detail::supervise::supervise_test

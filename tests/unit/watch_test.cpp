@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-namespace muster::detail::watch {
+namespace muster::detail::watch::watch_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -175,4 +175,4 @@ TEST(MainStack, SaysWhenTheThreadHeedsNoSignal) {
 }
 
 }  // namespace
-}  // namespace muster::detail::watch
+}  // namespace muster::detail::watch::watch_test

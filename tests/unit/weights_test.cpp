@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster {
+namespace muster::weights_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -583,4 +583,4 @@ TEST(Mutations, OfPicklesAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace muster
+}  // namespace muster::weights_test

@@ -25,16 +25,16 @@ constexpr std::array<Case, 5> cases{{{"4 KB", std::size_t{4} << 10},
                                      {"25 MB", std::size_t{25} << 20},
                                      {"100 MB", std::size_t{100} << 20}}};
 
-/// How often an operation is repeated in a round, so that its time is well above the clock's step and the barrier's
-/// skew: as often as it takes to go through `volume` bytes.
+/// How often an operation is repeated in a round: as often as it takes to process `volume` bytes, so that the time is
+/// well above the clock's resolution and the barrier's skew.
 int repeats(std::size_t bytes, std::size_t volume, std::size_t most) {
   return static_cast<int>(std::clamp<std::size_t>(volume / bytes, 1, most));
 }
 
-/// A candidate's part of a round is cut down to this, however slow it is.
+/// The longest time of a candidate in a round; a slow candidate is repeated less often.
 constexpr double longest_ms = 500;
 
-/// Between -1 and 1, different for every rank, round and place.
+/// A value between -1 and 1, different for every rank, round and index.
 float value(std::size_t index, int rank, int round) {
   auto bits = static_cast<std::uint32_t>(index) * 2654435761U + static_cast<std::uint32_t>(rank) * 0x9E3779B9U +
               static_cast<std::uint32_t>(round) * 0x85EBCA6BU;
@@ -44,8 +44,8 @@ float value(std::size_t index, int rank, int round) {
   return static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31F;
 }
 
-/// One way of summing, and the memory that it works in. Two checks stand around what is timed: a sum of known values
-/// before, and then, since repeated sums in place would grow out of range, values whose sum is exactly zero.
+/// One way of summing, and its memory. Two checks surround the timed part. Before it, values with a known sum are
+/// added. In it, repeated sums in place would overflow, so the values' sum is exactly zero, which is checked after it.
 class Reduction {
  public:
   using Sum = std::function<void(std::span<float>)>;
@@ -99,7 +99,7 @@ Candidate candidate(const std::string& name, const Communicator& communicator, s
                     Reduction::Sum sum) {
   const auto reduction = std::make_shared<Reduction>(name, communicator, values, std::move(sum));
   const int wished = repeats(values.size_bytes(), std::size_t{8} << 20, 500);
-  // Where ranks share cores, one may take a thousand times as long as it should.
+  // If ranks share cores, one of them may take a thousand times as long.
   reduction->run(3);
   const double once = timed(communicator, [&] { reduction->run(3); }) / 3;
   const int count = std::clamp(static_cast<int>(longest_ms / once), 1, wished);
@@ -122,7 +122,7 @@ Candidate copy(std::span<float> from, std::span<float> to) {
   return {.name = "memcpy", .operations = count, .run = [=] {
             for (int i = 0; i < count; ++i) {
               std::memcpy(to.data(), from.data(), from.size_bytes());
-              asm volatile("" : : "r"(to.data()) : "memory");  // each of the copies is made
+              asm volatile("" : : "r"(to.data()) : "memory");  // keeps the compiler from removing copies
             }
           }};
 }

@@ -1,4 +1,4 @@
-// muster bench: muster beside what it is to be compared with, on this machine.
+// muster bench: compares muster with its alternatives on this machine.
 #include "bench.hpp"
 
 #include "../commands.hpp"
@@ -37,7 +37,7 @@ void choose_cases(const Benchmark& benchmark, Options& options) {
                   "The cases of " + benchmark.name + " are " + quoted(benchmark.cases));
 }
 
-/// Measures case by case with `rows_of`, and prints each row as it is there.
+/// Measures each case with `rows_of`, and prints its rows at once.
 template <class RowsOf>
 void measure_each(Options options, bool speaks, bool judges, RowsOf&& rows_of) {
   std::vector<std::string> noisy;
@@ -58,7 +58,7 @@ void measure_each(Options options, bool speaks, bool judges, RowsOf&& rows_of) {
                 "Run it again when the machine is quiet");
 }
 
-/// The rows that `measure` gives; a second time where noise has made one void.
+/// The rows that `measure` returns; if noise has made one invalid, measures a second time.
 template <class Measure>
 std::vector<Row> measured(Measure&& measure) {
   auto rows = measure();
@@ -66,7 +66,7 @@ std::vector<Row> measured(Measure&& measure) {
   return rows;
 }
 
-/// This process is one of the ranks.
+/// Runs the benchmark in this process, which is one of the ranks.
 void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ranks_given) {
   if (!benchmark.inside || options.with_peers)
     throw Error(ExitCode::usage, "comparing whole processes", "a launcher has started this program",
@@ -84,7 +84,7 @@ void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ra
   });
 }
 
-/// Starts the ranks and takes the rows from what they print.
+/// Starts the ranks and reads the rows from their output.
 std::vector<Row> rows_from_ranks(const Benchmark& benchmark, const Options& options) {
   std::vector<std::string> arguments{benchmark.name, "--for-starter"};
   if (options.rounds > 0) arguments.insert(arguments.end(), {"--rounds", std::to_string(options.rounds)});
@@ -156,7 +156,7 @@ Rounds rounds_of_processes(const Options& options, std::size_t programs) {
 }
 
 void launched(const std::function<void(Launch&)>& body) {
-  // These belong to runs that are kept.
+  // Variables for the user's own runs, which must not affect a benchmark.
   for (const auto* name : {"MUSTER_STORAGE", "MUSTER_NAME", "MUSTER_CONFIG", "MUSTER_RESUME", "MUSTER_WORKERS",
                            "MUSTER_TIME_LIMIT", "MUSTER_SEED"})
     ::unsetenv(name);

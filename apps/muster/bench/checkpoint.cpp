@@ -1,4 +1,4 @@
-// muster bench checkpoint: a state until it is durable, against the disk alone and what torch has, and back.
+// muster bench checkpoint: saves a state until it is durable, and restores it; against the disk alone and torch.
 #include "../progress_line.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
@@ -31,7 +31,7 @@ constexpr const char* restore_case = "restore";
 constexpr const char* stall_case = "async stall";
 constexpr const char* fused_stall_case = "async stall fused";
 
-/// What is saved and restored: parameters of a model, the same on every rank.
+/// The saved and restored state: parameters of a model, the same on every rank.
 constexpr int tensors = 160;
 constexpr std::int64_t megabytes = 420;
 
@@ -43,13 +43,13 @@ struct Model : torch::nn::Module {
   }
 };
 
-/// Reports the model; the checkpoint is durable then. Collective.
+/// Reports the model and waits until the checkpoint is durable. Collective.
 Checkpoint save(Session& session, const std::shared_ptr<Model>& model) {
   session.report({}, session.state({{"model", model}}));
   return *session.get_checkpoint();
 }
 
-/// Removes a folder, on rank 0, and brings the disk to rest. Collective.
+/// Removes a folder, on rank 0, and waits until the disk is idle. Collective.
 void clear_away(const Communicator& communicator, const std::filesystem::path& folder) {
   communicator.barrier();
   if (communicator.rank() == 0) {
@@ -59,8 +59,8 @@ void clear_away(const Communicator& communicator, const std::filesystem::path& f
   communicator.barrier();
 }
 
-/// The floor: a rank's part of the bytes, which lie ready in aligned memory, past the system's cache into a new file
-/// with space taken for it.
+/// The lower bound: writes a rank's part of the bytes from aligned memory into a new file with preallocated space,
+/// bypassing the system's cache.
 class RawFile {
  public:
   RawFile(std::filesystem::path path, std::size_t bytes)
@@ -74,7 +74,7 @@ class RawFile {
     const int file = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     check(file >= 0);
     check(::fallocate(file, 0, 0, static_cast<off_t>(bytes_)) == 0 || errno == EOPNOTSUPP);
-    // Where the file system does not take this, its cache is the floor.
+    // If the file system does not support this, writing goes through its cache.
     ::fcntl(file, F_SETFL, ::fcntl(file, F_GETFL) | O_DIRECT);
     for (std::size_t at = 0; at < bytes_; at += chunk) {
       const auto size = std::min(chunk, bytes_ - at);
@@ -141,7 +141,7 @@ std::vector<Candidate> restoring(Session& session) {
 
 Timings measure_case(Session& session, const std::string& name, const Rounds& rounds, tool::ProgressLine& line) {
   const auto candidates = name == save_case ? saving(session) : restoring(session);
-  for (const auto& candidate : candidates) candidate.run(), candidate.after();  // they warm up
+  for (const auto& candidate : candidates) candidate.run(), candidate.after();  // warm-up
   return measure(session.communicator(), candidates, rounds,
                  [&](const std::string& round) { line.show("checkpoint " + name + ": " + round); });
 }

@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// None of these programs takes longer; torchrun is known to hang now and then.
+/// The time limit of each of these programs; torchrun is known to hang sometimes.
 constexpr auto patience = 300s;
 
 void write(const std::filesystem::path& path, const char* text) {
@@ -99,7 +99,7 @@ void add_step_peers(std::vector<Row>& rows, const Options& options) {
       continue;
     }
     const auto& job = *found;
-    // About a second and a half of steps, the same number in each program.
+    // About one and a half seconds of steps, the same number in each program.
     const auto steps =
         std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
     const std::vector<std::string> arguments{"step", job.model, std::to_string(job.batch_size), steps};

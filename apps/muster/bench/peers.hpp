@@ -1,4 +1,4 @@
-// Whole processes beside each other: muster on several ranks, and torch's own launchers in Python.
+// Comparisons of whole processes: muster on several ranks, and torch's own launchers in Python.
 #pragma once
 
 #include "../progress_line.hpp"
@@ -19,26 +19,26 @@ struct Program {
   Command command;
 };
 
-/// Milliseconds, from what a program printed last.
+/// Reads a time in milliseconds from a program's last line of output.
 using Reading = std::function<double(const Finished&, const nlohmann::ordered_json&)>;
 
-/// Each program once in every round, one at a time, in rotated order. `line` shows which one runs, after `what`.
+/// Runs each program once in every round, one at a time, in rotated order. `line` shows `what` and the current program.
 Timings alternate(const std::vector<Program>& programs, const Options& options, const Reading& read,
                   tool::ProgressLine& line, const std::string& what);
 
-/// Python programs that are compared with, in a folder of their own.
+/// The Python programs that muster is compared with, in a temporary folder.
 class Peers {
  public:
   Peers();
   ~Peers();
 
-  /// torchrun of that many ranks with DDP over gloo, at its best settings: one thread, the loopback device. Nothing
-  /// where no Python has torch.
+  /// torchrun on that many ranks with DDP over gloo, with its best settings: one thread, the loopback device. Empty if
+  /// no Python with torch is found.
   std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
                                   const std::vector<std::string>& flags = {}) const;
-  /// Ray Train's job of that name; nothing where no Python has it.
+  /// The job of that name under Ray Train; empty if no Python with Ray is found.
   std::optional<Program> ray_train(const std::string& job, int ranks) const;
-  /// "NAMES are left out: …", with how to get the Python module.
+  /// A note "NAMES: left out, …", with instructions for installing the Python module.
   static std::string missing(const std::string& names, const std::string& module, const std::string& packages);
 
  private:
@@ -46,7 +46,7 @@ class Peers {
   std::unique_ptr<State> state_;
 };
 
-/// Adds torch's DDP to rows of `step`, without and with muster's settings of malloc, where options ask for peers.
+/// If the options ask for peers, adds torch's DDP to rows of `step`, with and without muster's malloc settings.
 void add_step_peers(std::vector<Row>& rows, const Options& options);
 
 }  // namespace muster::bench

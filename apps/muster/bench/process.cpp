@@ -51,7 +51,7 @@ struct Pipe {
   int write = -1;
 };
 
-/// A process and its group; both are gone when it goes.
+/// A process and its process group; the destructor ends both.
 class Child {
  public:
   Child(const Command& command, int out, int err);
@@ -59,7 +59,7 @@ class Child {
   Child& operator=(const Child&) = delete;
   ~Child() {
     ::kill(-pid_, running_ ? SIGTERM : SIGKILL);
-    // A launcher that is asked to stop takes its ranks with it.
+    // A launcher that is asked to stop ends its ranks too.
     for (int i = 0; i < 100 && !ended(); ++i) std::this_thread::sleep_for(50ms);
     ::kill(-pid_, SIGKILL);
     if (running_) ::waitpid(pid_, nullptr, 0);
@@ -120,7 +120,7 @@ Child::Child(const Command& command, int out, int err) {
   if (error != 0) fail(command.words[0], "it does not start", error);
 }
 
-/// Appends what there is to read; false at the end of the file.
+/// Appends the available data; returns false at the end of the file.
 bool drain(int descriptor, std::string& text) {
   std::array<char, 65536> buffer{};
   const auto count = ::read(descriptor, buffer.data(), buffer.size());
@@ -149,7 +149,7 @@ Finished run(const Command& command) {
 
   std::array<pollfd, 2> streams{{{out.read, POLLIN, 0}, {err.read, POLLIN, 0}}};
   const std::array<std::string*, 2> texts{&finished.out, &finished.err};
-  // Its end is looked for as well: a process that it has left behind may hold the streams open.
+  // Also checks whether it has ended: a process that it has left behind may keep the streams open.
   while (!child.ended()) {
     if (::poll(streams.data(), streams.size(), 20) < 0 && errno != EINTR)
       fail(command.words[0], "waiting for its output", errno);

@@ -10,24 +10,24 @@
 
 namespace muster::bench {
 
-/// Whether mpirun or srun has started this process as one of its ranks.
+/// True if mpirun or srun has started this process as one of its ranks.
 bool started_by_launcher();
 
-/// `muster bench ARGUMENTS…` on that many ranks under mpirun, as root too and with more ranks than cores, not pinned.
-/// An Error with ExitCode::missing_package where there is no mpirun.
+/// `muster bench ARGUMENTS…` on that many ranks under mpirun, which may run as root, with more ranks than cores, and
+/// does not bind them. Throws an Error with ExitCode::missing_package if there is no mpirun.
 Command on_ranks(int ranks, const std::vector<std::string>& arguments);
 
-/// The same under `muster run`, which starts them again once.
+/// The same under `muster run`, which may start the ranks again once.
 Command supervised(int ranks, const std::vector<std::string>& arguments);
 
-/// The Python that has those modules: of $VIRTUAL_ENV, of build/venv beside this tool's build, or in PATH.
+/// A Python that has those modules: that of $VIRTUAL_ENV, of build/venv beside this tool's build, or in PATH.
 std::optional<std::string> python_with(const std::vector<std::string>& modules);
 
-/// In the environment: the folder that a benchmark has made for the jobs that it starts. It removes what a job that is
-/// killed leaves in it.
+/// The environment variable with the folder that a benchmark has made for its jobs. The benchmark removes what killed
+/// jobs leave there.
 inline constexpr const char* folder_variable = "MUSTER_BENCH_FOLDER";
 
-/// A new folder that is removed with everything in it.
+/// A new folder; removed with everything in it by the destructor.
 class ScratchFolder {
  public:
   explicit ScratchFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path());

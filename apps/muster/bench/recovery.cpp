@@ -1,4 +1,4 @@
-// muster bench recovery: from the SIGKILL of a rank to the end of the first step after it, whole jobs.
+// muster bench recovery: the time from the SIGKILL of a rank to the end of the first step after it, for whole jobs.
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -10,8 +10,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// The jobs tell both ends, by the clock that all processes of a machine share; where no rank is killed it begins with
-/// the launch.
+/// The jobs report both times, by the clock that all processes of a machine share. If no rank is killed, the time
+/// begins with the launch.
 double since_kill(const Finished& finished, const nlohmann::ordered_json& result) {
   const std::chrono::nanoseconds done(result.at("done_ns").get<std::int64_t>());
   const std::chrono::nanoseconds begin(
@@ -37,7 +37,7 @@ void measure_kill_to_step(std::vector<Row>& rows, const Options& options) {
   if (options.with_peers) {
     peers.emplace();
     if (auto torchrun = peers->torchrun("torchrun", options.ranks, {"recovery"}, {"--max-restarts", "3"})) {
-      // Without it a restart hangs now and then.
+      // Without this setting a restart hangs sometimes.
       torchrun->command.environment.emplace_back("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
       programs.push_back(std::move(*torchrun));
     } else {

@@ -8,7 +8,7 @@
 namespace muster::bench {
 namespace {
 
-/// Fewer give no interval that means anything.
+/// Fewer rounds do not give a meaningful interval.
 constexpr int least_rounds = 5;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Rounds inside one program: every candidate runs once in each, in rotated order, behind a barrier.
+// Rounds inside one program: in each round every candidate runs once, in rotated order, after a barrier.
 #pragma once
 
 #include "row.hpp"
@@ -16,7 +16,7 @@ namespace muster::bench {
 /// How often a case is measured.
 struct Rounds {
   int most;
-  /// When it is over, there are no more rounds than the least that give an interval; none: there are `most`.
+  /// After this time, no further rounds once there are enough for an interval; empty: always `most` rounds.
   std::optional<std::chrono::seconds> budget = {};
 };
 
@@ -24,9 +24,9 @@ struct Rounds {
 class Pace {
  public:
   explicit Pace(const Rounds& rounds) : rounds_(rounds) {}
-  /// Whether there is another round after those that were begun. Asked once before each.
+  /// True if there is another round; must be called once before each round.
   bool another();
-  /// "round 3 of at most 31, about 40 s left"; the time is known from the second round on.
+  /// "round 3 of at most 31, about 40 s left"; the time is shown from the second round on.
   std::string text() const;
 
  private:
@@ -37,28 +37,28 @@ class Pace {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Is told of each round, as Pace says it.
+/// Called for each round with Pace::text().
 using Progress = std::function<void(const std::string& round)>;
 
 struct Candidate {
   std::string name;
-  int operations = 1;                    ///< that one call of run() does
-  std::function<void()> run;             ///< what is timed
-  std::function<void()> before = [] {};  ///< not timed: makes what run() takes
-  std::function<void()> after = [] {};   ///< not timed: checks what run() has made
+  int operations = 1;                    ///< the number of operations in one call of run()
+  std::function<void()> run;             ///< the timed part
+  std::function<void()> before = [] {};  ///< not timed: prepares the input of run()
+  std::function<void()> after = [] {};   ///< not timed: checks the results of run()
 };
 
-/// The time of a round is that of the slowest rank; the same result on every rank. Collective.
+/// Measures all candidates. The time of a round is that of the slowest rank; same result on every rank. Collective.
 Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates, const Rounds& rounds,
                 const Progress& progress);
 
-/// Whether rank 0's pace has another round. Collective.
+/// True if rank 0's pace has another round. Collective.
 bool another(Pace& pace, const Communicator& communicator);
 
-/// Runs `work` behind a barrier; the milliseconds that the slowest rank took. Collective.
+/// Runs `work` after a barrier; returns the time of the slowest rank in milliseconds. Collective.
 double timed(const Communicator& communicator, const std::function<void()>& work);
 
-/// Whether all ranks hold the same bytes. Collective.
+/// True if all ranks have the same bytes. Collective.
 bool same_on_all_ranks(const Communicator& communicator, std::span<const std::byte> bytes);
 
 }  // namespace muster::bench

@@ -27,7 +27,7 @@ std::string number(const char* format, double value) {
   return text.data();
 }
 
-/// At least three digits.
+/// The number with at least three digits.
 std::string digits(double value) {
   return number(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
 }
@@ -80,7 +80,7 @@ void from_json(const nlohmann::ordered_json& json, Row& row) {
 }
 
 std::string row_text(const Row& row, bool first) {
-  // As wide as the longest names that there are.
+  // The widths fit the longest names of all benchmarks.
   tool::Table table{
       {{"case", false, 15}, {"candidate", false, 16}, {"time", true, 8}, {"muster / it", true}, {"95% interval"}}, {}};
   for (const auto& [candidate, ms] : row.median_ms) {

@@ -1,4 +1,4 @@
-// One line of a benchmark: a case, measured with several candidates, of which one is muster.
+// One row of a benchmark: a case, measured with several candidates, one of which is muster.
 #pragma once
 
 #include "statistics.hpp"
@@ -11,8 +11,8 @@
 
 namespace muster::bench {
 
-/// The candidate that the others are compared with, and its twin: the same again, by which one sees what the machine's
-/// noise alone makes of a ratio.
+/// The candidate with which the others are compared, and its twin: the same candidate once more, whose ratio shows the
+/// machine's noise.
 inline constexpr const char* ours = "muster";
 inline constexpr const char* twin = "muster again";
 
@@ -29,35 +29,36 @@ struct Comparison {
 };
 
 struct Row {
-  std::string name;  ///< of the case
+  std::string name;  ///< the case's name
   int rounds = 0;
-  std::vector<std::pair<std::string, double>> median_ms;  ///< of each candidate but the twin
+  std::vector<std::pair<std::string, double>> median_ms;  ///< for each candidate except the twin
   std::vector<Comparison> comparisons;
-  double aa = 0;  ///< median of muster / its twin
+  double aa = 0;  ///< median over the rounds of muster / its twin
   std::vector<std::string> notes;
 
-  /// Whether muster came out as fast as itself; otherwise the machine was too noisy and no ratio of the row counts.
+  /// True if muster and its twin took the same time; otherwise the machine was too noisy, and no ratio of the row
+  /// counts.
   bool valid() const { return aa >= 0.95 && aa <= 1.05; }
 };
 
-/// `timings` holds muster and its twin.
+/// Makes a row from `timings`, which must contain muster and its twin.
 Row make_row(std::string name, const Timings& timings);
-/// Adds the peers in `timings`, which were measured beside muster in rounds of their own.
+/// Adds the peers in `timings`, which were measured together with muster in separate rounds.
 void add_peers(Row& row, const Timings& timings);
 
 void to_json(nlohmann::ordered_json& json, const Row& row);
 void from_json(const nlohmann::ordered_json& json, Row& row);
 
-/// A line for each candidate; fits 80 columns. `first`: under the headings of the table.
+/// A line for each candidate, within 80 columns. `first`: with the headings of the table.
 std::string row_text(const Row& row, bool first);
 
-/// Rows on stdout as they are measured, so that what is there stays when the benchmark is stopped.
+/// Prints rows to stdout as they are measured, so that finished ones remain when the benchmark is stopped.
 class RowWriter {
  public:
   explicit RowWriter(bool json) : json_(json) {}
   RowWriter(const RowWriter&) = delete;
   RowWriter& operator=(const RowWriter&) = delete;
-  /// Ends the array of JSON, or adds the notes below the table.
+  /// Ends the JSON array, or prints the notes below the table.
   ~RowWriter();
 
   void write(const Row& row);

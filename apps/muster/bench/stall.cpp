@@ -23,7 +23,7 @@
 namespace muster::bench {
 namespace {
 
-/// 420 MB in 160 tensors, the same on all ranks.
+/// A state of 420 MB in 160 tensors, the same on all ranks.
 std::shared_ptr<torch::nn::Module> any_model() {
   torch::manual_seed(0);
   auto model = std::make_shared<torch::nn::Module>();
@@ -37,7 +37,7 @@ std::size_t bytes_of(const torch::nn::Module& model) {
   return bytes;
 }
 
-/// Copies the state once, to memory that is there.
+/// Copies the state once, to memory that is already allocated.
 class Memcpy {
  public:
   explicit Memcpy(std::size_t bytes) : from_(bytes, 1), to_(bytes, 2) {}
@@ -47,14 +47,14 @@ class Memcpy {
   std::vector<char> from_, to_;
 };
 
-/// The run's folder, after two reports: the second has waited for the first.
+/// Makes two reports; the second one waits for the first. Returns the run's folder.
 std::filesystem::path warm_up(Session& session, const std::function<void()>& report) {
   report();
   report();
   return session.get_checkpoint()->path().parent_path();
 }
 
-/// Until nothing is behind any more, and nothing is left of it.
+/// Waits until nothing is being written in the background, and removes the checkpoints.
 void come_to_rest(Session& session, const std::filesystem::path& run) {
   const auto& communicator = session.communicator();
   if (communicator.rank() == 0)
@@ -83,7 +83,7 @@ Timings stall_of_report(Session& session, const Rounds& rounds, const Progress& 
 }
 
 Timings stall_of_fused_step(Session& session, const Rounds& rounds, const Progress& progress) {
-  constexpr int width = 1708, layers = 12;  // 35 million parameters, with their moments 420 MB
+  constexpr int width = 1708, layers = 12;  // 35 million parameters; 420 MB with Adam's state
   torch::nn::Sequential stack;
   for (int layer = 0; layer < layers; ++layer) stack->push_back(torch::nn::Linear(width, width));
   auto net = session.prepare_model(stack);

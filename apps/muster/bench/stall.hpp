@@ -1,4 +1,4 @@
-// How long training stands still for a save that goes on behind it.
+// How long training waits for an asynchronous save.
 #pragma once
 
 #include "rounds.hpp"
@@ -7,9 +7,9 @@
 
 namespace muster::bench {
 
-/// A report with a state of 420 MB against a copy of it on every rank. With `fused` the state is that of a fused Adam:
-/// what is timed then is a report and the next step with the forward() after it, less what they take without a save;
-/// the writing itself is over by that step, so that only what training waits for is counted. Collective.
+/// Compares a report with a state of 420 MB with a copy of that state on every rank. With `fused` the state is that of
+/// a fused Adam, and the timed part is a report and the next step with its forward(), minus their time without a save.
+/// The writing has ended by that step, so that only the time for which training waits is counted. Collective.
 Timings measure_stall(Launch& launch, bool fused, const Rounds& rounds, const Progress& progress);
 
 }  // namespace muster::bench

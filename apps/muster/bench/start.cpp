@@ -1,4 +1,4 @@
-// muster bench start: from the launch of a job to the end of its first step.
+// muster bench start: the time from the launch of a job to the end of its first step.
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// The programs print when they were done by the clock that all processes of a machine share.
+/// The programs print the time of their first step's end, by the clock that all processes of a machine share.
 double since_launch(const Finished& finished, const nlohmann::ordered_json& result) {
   const std::chrono::nanoseconds done(result.at("done_ns").get<std::int64_t>());
   return std::chrono::duration<double, std::milli>(done - finished.begin.time_since_epoch()).count();

@@ -1,4 +1,4 @@
-// The statistics of a comparison: numbers in, numbers out.
+// The statistics of a comparison: pure functions of numbers.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace muster::bench {
 
-/// The mean of the two in the middle where their number is even. `values` is not empty.
+/// The median; the mean of the middle two values if their number is even. `values` must not be empty.
 double median(std::vector<double> values);
 
 struct Interval {
@@ -17,8 +17,8 @@ struct Interval {
 /// The 95% bootstrap interval of the median, by resampling with a fixed seed: the same values give the same interval.
 Interval bootstrap_interval(const std::vector<double>& values);
 
-/// The order of `count` candidates in a round: begun one further in each round, and backwards every other time around,
-/// so that each stands in every place equally often and does not always follow the same one.
+/// The order of `count` candidates in a round. It starts one candidate further in each round, and is reversed every
+/// other time, so that each candidate is equally often in every position and does not always follow the same one.
 std::vector<std::size_t> rotation(int round, std::size_t count);
 
 }  // namespace muster::bench

@@ -1,4 +1,4 @@
-// muster bench step: a training step, against the same without communication, with plain MPI, and under torch's DDP.
+// muster bench step: a training step, against the same step without communication, with plain MPI and torch's DDP.
 #include "../progress_line.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
@@ -19,24 +19,24 @@
 namespace muster::bench {
 namespace {
 
-/// The case without a model: the optimizer's step with its communication.
+/// The case without a model: only the optimizer's step with its communication.
 constexpr const char* adam_case = "adam fused";
 
-/// Each candidate's steps of a round take about this long.
+/// The steps of each candidate in a round take about this long.
 constexpr double round_ms = 250;
 
 Training with_muster(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model)), random_batches(session.world_rank(), job.batch_size)};
 }
 
-/// Averages made at the end of backward(), or on a thread beside it.
+/// Averages gradients at the end of backward(), or on a separate thread during it.
 template <bool progress_thread>
 Training with_thread(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model), {.progress_thread = progress_thread}),
           random_batches(session.world_rank(), job.batch_size)};
 }
 
-/// The optimizer's step fused with the averaging.
+/// Fuses the optimizer's step with the averaging.
 Training with_fused_optimizer(Session& session, const StepCase& job) {
   using Optimizer = PreparedOptimizer<torch::optim::SGD>;
   const auto model = session.prepare_model(fresh_model(job.model));
@@ -50,7 +50,7 @@ Training without_communication(Session& session, const StepCase& job) {
           random_batches(session.world_rank(), job.batch_size)};
 }
 
-/// As one writes it by hand: all gradients through one flat buffer.
+/// Averages by hand with MPI, as users write it: all gradients through one flat buffer.
 class FlatAverage {
  public:
   explicit FlatAverage(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
@@ -91,11 +91,11 @@ Training with_mpi(Session& session, const StepCase& job) {
   return {model, random_batches(session.world_rank(), job.batch_size), FlatAverage(model->parameters())};
 }
 
-/// A way of training that is compared.
+/// A way of training that is compared with others.
 struct Way {
   const char* name;
   Training (*make)(Session&, const StepCase&);
-  bool averages;  ///< all that do have the same weights after a step, and go on with the same on every rank
+  bool averages;  ///< true if it averages gradients: all such ways have the same weights after a step, on every rank
 };
 
 constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
@@ -128,7 +128,7 @@ void require_same_on_all_ranks(const StepCase& job, const Way& way, const Traini
   }
 }
 
-/// How many steps of the slowest candidate fit a round.
+/// How many steps of the slowest candidate fit into a round.
 int steps_per_round(std::vector<Training>& trainings, const Communicator& communicator) {
   double slowest = 0;
   for (auto& training : trainings) slowest = std::max(slowest, timed(communicator, [&] { training.step(); }));
@@ -159,7 +159,7 @@ Timings measure_case(Session& session, const StepCase& job, const Rounds& rounds
   return timings;
 }
 
-/// Averaging and Adam alone, of gradients that lie where backward() has made them: no model around them.
+/// Only averaging and Adam, without a model, with gradients in the memory where backward() would have put them.
 class AdamStep {
  public:
   explicit AdamStep(const std::function<std::unique_ptr<torch::optim::Optimizer>(torch::nn::Linear&)>& make)
@@ -213,7 +213,7 @@ std::vector<Row> measure_steps(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
   const auto rounds = rounds_inside(options);
   std::vector<Row> rows;
-  // A run for each case: the memory of the one before is gone.
+  // One run per case, so that the memory of the previous case is released.
   for (const auto& name : options.cases)
     in_session(launch, name, [&](Session& session) {
       rows.push_back(make_row(name, name == adam_case ? measure_adam(session, rounds, line)

@@ -22,10 +22,10 @@ inline constexpr std::array<StepCase, 6> step_cases{{{"mlp batch 64", "mlp", 64}
                                                      {"cnn", "cnn", 64},
                                                      {"resnet18", "resnet18", 64}}};
 
-/// Steps before any that counts: memory is allocated, buckets have their order.
+/// Steps before the timed ones: memory is allocated and buckets get their order.
 inline constexpr int warm_up_steps = 5;
 
-/// Null for a name that has no model.
+/// The case of that name; null if there is none.
 inline const StepCase* find_step_case(const std::string& name) {
   for (const auto& entry : step_cases)
     if (entry.name == name) return &entry;

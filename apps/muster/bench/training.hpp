@@ -1,4 +1,4 @@
-// The training that is measured: a model on random images in memory, SGD with momentum, cross entropy.
+// The measured training: a model on random images in memory, SGD with momentum, cross entropy.
 #pragma once
 
 #include "models/models.hpp"
@@ -20,20 +20,20 @@ struct Batch {
   torch::Tensor labels;  ///< [N]
 };
 
-/// Some batches, different on every rank, the same in every run.
+/// Several batches: different on every rank, the same in every run.
 std::vector<Batch> random_batches(int rank, std::int64_t batch_size);
 
-/// A model with the same weights in every call and on every rank.
+/// Makes a model, with the same weights in every call and on every rank.
 std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name);
 
-/// The usual optimizer.
+/// SGD with momentum, the default optimizer of Training.
 torch::optim::SGD momentum_sgd(const fashion::Classifier& model);
 
 class Training {
  public:
   /// `average` is called after each backward().
   Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches, std::function<void()> average = {});
-  /// With an optimizer other than the usual one.
+  /// With another optimizer than momentum_sgd().
   Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches,
            std::unique_ptr<torch::optim::Optimizer> optimizer, std::function<void()> average = {});
 
@@ -48,7 +48,7 @@ class Training {
   std::size_t next_ = 0;
 };
 
-/// Calls `body` as the training function of a run that leaves nothing behind. Collective.
+/// Calls `body` as the training function of a run whose folder is removed afterwards. Collective.
 void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body,
                 const CheckpointConfig& config = {});
 

@@ -145,6 +145,12 @@ void check_progress(const Manifest& manifest) {
   for (const auto& tensor : manifest.tensors)
     if (tensor.per_rank && (tensor.shape.empty() || tensor.shape[0] != manifest.world_size))
       throw Invalid{tensor.name + " does not have one row for each rank that wrote the checkpoint"};
+  for (const auto& [name, is_per_rank] : manifest.per_rank) {
+    const auto value = manifest.values.find(name);
+    if (value == manifest.values.end()) throw Invalid{"\"per_rank\" names " + name + ", which has no value"};
+    if (is_per_rank && !(value->is_array() && std::cmp_equal(value->size(), manifest.world_size)))
+      throw Invalid{"the value of " + name + " is not a list with one element for each rank"};
+  }
   const auto random = std::ranges::find(manifest.tensors, std::string_view(random_name), &TensorEntry::name);
   if (random != manifest.tensors.end() &&
       (random->type != at::kByte || random->shape.size() != 2 || random->shape[0] != manifest.world_size))
@@ -160,6 +166,12 @@ Manifest manifest_from(const Json& json) {
   manifest.metrics = object_at(json, "metrics");
   manifest.metadata = json.at("metadata");
   manifest.values = object_at(json, "values");
+  if (json.contains("per_rank")) {
+    for (const auto& [name, flag] : object_at(json, "per_rank").items()) {
+      if (!flag.is_boolean()) throw Invalid{"\"per_rank\" of " + name + " is neither true nor false"};
+      manifest.per_rank.emplace(name, flag.get<bool>());
+    }
+  }
   array_at(json, "files").get_to(manifest.files);
   array_at(json, "tensors").get_to(manifest.tensors);
   check_files(manifest);
@@ -229,10 +241,10 @@ void from_json(const Json& json, FileEntry& file) {
 
 std::string to_text(const Manifest& manifest) {
   const std::pair<const char*, Json> members[] = {
-      {"format", format_name},       {"version", newest_version},         {"index", manifest.index},
-      {"time", manifest.time},       {"world_size", manifest.world_size}, {"progress", manifest.progress},
-      {"metrics", manifest.metrics}, {"metadata", manifest.metadata},     {"values", manifest.values},
-      {"tensors", manifest.tensors}, {"files", manifest.files},
+      {"format", format_name},         {"version", newest_version},         {"index", manifest.index},
+      {"time", manifest.time},         {"world_size", manifest.world_size}, {"progress", manifest.progress},
+      {"metrics", manifest.metrics},   {"metadata", manifest.metadata},     {"values", manifest.values},
+      {"per_rank", manifest.per_rank}, {"tensors", manifest.tensors},       {"files", manifest.files},
   };
   std::string text = "{\n";
   try {

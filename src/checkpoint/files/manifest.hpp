@@ -10,6 +10,8 @@
 //   "metrics": {"loss": 0.1, …},      metrics of the report
 //   "metadata": {…},                  the user's metadata
 //   "values": {"model": {}, "best": 0.5, …},   JSON values of the state, by entry
+//   "per_rank": {"model": false, "best": false, …},   true for entries of which each rank had its own: their values are
+//                                     lists with one element for each rank
 //   "tensors": [{"name": "model/fc.weight", "type": "float32", "shape": [3, 4], "offset": 4096, "bytes": 48},
 //               {"name": "model/tied", "type": "float32", "shape": [3, 4], "same_as": "model/fc.weight"}, …],
 //                                     where the tensors lie in state.h5; with "per_rank": true if each rank had its
@@ -30,6 +32,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +68,9 @@ struct Manifest {
   Json metrics = Json::object();
   Json metadata = Json::object();
   Json values = Json::object();
+  /// By name of the entry, whether each rank had its own. An entry that is missing here is unknown, as are all of a
+  /// checkpoint by an earlier muster.
+  std::map<std::string, bool> per_rank = {};
   std::vector<TensorEntry> tensors = {};
   std::vector<FileEntry> files = {};
 

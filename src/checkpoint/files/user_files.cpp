@@ -17,10 +17,13 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
   const auto is_ours = [](const std::string& name) {
     return name == manifest_name || name == state_name || name == validation_name;
   };
+  const auto top_of = [](const std::string& name) { return name.substr(0, name.find('/')); };
   files.names = list_files(*directory);
   if (is_checkpoint(*directory)) std::erase_if(files.names, is_ours);
-  if (const auto ours = std::ranges::find_if(files.names, is_ours); ours != files.names.end())
-    throw Error(ExitCode::usage, doing, "it holds a file " + *ours + ", a name that muster uses in checkpoints",
+  if (const auto ours = std::ranges::find_if(files.names, is_ours, top_of); ours != files.names.end())
+    throw Error(ExitCode::usage, doing,
+                std::string("it holds a ") + (is_ours(*ours) ? "file " : "folder ") + top_of(*ours) +
+                    ", a name that muster uses in checkpoints",
                 "Rename it");
   if (const auto odd = std::ranges::find_if_not(files.names, is_utf8); odd != files.names.end())
     throw Error(

@@ -139,7 +139,8 @@ namespace {
 using Parts = std::vector<std::pair<Stateful*, StateDict>>;
 
 /// Returns each entry's object with its part of `saved`. Throws an Error that lists everything that does not fit.
-Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const ParameterPaths& parameters, Rank here) {
+Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const ParameterPaths& parameters, Rank here,
+                    const std::map<std::string, bool>& per_rank) {
   check_names(entries);
   std::vector<std::string> lines;
   std::set<std::string> left_over;
@@ -156,8 +157,13 @@ Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const P
       continue;
     }
     Differences differences;
-    if (replication_of(entry) == Replication::per_rank)
-      part = local_part(*part, *entry.object(), here, differences, needed);
+    const bool has_own = replication_of(entry) == Replication::per_rank;
+    if (const auto known = per_rank.find(name); known != per_rank.end() && known->second != has_own) {
+      lines.push_back(name + (has_own ? ": each rank's own here, one for all in the checkpoint"
+                                      : ": one for all here, each rank's own in the checkpoint"));
+      continue;
+    }
+    if (has_own) part = local_part(*part, *entry.object(), here, differences, needed);
     if (in_scope_of_average(entry)) differences.push_back({"", "a scope of EMA::apply() is alive"});
     if (part) entry.object()->compare(*part, parameters, differences);
     for (const auto& [path, text] : differences) lines.push_back(join(name, path) + ": " + text);
@@ -173,13 +179,15 @@ Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const P
 
 }  // namespace
 
-void require_fit(const StateEntries& entries, const StateDict& saved, Rank here) {
-  fitting_parts(entries, saved, parameter_paths(entries), here);
+void require_fit(const StateEntries& entries, const StateDict& saved, Rank here,
+                 const std::map<std::string, bool>& per_rank) {
+  fitting_parts(entries, saved, parameter_paths(entries), here, per_rank);
 }
 
-void restore(const StateEntries& entries, const StateDict& saved, Rank here) {
+void restore(const StateEntries& entries, const StateDict& saved, Rank here,
+             const std::map<std::string, bool>& per_rank) {
   const auto parameters = parameter_paths(entries);
-  auto parts = fitting_parts(entries, saved, parameters, here);
+  auto parts = fitting_parts(entries, saved, parameters, here, per_rank);
   std::ranges::stable_partition(parts, [](const auto& part) { return part.first->may_refuse(); });
   for (const auto& [object, part] : parts) object->load(part, parameters);
 }

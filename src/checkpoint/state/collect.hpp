@@ -5,6 +5,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 
+#include <map>
 #include <string>
 
 namespace muster::detail::checkpoint {
@@ -27,14 +28,17 @@ class WrongNumberOfRanks : public Error {
 };
 
 /// Compares `saved` with the entries. Throws an Error (ExitCode::data) that lists all differences: names that are
-/// missing or left over, and different shapes or types.
-void require_fit(const StateEntries& entries, const StateDict& saved, Rank here = {});
+/// missing or left over, different shapes or types, and entries that are per-rank only here or only in `saved`.
+/// `per_rank`: by name of the entry, whether it is per-rank in `saved`; an entry that is missing there is unknown.
+void require_fit(const StateEntries& entries, const StateDict& saved, Rank here = {},
+                 const std::map<std::string, bool>& per_rank = {});
 
 /// Checks like require_fit(), then loads `saved` into the entries, into existing memory where there is some. The user's
 /// own load functions are called first, so that nothing else has changed if one of them throws. If an optimizer's
 /// parameters are not among the entries, they are matched by order. Of a per-rank entry it loads the part of rank
 /// `here`; it refuses another number of ranks than saved it, or an unknown one (0).
-void restore(const StateEntries& entries, const StateDict& saved, Rank here = {});
+void restore(const StateEntries& entries, const StateDict& saved, Rank here = {},
+             const std::map<std::string, bool>& per_rank = {});
 
 /// Returns the name of the entry that a tensor belongs to: the first part of its path.
 std::string entry_of(const std::string& path);

@@ -223,6 +223,13 @@ std::set<std::string> per_rank_tensors(const StateDict& state, const EntryReplic
   return names;
 }
 
+std::map<std::string, bool> per_rank_entries(const Json& values, const EntryReplication& replication) {
+  std::map<std::string, bool> entries;
+  for (const auto& [name, kind] : replication)
+    if (values.contains(name)) entries.emplace(name, kind == Replication::per_rank);
+  return entries;
+}
+
 Json gather_values(const Communicator* communicator, const StateDict& state, const EntryReplication& replication) {
   auto values = state.values;
   Json own = Json::object();

@@ -34,6 +34,9 @@ std::set<std::string> find_drift(const Communicator& communicator, const StateDi
 /// Returns the names of the per-rank tensors.
 std::set<std::string> per_rank_tensors(const StateDict& state, const EntryReplication& replication);
 
+/// Returns for each entry of `values` whose replication is known whether it is per-rank.
+std::map<std::string, bool> per_rank_entries(const Json& values, const EntryReplication& replication);
+
 /// Returns the values on every rank, with each per-rank value as the list of all ranks' values. Collective. Without a
 /// communicator, the list has only this rank's value.
 Json gather_values(const Communicator* communicator, const StateDict& state, const EntryReplication& replication);

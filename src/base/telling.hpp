@@ -1,0 +1,30 @@
+// Lines on stderr that a rank writes for the `muster run` that has started it. Nobody else sees them.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+namespace muster::detail {
+
+/// In the environment of a supervised rank.
+inline constexpr const char* supervised_variable = "MUSTER_SUPERVISED";
+
+/// What such a line begins with. A word, a space and a text without line breaks follow.
+inline constexpr std::string_view telling = "\x1emuster ";
+inline constexpr std::string_view telling_loaded = "loaded";    ///< the library, in a rank or a program that it starts
+inline constexpr std::string_view telling_leaving = "leaving";  ///< the exit code: this rank ends the job now
+inline constexpr std::string_view telling_silent = "silent";    ///< a host on which no rank answers
+
+/// Writes the line, if a `muster run` reads it.
+inline void tell(std::string_view word, std::string_view text) noexcept {
+  if (std::getenv(supervised_variable) == nullptr) return;
+  std::string line(telling);
+  line.append(word).append(" ").append(text).append("\n");
+  // One write, so that no other output comes between. A line may be lost; the supervisor does not rely on any.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace muster::detail
