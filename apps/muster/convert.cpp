@@ -90,29 +90,29 @@ void add_format(CLI::App& parent, const std::string& name, const std::string& de
   auto* command = parent.add_subcommand(name, description);
   auto arguments = std::make_shared<ConvertArguments>();
   auto& options = arguments->options;
-  command->add_option("files", arguments->files, "Inputs, and last the file to make (replaced if it\nexists)")
+  command->add_option("files", arguments->files, "Inputs, and last the file to make (replaced if it exists)")
       ->option_text("IN... OUT.h5");
-  command->add_option("--columns", arguments->columns, "Names of the columns; x,y (of a single input x) unless\ngiven")
+  command->add_option("--columns", arguments->columns, "Names of the columns; x,y (of a single input x) unless given")
       ->option_text("NAME,NAME");
-  command->add_option("--chunk", options.chunk, "Samples per chunk; contiguous, which reads fastest,\nunless given")
+  command->add_option("--chunk", options.chunk, "Samples per chunk; contiguous, which reads fastest, unless given")
       ->transform(whole_number(1))
       ->option_text("N");
   command->add_option("--compress", options.compress, "Deflate, from 1 (fast) to 9 (small)")
       ->transform(whole_number(1, 9))
       ->option_text("LEVEL");
-  command->add_option("--split", arguments->split, "Divide the samples, in their order, among\nOUT.NAME.h5")
+  command->add_option("--split", arguments->split, "Divide the samples, in their order, among OUT.NAME.h5")
       ->option_text("NAME=SHARE...");
   command->add_option("--shuffle", options.shuffle, "Put the samples into a random order first")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->option_text("SEED");
-  command->add_option("--per-class", options.per_class, "Keep the first N samples of each value of the last\ncolumn")
+  command->add_option("--per-class", options.per_class, "Keep the first N samples of each value of the last column")
       ->transform(whole_number(1))
       ->option_text("N");
   if (converter == convert_csv)
     command
         ->add_option("--header", arguments->header,
-                     "Whether the first line of each file names the columns\n(yes or no); where its last field is no "
-                     "number unless\ngiven")
+                     "Whether the first line of each file names the columns (yes or no); where its last field is no "
+                     "number unless given")
         ->option_text("yes|no")
         ->check(CLI::IsMember({"yes", "no"}));
   command->add_flag("--json", arguments->json, "Print the result as JSON");

@@ -92,7 +92,7 @@ void add_export(CLI::App& checkpoint) {
       ->option_text("CHECKPOINT")
       ->required();
   command->add_option("out", arguments->out, "The file to make")->option_text("OUT")->required();
-  command->add_option("--to", arguments->format, "safetensors, or torch: a state dict for\ntorch.load")
+  command->add_option("--to", arguments->format, "safetensors, or torch: a state dict for torch.load")
       ->option_text("FORMAT")
       ->check(CLI::IsMember({"safetensors", "torch"}))
       ->required();

@@ -11,15 +11,25 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 
 namespace muster::tool {
 namespace {
 
-/// Prints examples unchanged, and positional arguments only by their texts ("IN... OUT.h5").
+/// Prints examples unchanged, positional arguments only by their texts ("IN... OUT.h5"), and descriptions in the
+/// columns that are left of 80.
 class Help : public CLI::Formatter {
  public:
-  Help() { column_width(28); }
+  Help() { column_width(first_columns); }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return in_last_columns(CLI::Formatter::make_option_desc(option));
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream out;
+    CLI::detail::format_help(out, command->get_name(), in_last_columns(command->get_description()), first_columns);
+    return out.str();
+  }
   std::string make_footer(const CLI::App* app) const override { return app->get_footer() + "\n"; }
   std::string make_option_usage(const CLI::Option* option) const override { return option->get_option_text(); }
   std::string make_option_name(const CLI::Option* option, bool positional) const override {
@@ -27,6 +37,14 @@ class Help : public CLI::Formatter {
   }
   std::string make_option_opts(const CLI::Option* option) const override {
     return option->get_positional() ? "" : CLI::Formatter::make_option_opts(option);
+  }
+
+ private:
+  static constexpr std::size_t first_columns = 28;
+  static std::string in_last_columns(const std::string& text) {
+    std::string lines;
+    for (const auto& line : wrapped(text, line_width - first_columns)) lines += (lines.empty() ? "" : "\n") + line;
+    return lines;
   }
 };
 

@@ -9,7 +9,6 @@
 namespace muster::tool {
 namespace {
 
-constexpr std::size_t line_width = 80;
 constexpr std::size_t gap = 2;
 constexpr std::size_t narrowest = 20;  ///< the least width of a last column that is broken into lines
 
@@ -17,22 +16,6 @@ constexpr std::size_t narrowest = 20;  ///< the least width of a last column tha
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
-/// Breaks text at spaces. A word longer than a line stays whole, so that it can be copied.
-std::vector<std::string> wrapped(const std::string& text, std::size_t columns) {
-  std::vector<std::string> lines(1);
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    auto& line = lines.back();
-    if (line.empty())
-      line = word;
-    else if (width(line) + 1 + width(word) <= columns)
-      line += " " + word;
-    else
-      lines.push_back(word);
-  }
-  return lines;
 }
 
 std::string padded(const std::string& text, std::size_t columns, bool right) {
@@ -51,6 +34,21 @@ void flatten(const nlohmann::json& value, const std::string& path, Table& table)
 }
 
 }  // namespace
+
+std::vector<std::string> wrapped(const std::string& text, std::size_t columns) {
+  std::vector<std::string> lines(1);
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    auto& line = lines.back();
+    if (line.empty())
+      line = word;
+    else if (width(line) + 1 + width(word) <= columns)
+      line += " " + word;
+    else
+      lines.push_back(word);
+  }
+  return lines;
+}
 
 std::string printable(std::string_view text) {
   std::string shown;

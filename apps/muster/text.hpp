@@ -10,6 +10,11 @@
 
 namespace muster::tool {
 
+inline constexpr std::size_t line_width = 80;
+
+/// Breaks text into lines at spaces. A word longer than a line stays whole, so that it can be copied.
+std::vector<std::string> wrapped(const std::string& text, std::size_t columns);
+
 /// Columns are as wide as their widest cell. The last one is broken into lines if a row would be wider than 80.
 struct Table {
   struct Heading {

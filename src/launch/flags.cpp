@@ -205,23 +205,23 @@ Flags::Flags(const std::string& program, const std::string& version) {
       variable += *c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
     return app.add_option(name, value, help)->envname(variable)->group("muster")->take_last()->check(not_empty());
   };
-  option("--storage", storage_, "Folder of the runs, on a file system that all nodes share [runs]");
-  option("--name", name_, "The run's name [program and Slurm job id, or program and time]");
+  option("--storage", storage_, "Folder of the runs, on a file system that all\nnodes share [runs]");
+  option("--name", name_, "The run's name [program and Slurm job id, or\nprogram and time]");
   option("--config", config_, "JSON file with settings of the program");
   app.add_option("--set", set_, "One setting, as in --set lr=0.01; repeatable")
       ->group("muster")
       ->type_size(1)
       ->take_all();
-  option("--resume", resume_, "auto, never, must, or the path of a checkpoint or run [auto]");
-  option("--seed", seed_, "Seed of the weights and of the order of the data [0]")
+  option("--resume", resume_, "auto, never, must, or the path of a checkpoint or\nrun [auto]");
+  option("--seed", seed_, "Seed of the weights and of the order of the\ndata [0]")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
   option("--workers", workers_, "Ranks that train [all]")->transform(whole_number(1, std::numeric_limits<int>::max()));
   option("--threads", threads_, "Threads of torch per rank [its share of the CPUs]")
       ->transform(whole_number(1, most_threads));
-  option("--backend", backend_, "auto, mpi, gloo, nccl, or by device: cpu:mpi,cuda:nccl [auto]");
-  option("--timeout", timeout_, "Seconds that ranks wait for each other before the job ends [1800]")
+  option("--backend", backend_, "auto, mpi, gloo, nccl, or by device:\ncpu:mpi,cuda:nccl [auto]");
+  option("--timeout", timeout_, "Seconds that ranks wait for each other before\nthe job ends [1800]")
       ->check(number_of_seconds());
-  option("--time-limit", time_limit_, "Save and stop within that time, as in 1h30m [Slurm allocation]")
+  option("--time-limit", time_limit_, "Save and stop within that time, as in 1h30m\n[Slurm allocation]")
       ->check(duration());
   option("--progress", progress_, "auto, bar, plain or none [auto]")
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));
