@@ -23,7 +23,8 @@ void add_run(CLI::App& app) {
       ->add_option("--min-workers", options->min_workers,
                    "Go on with so few where there are no more, with as many samples in a step [all]")
       ->option_text("M");
-  const auto grace = std::make_shared<int>(static_cast<int>(options->grace.count()));
+  const auto grace =
+      std::make_shared<int>(static_cast<int>(std::chrono::round<std::chrono::seconds>(options->grace).count()));
   command->add_option("--grace", *grace, "Seconds to save and stop in, before the end [60]")
       ->transform(whole_number(0, std::numeric_limits<int>::max()))
       ->option_text("S");

@@ -1,7 +1,8 @@
 // Callbacks that are ready to use: early stopping, learning rates, a time budget.
 //
 //   muster::TorchTrainer(launch, train, {.run_config = {.callbacks = {
-//       muster::early_stopping({.metric = "val_loss", .patience = 5}), muster::time_budget(std::chrono::hours(8))}}});
+//       muster::early_stopping({.metric = "val_loss", .mode = muster::ScoreOrder::min, .patience = 5}),
+//       muster::time_budget(std::chrono::hours(8))}}});
 //
 // Two of them refer to objects of the training function, which adds them to the session itself:
 //
@@ -17,6 +18,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace torch::optim {
@@ -29,8 +31,8 @@ namespace muster {
 struct EarlyStoppingOptions {
   /// A reported number. NaN is never better.
   std::string metric = {};
-  /// Whether a larger or a smaller value is better.
-  ScoreOrder mode = ScoreOrder::min;
+  /// Whether a larger or a smaller value is better. Required.
+  std::optional<ScoreOrder> mode = {};
   /// How many reports in a row may be no better than the best one before training ends.
   int patience = 3;
   /// The least difference that counts as better.
@@ -68,6 +70,6 @@ std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& o
                                                 const LearningRateMonitorOptions& options = {});
 
 /// Ends training, as finished, at the first report whose time_total_s has reached `time`. It includes earlier jobs.
-std::shared_ptr<Callback> time_budget(std::chrono::duration<double> time);
+std::shared_ptr<Callback> time_budget(std::chrono::milliseconds time);
 
 }  // namespace muster

@@ -77,8 +77,6 @@ class Checkpoint {
   static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }
-  /// The directory, to read from.
-  const std::filesystem::path& as_directory() const noexcept { return path_; }
   /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. An Error
   /// if a different file is there.
   void to_directory(const std::filesystem::path& path) const;
@@ -94,7 +92,7 @@ class Checkpoint {
   /// merged with the trainer's and with other ranks'. For a key that several have, the user's value on the lowest rank
   /// is kept.
   Json get_metadata() const;
-  void set_metadata(const Json& metadata) const;
+  void set_metadata(const Json& metadata);
 
  private:
   friend class detail::checkpoint::Store;

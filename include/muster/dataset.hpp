@@ -34,10 +34,13 @@
 
 namespace muster {
 
+class Dataset;
+
 namespace detail::data {
 class Source;
 class BatchStream;
 struct ShardState;
+const std::shared_ptr<Source>& source_of(const Dataset& dataset) noexcept;
 }  // namespace detail::data
 namespace detail::step {
 struct BatchWeight;
@@ -83,13 +86,16 @@ class Batch {
   /// unless ScalingConfig::virtual_workers is set) / global_size(). It is 1 if all batches of the step have the same
   /// size or if the dataset is not split, and 0 for an empty batch. It does not change later.
   double weight() const;
-  const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return step_; }
 
   auto begin() const noexcept { return items_.begin(); }
   auto end() const noexcept { return items_.end(); }
   std::size_t num_columns() const noexcept { return items_.size(); }
 
  private:
+  friend const std::shared_ptr<const detail::step::BatchWeight>& step_weight_of(const Batch& batch) noexcept {
+    return batch.step_;
+  }
+
   std::deque<Item> items_;  // keeps references valid when columns are added
   std::int64_t samples_ = 0;
   std::int64_t global_samples_ = 0;
@@ -204,9 +210,8 @@ class Dataset {
   /// (ExitCode::data) if it changes the number of rows.
   Dataset transform(std::shared_ptr<const Preprocessor> preprocessor) const;
 
-  const std::shared_ptr<detail::data::Source>& source() const noexcept { return source_; }
-
  private:
+  friend const std::shared_ptr<detail::data::Source>& detail::data::source_of(const Dataset& dataset) noexcept;
   explicit Dataset(std::shared_ptr<detail::data::Source> source);
   std::shared_ptr<detail::data::Source> source_;
 };
@@ -249,7 +254,8 @@ struct BatchOptions {
   /// True if a pass over a split dataset trains: its batches weight the gradients and are counted as steps and samples,
   /// and it belongs to the epoch from which a stopped run continues. All workers must take its batches alike, one by
   /// one, and may stop between two of them (see Session). A pass that begins while no gradients are recorded
-  /// (torch::NoGradGuard, session.evaluation) never trains.
+  /// (torch::NoGradGuard, session.evaluation) never trains. A training pass in which no gradients are averaged is
+  /// warned of once.
   bool training = true;
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.
@@ -338,7 +344,7 @@ class DatasetShard {
 
   /// A pass of batches on the session's device, converted as `dtypes` says.
   BatchRange iter_torch_batches(BatchOptions options = {}) const;
-  /// A pass of batches as they are stored: on the CPU, with their types; `dtypes` and `device` are ignored.
+  /// A pass of batches as they are stored, on the CPU and with their types, unless `dtypes` and `device` are given.
   BatchRange iter_batches(BatchOptions options = {}) const;
 
   /// Sets the epoch that seeds the order. session.epochs() calls it; call it in your own loops, where otherwise all

@@ -55,7 +55,7 @@ struct LaunchFlags {
   std::optional<int> threads;
   std::optional<std::string> backend;
   std::optional<std::chrono::milliseconds> timeout;
-  std::optional<std::chrono::seconds> time_limit;
+  std::optional<std::chrono::milliseconds> time_limit;
   Progress progress = Progress::automatic;
   std::optional<std::string> log_level;  ///< this rank's
 };
@@ -142,7 +142,7 @@ class Launch {
   bool stop_requested() const noexcept;
   /// Inside run(): the time until the limit of --time-limit or, without it, until the end of the Slurm allocation
   /// (SLURM_JOB_END_TIME). Negative afterwards; empty if there is no limit.
-  std::optional<std::chrono::nanoseconds> time_left() const noexcept;
+  std::optional<std::chrono::duration<double>> time_left() const noexcept;
 
  private:
   int run_body(const std::function<int()>& body);

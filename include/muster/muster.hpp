@@ -1,5 +1,10 @@
-// All public headers except mpi.hpp, which needs MPI, data_loader.hpp, which needs all of torch/data, and script.hpp
-// and sync_batch_norm.hpp, which need torch's modules.
+// All public headers, except those that not every program wants:
+//   mpi.hpp             needs MPI's header
+//   data_loader.hpp     needs all of torch/data
+//   script.hpp          needs torch's modules
+//   sync_batch_norm.hpp needs torch's modules
+//   reduce_op.hpp       comes with communicator.hpp
+//   supervise.hpp       is for programs that start others
 #pragma once
 
 #include <muster/callback.hpp>

@@ -161,9 +161,8 @@ class OperatorLoader {
   requires requires(Loader& loader) { loader.batch_samples(); }
   OperatorLoader(std::unique_ptr<Loader> loader) : make_(detail::train::make_passes_of(std::move(loader))) {}
 
-  const detail::train::MakePasses& passes() const noexcept { return make_; }
-
  private:
+  friend class TrainingOperator;
   detail::train::MakePasses make_;
 };
 
@@ -314,6 +313,13 @@ class TrainingOperator {
   std::unique_ptr<detail::train::OperatorParts> parts_;
 };
 
+/// Whether an operator's workers compute on GPUs. If a node has more ranks than GPUs, they share them.
+enum class UseGpu {
+  automatic,  ///< if every rank sees a GPU
+  always,     ///< an Error where there is none
+  never,
+};
+
 /// Options of an OperatorTrainer, the same on all ranks. Designated initialisers must keep this order of fields.
 struct OperatorTrainerOptions {
   /// Called on every rank before anything else, for example to set environment variables.
@@ -325,18 +331,17 @@ struct OperatorTrainerOptions {
   NumWorkers num_workers = {};
   /// Threads of torch per rank; empty: the launch's choice.
   std::optional<int> num_cpus_per_worker = {};
-  /// true, false or "auto": true if every rank sees a GPU. If a node has more ranks than GPUs, they share them.
-  Json use_gpu = "auto";
+  UseGpu use_gpu = UseGpu::automatic;
   /// See TorchConfig::backend.
   std::string backend = "auto";
   /// False: muster does not average gradients; the operator must do so itself.
   bool wrap_ddp = true;
   ModelOptions ddp_args = {};
   /// How long ranks wait for each other before the job ends; --timeout overrides it.
-  std::chrono::seconds timeout{1800};
-  /// true: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
-  /// hand. "apex" is refused.
-  Json use_fp16 = false;
+  std::chrono::milliseconds timeout = std::chrono::seconds(1800);
+  /// True: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
+  /// hand. It is torch's own mixed precision; libtorch has no Apex.
+  bool use_fp16 = false;
   /// A progress line while training, and a line for each call.
   bool use_tqdm = false;
   /// True: the workers divide the samples of register_data(). False: each worker takes all of them.

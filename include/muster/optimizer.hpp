@@ -80,29 +80,32 @@ void from_json(const Json& json, OptimizerOptions& options);
 
 namespace detail::optim {
 
-/// Implements the step of a prepared optimizer.
-class OptimizerStep {
- public:
-  using Closure = std::function<at::Tensor()>;
-
-  virtual ~OptimizerStep() = default;
-  /// `plain` is the optimizer's own step. Collective.
-  virtual at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
-                          const std::function<at::Tensor(Closure)>& plain) = 0;
-  /// Collective.
-  virtual void average_gradients(torch::optim::Optimizer& optimizer) = 0;
-  virtual double grad_norm() const noexcept = 0;
-  virtual bool fused() const noexcept = 0;
-  virtual std::int64_t skipped_steps() const noexcept = 0;
-};
+class OptimizerStep;
 
 /// The base class of all prepared optimizers, whatever their type.
 class Prepared {
  public:
-  explicit Prepared(std::unique_ptr<OptimizerStep> step) : step_(std::move(step)) {}
-  const OptimizerStep& prepared_step() const noexcept { return *step_; }
+  Prepared(std::unique_ptr<OptimizerStep> step);
+  Prepared(Prepared&&) noexcept;
+  Prepared& operator=(Prepared&&) noexcept;
+  ~Prepared();
+
+  /// The norm of the averaged gradients in the last step, before they were scaled down. 0 without max_grad_norm.
+  double grad_norm() const noexcept;
+  /// True if step() averages gradients and updates parameters in one operation.
+  bool fused() const noexcept;
+  /// Steps that were skipped because of their gradients (FailureConfig::bad_numbers); useful for schedules that count
+  /// steps.
+  std::int64_t skipped_steps() const noexcept;
 
  protected:
+  using Closure = std::function<at::Tensor()>;
+  /// `plain` is the optimizer's own step. Collective.
+  at::Tensor take_step(torch::optim::Optimizer& optimizer, const Closure& closure,
+                       const std::function<at::Tensor(Closure)>& plain);
+  void average_gradients_of(torch::optim::Optimizer& optimizer);
+
+ private:
   std::unique_ptr<OptimizerStep> step_;
 };
 
@@ -112,23 +115,16 @@ class Prepared {
 template <class O>
 class PreparedOptimizer : public O, public detail::optim::Prepared {
  public:
-  PreparedOptimizer(O optimizer, std::unique_ptr<detail::optim::OptimizerStep> step)
-      : O(std::move(optimizer)), Prepared(std::move(step)) {}
+  PreparedOptimizer(O optimizer, detail::optim::Prepared prepared)
+      : O(std::move(optimizer)), Prepared(std::move(prepared)) {}
 
   /// Collective.
   at::Tensor step(std::function<at::Tensor()> closure = nullptr) override {
-    return step_->step(*this, closure, [this](std::function<at::Tensor()> own) { return O::step(std::move(own)); });
+    return take_step(*this, closure, [this](std::function<at::Tensor()> own) { return O::step(std::move(own)); });
   }
   /// Call after backward(): then the .grad of the optimizer's parameters holds the averages, even if the optimizer is
   /// fused, so that they can be read or changed before step(). Collective.
-  void average_gradients() { step_->average_gradients(*this); }
-  /// The norm of the averaged gradients in the last step, before they were scaled down. 0 without max_grad_norm.
-  double grad_norm() const noexcept { return step_->grad_norm(); }
-  /// True if step() averages gradients and updates parameters in one operation.
-  bool fused() const noexcept { return step_->fused(); }
-  /// Steps that were skipped because of their gradients (FailureConfig::bad_numbers); useful for schedules that count
-  /// steps.
-  std::int64_t skipped_steps() const noexcept { return step_->skipped_steps(); }
+  void average_gradients() { average_gradients_of(*this); }
 };
 
 }  // namespace muster

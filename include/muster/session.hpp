@@ -94,7 +94,7 @@ struct Preemption {
   /// True if some worker has been asked to stop, or its time is over.
   bool asked = false;
   /// The time until the job ends, on the worker that has the least of it; empty if no limit is known.
-  std::optional<std::chrono::nanoseconds> time_left = {};
+  std::optional<std::chrono::duration<double>> time_left = {};
 };
 
 /// The epochs from the current one up to, not including, `count`; each iteration tells the session which epoch it is.
@@ -270,9 +270,9 @@ class Session {
   /// passes. Otherwise backward() throws an Error.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
-    { batch.step() } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
+    { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
   }
-  [[nodiscard]] StepScope step(const AnyBatch& batch) const { return step_of(batch.step()); }
+  [[nodiscard]] StepScope step(const AnyBatch& batch) const { return step_of(step_weight_of(batch)); }
 
   /// While the scope lives, backward() accumulates gradients locally, without averaging.
   [[nodiscard]] NoSync no_sync() const;
@@ -355,8 +355,7 @@ class Session {
  private:
   friend detail::data::Worker detail::data::worker_of(const Session& session);
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
-  std::unique_ptr<detail::optim::OptimizerStep> prepare_step(torch::optim::Optimizer& optimizer,
-                                                             const OptimizerOptions& options);
+  detail::optim::Prepared prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options);
   StepScope step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const;
   detail::train::SessionState* state_;
 };

@@ -21,9 +21,10 @@ struct SuperviseOptions {
   /// ScalingConfig::num_workers, or else `ranks`. The number of samples per step stays the same: that of the
   /// checkpoint, or else batch_size times all ranks.
   std::optional<int> min_workers = {};
-  std::chrono::seconds grace{60};  ///< between the wish to stop and the end of ranks that do not heed it
+  /// Between the wish to stop and the end of ranks that do not heed it.
+  std::chrono::milliseconds grace = std::chrono::seconds(60);
   /// How long the ranks may wait for each other in Launch's constructor. Then the start counts as a failure.
-  std::chrono::seconds start_limit{600};
+  std::chrono::milliseconds start_limit = std::chrono::seconds(600);
 };
 
 /// Starts the program on its ranks with mpirun, or with srun in a Slurm job of several nodes. If it fails in a way that

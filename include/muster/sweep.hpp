@@ -77,7 +77,8 @@ struct SweepOptions {
   int ranks_per_trial = 1;
   /// The reported metric by which trials are compared; its value in their last reports counts.
   std::string metric = {};
-  ScoreOrder mode = ScoreOrder::max;
+  /// Whether a larger or a smaller value is better. Required with a metric.
+  std::optional<ScoreOrder> mode = {};
   /// Ends trials early; empty: no trial ends early.
   std::optional<Asha> scheduler = {};
   /// As in RunConfig: the sweep's folder is storage_path/name. The flags --name and --storage override these.

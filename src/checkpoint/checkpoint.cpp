@@ -180,7 +180,7 @@ Json Checkpoint::get_metadata() const {
   return fs::exists(detail::status_of(file)) ? detail::read_json(file) : Json::object();
 }
 
-void Checkpoint::set_metadata(const Json& metadata) const {
+void Checkpoint::set_metadata(const Json& metadata) {
   std::string text;
   if (!has_manifest(path_)) {
     check_metadata(path_, [&] { detail::parse_json(text = metadata.dump(2) + "\n", "reading it again"); });

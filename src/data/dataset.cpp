@@ -52,6 +52,10 @@ Dataset::Dataset(const std::string& path) : Dataset(detail::data::hdf5_source({p
 Dataset::Dataset(const std::filesystem::path& path) : Dataset(path.string()) {}
 Dataset::Dataset(std::shared_ptr<detail::data::Source> source) : source_(std::move(source)) {}
 
+const std::shared_ptr<detail::data::Source>& detail::data::source_of(const Dataset& dataset) noexcept {
+  return dataset.source_;
+}
+
 Dataset Dataset::from_hdf5(std::vector<std::string> paths, DatasetOptions options) {
   return Dataset(detail::data::hdf5_source(std::move(paths), std::move(options)));
 }

@@ -172,7 +172,7 @@ int Launch::place_on_node() const noexcept { return state_->place_on_node; }
 int Launch::number_trainer() noexcept { return ++state_->trainers; }
 const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->callbacks; }
 
-std::optional<std::chrono::nanoseconds> Launch::time_left() const noexcept {
+std::optional<std::chrono::duration<double>> Launch::time_left() const noexcept {
   if (!state_->end) return {};
   return *state_->end - std::chrono::steady_clock::now();
 }

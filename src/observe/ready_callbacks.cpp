@@ -45,6 +45,9 @@ class EarlyStopping final : public Callback {
  public:
   explicit EarlyStopping(const EarlyStoppingOptions& options)
       : options_(options), watched_("stopping early", options.metric) {
+    if (!options.mode)
+      throw Error(ExitCode::usage, "stopping early by \"" + options.metric + "\"",
+                  "EarlyStoppingOptions::mode is not set", "Give it ScoreOrder::min, as for a loss, or ScoreOrder::max");
     if (options.patience < 0 || !(options.min_delta >= 0))
       throw Error(ExitCode::usage, "stopping early", "patience and min_delta must be at least 0",
                   "Give other values, or leave them out");
@@ -180,6 +183,6 @@ std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& o
   return std::make_shared<LearningRateMonitor>(optimizer, options);
 }
 
-std::shared_ptr<Callback> time_budget(std::chrono::duration<double> time) { return std::make_shared<TimeBudget>(time); }
+std::shared_ptr<Callback> time_budget(std::chrono::milliseconds time) { return std::make_shared<TimeBudget>(time); }
 
 }  // namespace muster

@@ -169,7 +169,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
            "Call the scaler's update() after each step");
   // A fused optimizer averages in its step; dividing by the scale before or after that gives the same result.
   const auto* const prepared = dynamic_cast<const detail::optim::Prepared*>(&optimizer);
-  if (!progress.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->prepared_step().fused());
+  if (!progress.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->fused());
   if (!progress.found_inf) optimizer.step();
   progress.stepped = true;
   return !progress.found_inf;

@@ -414,4 +414,20 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
   return step;
 }
 
+Prepared::Prepared(std::unique_ptr<OptimizerStep> step) : step_(std::move(step)) {}
+Prepared::Prepared(Prepared&&) noexcept = default;
+Prepared& Prepared::operator=(Prepared&&) noexcept = default;
+Prepared::~Prepared() = default;
+
+double Prepared::grad_norm() const noexcept { return step_->grad_norm(); }
+bool Prepared::fused() const noexcept { return step_->fused(); }
+std::int64_t Prepared::skipped_steps() const noexcept { return step_->skipped_steps(); }
+
+at::Tensor Prepared::take_step(torch::optim::Optimizer& optimizer, const Closure& closure,
+                               const std::function<at::Tensor(Closure)>& plain) {
+  return step_->step(optimizer, closure, plain);
+}
+
+void Prepared::average_gradients_of(torch::optim::Optimizer& optimizer) { step_->average_gradients(optimizer); }
+
 }  // namespace muster::detail::optim

@@ -14,6 +14,22 @@ class DataParallel;
 
 namespace muster::detail::optim {
 
+/// Implements the step of a prepared optimizer.
+class OptimizerStep {
+ public:
+  using Closure = std::function<at::Tensor()>;
+
+  virtual ~OptimizerStep() = default;
+  /// `plain` is the optimizer's own step. Collective.
+  virtual at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
+                          const std::function<at::Tensor(Closure)>& plain) = 0;
+  /// Collective.
+  virtual void average_gradients(torch::optim::Optimizer& optimizer) = 0;
+  virtual double grad_norm() const noexcept = 0;
+  virtual bool fused() const noexcept = 0;
+  virtual std::int64_t skipped_steps() const noexcept = 0;
+};
+
 /// Data that the optimizers of a session share; empty without a session.
 struct SessionWide {
   std::shared_ptr<NumberWatch> numbers = nullptr;    ///< what to do about NaN and infinite numbers; null for nothing

@@ -55,6 +55,8 @@ class Moments {
   virtual void batch_begun(const OpenPass& pass) = 0;
   /// A batch is finished and the next one is requested. No step is half done, and no other pass is open. May throw.
   virtual void between_batches() = 0;
+  /// `pass` ends, wholly or early.
+  virtual void pass_ended(const OpenPass& pass) = 0;
 };
 
 /// Used only by the thread that runs the training function.

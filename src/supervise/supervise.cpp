@@ -101,6 +101,10 @@ std::chrono::seconds patience_after_a_failure(Launcher::Kind kind) {
   return std::chrono::seconds(kind == Launcher::Kind::srun ? 60 : 10);
 }
 
+std::string in_seconds(std::chrono::milliseconds time) {
+  return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
+}
+
 /// One start, to its end: nothing of it is left then.
 End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOptions& options) {
   LauncherOutput output;
@@ -115,8 +119,8 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
   while (!job.ended() && !signals.at_once()) {
     if (signals.stop_wished() && !deadline) {
       deadline = Clock::now() + options.grace;
-      log::info("stopping; the ranks have " + std::to_string(options.grace.count()) +
-                " s to save their state. A second Ctrl-C ends them at once");
+      log::info("stopping; the ranks have " + in_seconds(options.grace) +
+                " to save their state. A second Ctrl-C ends them at once");
     }
     // Over several hosts mpirun starts its daemons first, and a signal ends it meanwhile.
     const bool may_ask = options.hosts.empty() || output.words().loaded;
@@ -128,8 +132,8 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
     const auto& words = output.words();
     if (!words.loaded && !warned && Clock::now() >= load_limit) {
       warned = true;
-      log::warn("no rank has started within " + std::to_string(options.start_limit.count()) +
-                " s: the launcher may wait for a host (ssh), the program for a file system");
+      log::warn("no rank has started within " + in_seconds(options.start_limit) +
+                ": the launcher may wait for a host (ssh), the program for a file system");
     }
     if (words.starting && !start_limit) start_limit = Clock::now() + options.start_limit;
     if (start_limit && !words.up && Clock::now() >= *start_limit) {

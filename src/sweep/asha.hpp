@@ -13,6 +13,12 @@ namespace muster::detail::sweep {
 /// not a number (NaN is null in a row) is worse than every number.
 std::optional<double> score_of(const Json& row, const std::string& metric, ScoreOrder mode);
 
+/// The options' mode; without a metric there is nothing to compare, and any mode serves.
+inline ScoreOrder order_of(const SweepOptions& options) { return options.mode.value_or(ScoreOrder::max); }
+inline std::optional<double> score_of(const Json& row, const SweepOptions& options) {
+  return score_of(row, options.metric, order_of(options));
+}
+
 /// The rungs: the reports at which trials are compared, before max_t.
 std::vector<std::int64_t> rungs_of(const Asha& scheduler);
 

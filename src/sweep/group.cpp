@@ -35,7 +35,7 @@ class Comparison final : public Callback {
     if (!decides_ || !scheduler) return;
     const auto iteration = row.at("training_iteration").get<std::int64_t>();
     over_ = over_ || iteration >= scheduler->max_t;
-    const auto score = score_of(row, task_.options.metric, task_.options.mode);
+    const auto score = score_of(row, task_.options);
     // Not again at a rung where it was compared, unless the report is repeated: a trial that failed at that report must
     // not go on without a comparison.
     std::size_t next = 0;

@@ -47,6 +47,8 @@ void check(const SweepOptions& options, const Launch& launch) {
   require(launch.flags().resume != Resume::path, "--resume names a path", "A sweep is continued by its --name");
   require(comm::threads_may_call_mpi(), "MPI was initialised without MPI_THREAD_MULTIPLE",
           "Ask for it in MPI_Init_thread, or leave that to muster::Launch: a thread distributes the trials");
+  require(options.metric.empty() || options.mode, "the metric \"" + options.metric + "\" has no mode",
+          "Give SweepOptions::mode: ScoreOrder::min, as for a loss, or ScoreOrder::max");
   if (const auto& scheduler = options.scheduler) {
     require(!options.metric.empty(), "the scheduler has no metric to compare trials by", "Name one in metric");
     require(
@@ -159,7 +161,7 @@ std::vector<Scores> read_scores(const Task& task) {
   for (std::size_t i = 0; !scores.empty() && i < task.trials.size(); ++i) try {
       std::size_t next = 0;
       for (const auto& row : observe::History::read(task.trials[i].path)) {
-        const auto score = score_of(row, task.options.metric, task.options.mode);
+        const auto score = score_of(row, task.options);
         const auto rung = rung_at(task.rungs, next, row.value("training_iteration", std::int64_t{0}));
         if (!score || !rung) continue;
         scores[*rung][static_cast<int>(i)] = *score;
@@ -217,7 +219,7 @@ Json about(const Task& task) {
           {"ranks_per_trial", options.ranks_per_trial},
           {"num_ranks", task.launch.size()},
           {"metric", options.metric},
-          {"mode", options.mode == ScoreOrder::max ? "max" : "min"}};
+          {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
 }
 
 /// Reads the metrics and the checkpoint of a lost trial from its run; its trial.json is older.
@@ -430,7 +432,7 @@ SweepResult Sweep::fit() {
       throw;
     }
 
-  SweepResult result{.path = task.folder, .metric = options_.metric, .mode = options_.mode};
+  SweepResult result{.path = task.folder, .metric = options_.metric, .mode = order_of(options_)};
   result.trials = trials_in(
       Json::parse(comm::on_root(
           world,

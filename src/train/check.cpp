@@ -19,7 +19,7 @@ at::Device check_together(const Plan& plan) {
   comm::check_on_all(plan.world(), {.done = plan.wait_limit, .failed = comm::final_grace(plan.world())}, [&] {
     if (!needs_data) return;
     device = choose_device(plan.options.scaling_config.use_gpu, plan.launch);
-    for (const auto& [name, dataset] : datasets) prints[name] = dataset.source()->fingerprint();
+    for (const auto& [name, dataset] : datasets) prints[name] = data::source_of(dataset)->fingerprint();
   });
   require_same_data(plan.world(), all_need_data ? plan.world().size() : plan.workers, prints);
   for (const auto& name : plan.options.dataset_config.datasets_to_split.names())

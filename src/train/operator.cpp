@@ -100,14 +100,6 @@ void require_one_of_each(const OperatorParts& parts, const char* doing, const ch
   if (!parts.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
 }
 
-bool wants_fp16(const Json& option) {
-  if (option.is_boolean()) return option.get<bool>();
-  const bool apex = option == "apex";
-  throw Error(ExitCode::usage, "choosing mixed precision",
-              apex ? "libtorch has no Apex" : "use_fp16 is " + option.dump() + ", neither true nor false",
-              "Give use_fp16 = true, which is torch's own");
-}
-
 }  // namespace
 
 OperatorParts::OperatorParts(SessionState& state_, Session& session_, const OperatorTrainerOptions& options_,
@@ -116,7 +108,7 @@ OperatorParts::OperatorParts(SessionState& state_, Session& session_, const Oper
       session(session_),
       options(options_),
       config(std::move(config_)),
-      fp16(wants_fp16(options.use_fp16)),
+      fp16(options.use_fp16),
       scaler(new GradScaler(session.grad_scaler({.enabled = fp16 && session.get_device().is_cuda()}))),
       train(state) {}
 
@@ -174,15 +166,15 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
         const std::string name = of.training ? "train" : "validation";
         auto workers = parts.state.workers;
         auto& data = parts.state.data;
-        detail::train::require_same_data(workers.control, workers.size(), {{name, dataset.source()->fingerprint()}});
-        auto names = detail::train::column_names(columns, *dataset.source());
+        detail::train::require_same_data(workers.control, workers.size(), {{name, detail::data::source_of(dataset)->fingerprint()}});
+        auto names = detail::train::column_names(columns, *detail::data::source_of(dataset));
         data.datasets.insert_or_assign(name, dataset);
         data.shards.erase(name);
         auto given = options;
         given.training = of.training;
         // A dataset that is whole on each worker is split among one worker, so that it has a position. A stream has
         // none.
-        data.config.split_all = of.split || !dataset.source()->is_stream();
+        data.config.split_all = of.split || !detail::data::source_of(dataset)->is_stream();
         if (!of.split && *data.config.split_all) {
           if (const auto global = given.global_batch_size.value_or(0); global > 0) {
             given.batch_size = (global - 1) / workers.size() + 1;
@@ -191,7 +183,7 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
           workers.share = {};
           workers.full = 0;
         }
-        return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given, dataset.source(),
+        return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given, detail::data::source_of(dataset),
                                           std::move(names));
       }) {}
 
@@ -284,9 +276,9 @@ void TrainingOperator::register_data(OperatorLoader train_loader, std::optional<
   auto& its = parts();
   const bool split = its.options.add_dist_sampler;
   ++its.registrations;
-  its.train.set_passes(train_loader.passes()(its, {.training = true, .split = split}));
+  its.train.set_passes(train_loader.make_(its, {.training = true, .split = split}));
   if (validation_loader)
-    its.validation.set_passes(validation_loader->passes()(its, {.training = false, .split = split}));
+    its.validation.set_passes(validation_loader->make_(its, {.training = false, .split = split}));
 }
 
 void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_args) const {

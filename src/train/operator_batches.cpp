@@ -44,7 +44,7 @@ class ShardPasses final : public Passes {
     if (columns_.empty() || !has_batch()) return;
     std::vector<Batch::Item> items;
     for (const auto& name : columns_) items.emplace_back(name, (*at_)[name]);
-    selected_.emplace(std::move(items), at_->size(), at_->global_size(), at_->step());
+    selected_.emplace(std::move(items), at_->size(), at_->global_size(), step_weight_of(*at_));
   }
 
   DatasetShard shard_;

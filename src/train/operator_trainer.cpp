@@ -41,10 +41,8 @@ constexpr const char* stale_key = "gone";
 /// The name under which a step of a trial is saved as a call.
 constexpr const char* trial_step = "step";
 
-bool choose_gpu(const Json& option, const Communicator& world) {
-  if (option.is_boolean()) return option.get<bool>();
-  if (option != "auto")
-    throw Error(ExitCode::usage, "choosing the device", "use_gpu is " + option.dump(), "Give true, false or \"auto\"");
+bool choose_gpu(UseGpu option, const Communicator& world) {
+  if (option != UseGpu::automatic) return option == UseGpu::always;
   return world.all_reduce(std::int64_t{at::detail::getCUDAHooks().deviceCount() > 0}, ReduceOp::min) != 0;
 }
 

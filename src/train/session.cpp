@@ -171,7 +171,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
                                                options));
 }
 
-std::unique_ptr<detail::optim::OptimizerStep> Session::prepare_step(torch::optim::Optimizer& optimizer,
+detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer,
                                                                     const OptimizerOptions& options) {
   const auto& numbers = state_->numbers;
   return detail::optim::make_optimizer_step(

@@ -23,7 +23,7 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   }
   const auto& split = config.datasets_to_split.names();
   const bool is_split = config.split_all.value_or(false) || std::find(split.begin(), split.end(), name) != split.end();
-  const bool is_stream = dataset->second.source()->is_stream();
+  const bool is_stream = data::source_of(dataset->second)->is_stream();
   auto state = std::make_shared<data::ShardState>(data::CursorOptions{.name = name,
                                                                       .share = workers.share,
                                                                       .full = workers.full,
@@ -56,7 +56,7 @@ void SessionData::preprocess(const Json& saved, bool own, const Communicator& co
   } else if (fitted) {
     // The user has fitted it, or an earlier attempt has.
   } else if (const auto train = datasets.find("train"); train != datasets.end()) {
-    if (train->second.source()->is_stream())
+    if (data::source_of(train->second)->is_stream())
       throw Error(ExitCode::usage, "fitting the preprocessor", "the dataset \"train\" is a stream",
                   "Fit it on a dataset of files, tensors or items, and give the trainer the fitted one");
     preprocessor->fit(train->second, control);

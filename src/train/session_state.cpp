@@ -5,6 +5,9 @@
 #include "comm/whereabouts.hpp"
 #include "watch/record.hpp"
 
+#include <map>
+#include <utility>
+
 namespace muster::detail::train {
 namespace {
 
@@ -21,6 +24,7 @@ class SessionStepListener final : public step::Moments {
     for (const auto& model : session_.models) model->enter(micro_batch);
   }
   void batch_begun(const step::OpenPass& pass) override {
+    if (pass.batches == 1) averaged_before_[pass.number] = session_.averaged_gradients();
     session_.warn_of_what_begins_again(false);
     const auto& steps = *session_.counters.steps;
     const bool is_counted = pass.batch->completes_step();
@@ -39,9 +43,22 @@ class SessionStepListener final : public step::Moments {
     const watch::During ask("asking whether to stop");
     session_.stop_if_asked();
   }
+  void pass_ended(const step::OpenPass& pass) override {
+    const auto before = averaged_before_.extract(pass.number);
+    const bool trained = before.empty() || before.mapped() != session_.averaged_gradients();
+    // A single batch may have been taken for its shapes, and gradients may be averaged without muster or later.
+    if (trained || pass.batches < 2 || session_.models.empty() || *session_.no_sync_depth > 0) return;
+    if (std::exchange(warned_of_pass_, true) || !session_.workers.is_first()) return;
+    log::warn("a training pass over \"" + pass.name +
+              "\" ended and no gradients were averaged in it, but its batches " +
+              "count as steps and samples of training. If it evaluates or measures, begin it under " +
+              "session.evaluation(model) or torch::NoGradGuard, or with .training = false");
+  }
 
  private:
   SessionState& session_;
+  std::map<std::int64_t, std::int64_t> averaged_before_;  ///< of open passes, by number: averages when they began
+  bool warned_of_pass_ = false;
   bool last_of_pass_ = false;  ///< the current batch is the last one of its pass
 };
 

@@ -20,7 +20,7 @@ Json describe(const Plan& plan, const RunFolder& run) {
   Json datasets = Json::object();
   if (plan.works())
     for (const auto& [name, dataset] : options.datasets)
-      datasets[name] = {{"samples", dataset.source()->is_stream() ? Json() : Json(dataset.count())}};
+      datasets[name] = {{"samples", data::source_of(dataset)->is_stream() ? Json() : Json(dataset.count())}};
   auto params = params_of(options);
   params.update({
       {"muster_version", MUSTER_VERSION},

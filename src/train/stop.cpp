@@ -188,7 +188,7 @@ Preemption SessionState::preemption() {
   stop.reserve.come();
   constexpr auto never = std::numeric_limits<std::int64_t>::max();
   const auto left = plan.launch.time_left();
-  std::array<std::int64_t, 2> words{!(stop.request.known() || asked_to_stop()), left ? left->count() : never};
+  std::array<std::int64_t, 2> words{!(stop.request.known() || asked_to_stop()), left ? std::chrono::round<std::chrono::nanoseconds>(*left).count() : never};
   workers.control.all_reduce(std::span(words), ReduceOp::min);
   stop.request.learn(words[0] == 0);
   stop.reserve.leave();

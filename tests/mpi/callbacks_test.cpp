@@ -212,11 +212,12 @@ TEST(Callbacks, EarlyStoppingByAnotherMetricOrModeBeginsAnew) {
   // The loss is far below the accuracy, so its best is out of reach for the accuracy's.
   const std::vector<std::map<std::string, double>> rows(6, {{"loss", 0.1}, {"error", 5}});
   const auto storage = test::shared_folder();
-  for (const auto& [name, other] :
-       {std::pair<std::string, EarlyStoppingOptions>{"metric", {.metric = "error", .patience = 3}},
-        {"mode", {.metric = "loss", .mode = ScoreOrder::max, .patience = 3}}}) {
+  for (const auto& [name, other] : {std::pair<std::string, EarlyStoppingOptions>{
+                                        "metric", {.metric = "error", .mode = ScoreOrder::min, .patience = 3}},
+                                    {"mode", {.metric = "loss", .mode = ScoreOrder::max, .patience = 3}}}) {
     EXPECT_EQ(
-        run({storage, {}, with(name, {early_stopping({.metric = "loss", .patience = 3})})}, reporting_rows(rows, 1))
+        run({storage, {}, with(name, {early_stopping({.metric = "loss", .mode = ScoreOrder::min, .patience = 3})})},
+            reporting_rows(rows, 1))
             .first,
         1);
     const auto [code, result] =
@@ -232,7 +233,7 @@ TEST(Callbacks, EarlyStoppingByAnotherMetricOrModeBeginsAnew) {
 TEST(Callbacks, TwoOfAClassFindTheirOwnStateInAnyOrder) {
   const std::vector<std::map<std::string, double>> rows(8, {{"loss", 0.1}, {"accuracy", 0.5}});
   const auto storage = test::shared_folder();
-  const auto loss = [] { return early_stopping({.metric = "loss", .patience = 4}); };
+  const auto loss = [] { return early_stopping({.metric = "loss", .mode = ScoreOrder::min, .patience = 4}); };
   const auto accuracy = [] { return early_stopping({.metric = "accuracy", .mode = ScoreOrder::max, .patience = 100}); };
   EXPECT_EQ(run({storage, {}, with("order", {loss(), accuracy()})}, reporting_rows(rows, 2)).first, 1);
   const auto [code, result] =
@@ -417,7 +418,9 @@ TEST(Callbacks, AReportThatWasRefusedHasNotBeen) {
 
 TEST(Callbacks, EarlyStoppingIsSavedWithAnInfiniteMetric) {
   const auto [code, result] =
-      run({test::shared_folder(), {}, with("infinite", {early_stopping({.metric = "loss", .patience = 5})})},
+      run({test::shared_folder(),
+           {},
+           with("infinite", {early_stopping({.metric = "loss", .mode = ScoreOrder::min, .patience = 5})})},
           [](Session& session, const Config&) {
             std::int64_t next = 0;
             auto state = session.state({{"next", next}});

@@ -647,7 +647,7 @@ std::set<std::string> noise_of(const std::filesystem::path& storage, const Prepr
                                     batch["noise"][i][1].item<double>()}
                                    .dump());
               if (!stops || epoch == 0 || session.global_step() != 4 ||
-                  batch.step()->micro_batch + 1 < batch.step()->micro_batches)
+                  step_weight_of(batch)->micro_batch + 1 < step_weight_of(batch)->micro_batches)
                 continue;
               session.report({}, state);
               throw Stop();

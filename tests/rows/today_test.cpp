@@ -62,11 +62,14 @@ TEST(TodayRow, EarlyStopping) {
   const auto with = [&](std::string name, const EarlyStoppingOptions& options) {
     return named(std::move(name), {early_stopping(options)});
   };
-  const auto [code, result] = run({storage, {}, with("early", {.metric = "loss", .patience = 3})}, losing(losses));
+  const auto [code, result] =
+      run({storage, {}, with("early", {.metric = "loss", .mode = ScoreOrder::min, .patience = 3})}, losing(losses));
   EXPECT_EQ(code, 0);
   EXPECT_EQ(reports(result), 8u) << "each of 4, NaN, 1 and 1 after the best is one of two in a row at most";
   const auto delta =
-      run({storage, {}, with("delta", {.metric = "loss", .patience = 3, .min_delta = 0.1})}, losing(losses)).second;
+      run({storage, {}, with("delta", {.metric = "loss", .mode = ScoreOrder::min, .patience = 3, .min_delta = 0.1})},
+          losing(losses))
+          .second;
   EXPECT_EQ(reports(delta), 5u) << "3.95 is not better by more than 0.1";
   const auto most =
       run({storage, {}, with("most", {.metric = "loss", .mode = ScoreOrder::max, .patience = 1})}, losing(losses))
@@ -74,30 +77,35 @@ TEST(TodayRow, EarlyStopping) {
   EXPECT_EQ(reports(most), 2u);
 
   // Across a job that breaks off: best and patience go on.
-  const auto broken = run({storage, {}, with("again", {.metric = "loss", .patience = 2, .min_delta = 0.1})},
-                          losing(losses, [](std::int64_t epoch) {
-                            if (epoch == 2) throw std::runtime_error("after one that was no better");
-                          }));
+  const auto broken =
+      run({storage, {}, with("again", {.metric = "loss", .mode = ScoreOrder::min, .patience = 2, .min_delta = 0.1})},
+          losing(losses, [](std::int64_t epoch) {
+            if (epoch == 2) throw std::runtime_error("after one that was no better");
+          }));
   EXPECT_EQ(broken.first, 1);
   const auto again =
-      run({storage, {}, with("again", {.metric = "loss", .patience = 2, .min_delta = 0.1})}, losing(losses));
+      run({storage, {}, with("again", {.metric = "loss", .mode = ScoreOrder::min, .patience = 2, .min_delta = 0.1})},
+          losing(losses));
   EXPECT_EQ(again.first, 0);
   EXPECT_EQ(reports(again.second), 4u) << "as without the break";
   // With more patience it goes on where it is told to, as it is finished.
-  auto more = with("again", {.metric = "loss", .patience = 20});
+  auto more = with("again", {.metric = "loss", .mode = ScoreOrder::min, .patience = 20});
   EXPECT_EQ(reports(run({storage, {}, more}, losing(losses)).second), 4u) << "it is finished";
-  const auto longer = with("again", {.metric = "loss", .patience = 4, .min_delta = 5});
+  const auto longer = with("again", {.metric = "loss", .mode = ScoreOrder::min, .patience = 4, .min_delta = 5});
   EXPECT_EQ(reports(run({storage, {"--resume", "must"}, longer}, losing(losses)).second), 6u)
       << "it waits for two more";
   more.train_loop_config = {{"more", true}};
   EXPECT_EQ(reports(run({storage, {}, more}, losing(losses)).second), 8u);
 
   // Without its metric a report does not count.
-  const auto other = run({storage, {}, with("other", {.metric = "val_loss", .patience = 1})}, losing(losses)).second;
+  const auto other =
+      run({storage, {}, with("other", {.metric = "val_loss", .mode = ScoreOrder::min, .patience = 1})}, losing(losses))
+          .second;
   EXPECT_EQ(reports(other), 8u);
   EXPECT_THROW(early_stopping({}), Error);
-  EXPECT_THROW(early_stopping({.metric = "loss", .patience = -1}), Error);
-  EXPECT_THROW(early_stopping({.metric = "loss", .min_delta = -1}), Error);
+  EXPECT_SAYS(error_of([] { early_stopping({.metric = "loss"}); }), "mode is not set");
+  EXPECT_THROW(early_stopping({.metric = "loss", .mode = ScoreOrder::min, .patience = -1}), Error);
+  EXPECT_THROW(early_stopping({.metric = "loss", .mode = ScoreOrder::min, .min_delta = -1}), Error);
 }
 
 TEST(TodayRow, PlateauAndLearningRateMonitor) {
@@ -142,7 +150,7 @@ TEST(TodayRow, LearningRateMonitorOfGroups) {
 
 TEST(TodayRow, TimeBudget) {
   const auto storage = shared_folder();
-  const auto over = run({storage, {}, named("over", {time_budget(std::chrono::nanoseconds(1))})}, losing({1, 1, 1}));
+  const auto over = run({storage, {}, named("over", {time_budget(std::chrono::milliseconds(0))})}, losing({1, 1, 1}));
   EXPECT_EQ(over.first, 0);
   EXPECT_EQ(reports(over.second), 1u);
   EXPECT_EQ(reports(run({storage, {}, named("ample", {time_budget(hours(1))})}, losing({1, 1, 1})).second), 3u);
@@ -306,7 +314,7 @@ TEST(TodayRow, ReturnValue) {
                          [](Session& session) {
                            return session.report({{"loss", 1}}), Json(1);
                          },
-                         {time_budget(std::chrono::nanoseconds(1))});
+                         {time_budget(std::chrono::milliseconds(0))});
   EXPECT_EQ(ended.first, 0);
   EXPECT_TRUE(ended.second->return_value.is_null()) << "it has not returned";
 }

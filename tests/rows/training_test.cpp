@@ -577,7 +577,7 @@ TEST(TrainRow, Checkpoint) {
 
   made.to_directory(folder);
   const auto copy = Checkpoint::from_directory(folder);
-  EXPECT_EQ(copy.as_directory(), folder);
+  EXPECT_EQ(copy.path(), folder);
   EXPECT_EQ(copy.get_metadata(), Json({{"by", "us"}}));
   rate = 0;
   copy.load("rate", rate);

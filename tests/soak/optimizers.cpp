@@ -544,10 +544,10 @@ class Together final : public Player {
   }
   bool is_fused(int optimizer) const {
     const auto* const prepared = prepared_[static_cast<std::size_t>(optimizer)];
-    return prepared && prepared->prepared_step().fused();
+    return prepared && prepared->fused();
   }
   bool any_fused() const {
-    return std::ranges::any_of(prepared_, [](const auto* one) { return one && one->prepared_step().fused(); });
+    return std::ranges::any_of(prepared_, [](const auto* one) { return one && one->fused(); });
   }
 
   double pass(const Pass& pass) override {

@@ -118,9 +118,11 @@ TEST_F(Sweeps, EveryTrialIsARunWithItsOwnSettings) {
     const double value = config.at("a").get<double>() * config.at("o").at("b").get<double>();
     session.report({{"value", value}}, session.state({}));
   };
-  const auto ended = run(
-      {storage, {"--progress", "plain"}}, loop, {{"a", 0}, {"o", {{"b", 0}}}, {"other", "kept"}},
-      {.space = {{"a", grid({1, 2})}, {"o.b", grid({10, 30, 20})}}, .ranks_per_trial = together, .metric = "value"});
+  const auto ended = run({storage, {"--progress", "plain"}}, loop, {{"a", 0}, {"o", {{"b", 0}}}, {"other", "kept"}},
+                         {.space = {{"a", grid({1, 2})}, {"o.b", grid({10, 30, 20})}},
+                          .ranks_per_trial = together,
+                          .metric = "value",
+                          .mode = ScoreOrder::max});
   ASSERT_EQ(ended.code, 0) << ended.said;
   const auto& sweep = *ended.sweep;
   EXPECT_EQ(summed(workers), std::vector<std::int64_t>(6, together)) << "one group has each";
@@ -166,13 +168,15 @@ TEST_F(Sweeps, RanksThatAreLeftOverWait) {
   const int size = world().size();
   if (size < 3) GTEST_SKIP() << "nothing is left over";
   std::int64_t trials = 0;
-  const auto ended = run({test::shared_folder()},
-                         [&](Session& session, const Config& config) {
-                           EXPECT_EQ(session.world_size(), 3);
-                           ++trials;
-                           count(session, config);
-                         },
-                         {{"value", 0}}, {.space = {{"value", grid({1, 2})}}, .ranks_per_trial = 3, .metric = "value"});
+  const auto ended =
+      run({test::shared_folder()},
+          [&](Session& session, const Config& config) {
+            EXPECT_EQ(session.world_size(), 3);
+            ++trials;
+            count(session, config);
+          },
+          {{"value", 0}},
+          {.space = {{"value", grid({1, 2})}}, .ranks_per_trial = 3, .metric = "value", .mode = ScoreOrder::max});
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_EQ(trials, world().rank() < 3 ? 2 : 0);
   EXPECT_EQ(ended.sweep->best()->name, "trial_00001") << "who waits has the same result";
@@ -261,6 +265,7 @@ TEST_F(Sweeps, WhoFailsAtAComparisonDoesNotEscapeIt) {
                      {.space = {{"value", grid({2.0, 1.0})}},
                       .ranks_per_trial = world().size(),
                       .metric = "value",
+                      .mode = ScoreOrder::max,
                       .scheduler = asha({.grace_period = 2, .reduction_factor = 2, .max_t = 4})})
             .fit();
       });
@@ -339,7 +344,10 @@ TEST_F(Sweeps, AnExceptionWaitsForThoseWhoCompute) {
                          },
                          {.train_loop_config = {{"value", 0}}});
     return Sweep(launch, trainer.as_trainable(),
-                 {.space = {{"value", grid({0, 1, 2})}}, .ranks_per_trial = world().size(), .metric = "value"})
+                 {.space = {{"value", grid({0, 1, 2})}},
+                  .ranks_per_trial = world().size(),
+                  .metric = "value",
+                  .mode = ScoreOrder::max})
         .fit();
   });
   EXPECT_EQ(ended.code, 0) << ended.said;
@@ -376,8 +384,10 @@ TEST_F(Sweeps, AStopIsThatOfAllTrialsAndTheSweepGoesOn) {
       if (stops && number == 0 && epoch == 2) std::ofstream(file) << "";
     });
   };
-  const SweepOptions options{
-      .space = {{"value", grid({0, 1, 2, 3, 4, 5, 6, 7})}}, .ranks_per_trial = together, .metric = "value"};
+  const SweepOptions options{.space = {{"value", grid({0, 1, 2, 3, 4, 5, 6, 7})}},
+                             .ranks_per_trial = together,
+                             .metric = "value",
+                             .mode = ScoreOrder::max};
   auto ended = run({storage}, loop, {{"value", 0}}, options);
   EXPECT_EQ(ended.code, 85) << ended.said;
   EXPECT_NE(ended.said.find("8 of 8 trials are left, state saved. Start it again with --name sweep"), std::string::npos)
@@ -414,7 +424,7 @@ TEST_F(Sweeps, OfATrialThatWasLostItsFolderTells) {
   const auto storage = test::shared_folder();
   const auto loop = [](Session& session, const Config& config) { count(session, config); };
   const Config defaults{{"value", 0}, {"epochs", 2}};
-  const SweepOptions options{.space = {{"value", grid({5, 6})}}, .metric = "value"};
+  const SweepOptions options{.space = {{"value", grid({5, 6})}}, .metric = "value", .mode = ScoreOrder::max};
   ASSERT_EQ(run({storage}, loop, defaults, options).code, 0);
   // As a start that was killed leaves trial.json: it was written when the trial began.
   for (const char* name : {"trial_00000", "trial_00001"}) {
@@ -480,13 +490,13 @@ TEST_F(Sweeps, WhatCannotBeIsSaidBeforeAnythingBegins) {
   EXPECT_NE(ended.said.find("a trial needs 9 ranks and the launch has " + std::to_string(world().size())),
             std::string::npos)
       << ended.said;
-  for (const auto& options :
-       std::vector<SweepOptions>{{.space = space, .num_samples = 0},
-                                 {.space = space, .ranks_per_trial = 0},
-                                 {.space = space, .scheduler = asha()},
-                                 {.space = space, .metric = "m", .scheduler = asha({.reduction_factor = 1})},
-                                 {.space = space, .metric = "m", .scheduler = asha({.grace_period = 5, .max_t = 4})},
-                                 {.space = {{"value", grid({1})}, {"value", grid({2})}}}})
+  for (const auto& options : std::vector<SweepOptions>{
+           {.space = space, .num_samples = 0},
+           {.space = space, .ranks_per_trial = 0},
+           {.space = space, .scheduler = asha()},
+           {.space = space, .metric = "m", .mode = ScoreOrder::max, .scheduler = asha({.reduction_factor = 1})},
+           {.space = space, .metric = "m", .mode = ScoreOrder::max, .scheduler = asha({.grace_period = 5, .max_t = 4})},
+           {.space = {{"value", grid({1})}, {"value", grid({2})}}}})
     EXPECT_EQ(run({test::shared_folder()}, loop, defaults, options).code, 64);
   const auto folder = test::shared_folder();
   if (world().rank() == 0) std::ofstream(folder / "config.json") << R"({"value": 3})";
@@ -533,7 +543,8 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
     return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
   };
   const auto ended = launch({storage}, [&](Launch& launch) {
-    return Sweep(launch, fit, {.space = {{"value", grid({0, 1, 2})}}, .metric = "value"}).fit();
+    return Sweep(launch, fit, {.space = {{"value", grid({0, 1, 2})}}, .metric = "value", .mode = ScoreOrder::max})
+        .fit();
   });
   EXPECT_EQ(ended.code, 0) << ended.said;
   using enum TrialStatus;
@@ -568,7 +579,7 @@ TEST_F(Sweeps, OtherSettingsOrAnotherSeedAreRefused) {
     count(session, config);
   };
   const Config defaults{{"value", 0}, {"epochs", 1}, {"o", {{"lr", 0.5}}}};
-  const SweepOptions options{.space = {{"value", grid({1, 2})}}, .metric = "value"};
+  const SweepOptions options{.space = {{"value", grid({1, 2})}}, .metric = "value", .mode = ScoreOrder::max};
   const auto start = [&](std::vector<std::string> flags, const Config& of_program) {
     return run({storage, std::move(flags)}, loop, of_program, options);
   };
@@ -606,8 +617,9 @@ TEST_F(Sweeps, ARunOfTheSameNameMayFollow) {
       count(session, config);
     };
     TorchTrainer trainer(launch, loop, {.train_loop_config = {{"value", 0}}});
-    auto sweep =
-        Sweep(launch, trainer.as_trainable(), {.space = {{"value", grid({1, 3, 2})}}, .metric = "value"}).fit();
+    auto sweep = Sweep(launch, trainer.as_trainable(),
+                       {.space = {{"value", grid({1, 3, 2})}}, .metric = "value", .mode = ScoreOrder::max})
+                     .fit();
     TorchTrainer last(launch, loop, {.train_loop_config = sweep.best()->config});
     EXPECT_FALSE(last.fit().error);
     return sweep;

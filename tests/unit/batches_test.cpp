@@ -129,6 +129,7 @@ TEST(Batches, MayBeReplacedByTheProgram) {
     void batch_begun(const step::OpenPass&) override {}
     void between_batches() override { ++between; }
     int between = 0;
+    void pass_ended(const step::OpenPass&) override {}
   };
   for (const bool replaced : {false, true}) {
     const World world(10, 1);
@@ -484,7 +485,7 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
         for (const char* part : {"\"train\"", "\"other\"", "session.step(batch)"})
           EXPECT_NE(text.find(part), std::string::npos) << text;
       }
-      const auto scope = world.cursors[0]->steps->enter_scope(b->step());
+      const auto scope = world.cursors[0]->steps->enter_scope(step_weight_of(*b));
       EXPECT_EQ(world.weight().local, b->size());
       world.cursors[0]->steps->leave_scope(scope);
       EXPECT_THROW(world.cursors[0]->steps->weight(), Error);
@@ -527,9 +528,9 @@ TEST(Weight, IsThatOfTheTrainingPassInHand) {
   }
   EXPECT_EQ(weight(), 1.0);
   EXPECT_EQ(kept->weight(), 0.0) << "a batch keeps its weight";
-  const auto outer = world.cursors[2]->steps->enter_scope(kept->step());
+  const auto outer = world.cursors[2]->steps->enter_scope(step_weight_of(*kept));
   EXPECT_EQ(weight(), 0.0);
-  const auto inner = world.cursors[2]->steps->enter_scope(Batch().step());
+  const auto inner = world.cursors[2]->steps->enter_scope(step_weight_of(Batch()));
   EXPECT_EQ(weight(), 1.0) << "all ranks count the same";
   world.cursors[2]->steps->leave_scope(inner);
   EXPECT_EQ(weight(), 0.0);

@@ -141,7 +141,7 @@ TEST(DataLoader, AnIteratorThatIsReplacedEndsItsOwnPassOnly) {
   EXPECT_EQ(self.cursors->steps->batch().global, 6);
   ++batch;
   EXPECT_EQ(self.cursors->steps->weight(), 0.0);
-  EXPECT_EQ(loader->step()->relative(), 0.0);
+  EXPECT_EQ(step_weight_of(*loader)->relative(), 0.0);
 }
 
 TEST(DataLoader, GoesOnWhereItWasSaved) {

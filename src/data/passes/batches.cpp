@@ -67,7 +67,7 @@ class IndexedBatches final : public BatchStream {
   IndexedBatches(std::shared_ptr<ShardState> of, const BatchOptions& options)
       : BatchStream(of, options, of->dataset.count()) {
     for (const auto& dtype : options.dtypes.named())
-      column_of(*of->dataset.source(), dtype.first, "converting dataset \"" + of->options().name + "\"");
+      column_of(*source_of(of->dataset), dtype.first, "converting dataset \"" + of->options().name + "\"");
   }
 
   std::int64_t num_batches() const override {
@@ -77,7 +77,7 @@ class IndexedBatches final : public BatchStream {
 
  private:
   std::unique_ptr<Prefetch> open(const Pass& pass) override {
-    return std::make_unique<Prefetch>(StepReader{shard().dataset.source(), pass, shard().options().split, options()},
+    return std::make_unique<Prefetch>(StepReader{source_of(shard().dataset), pass, shard().options().split, options()},
                                       options().prefetch_batches);
   }
 };
@@ -153,8 +153,8 @@ void BatchStream::advance() {
   }
   if (!next) return end();
   current_ = std::move(*next);
-  if (!current_.step()) return;
-  shard_->begin_batch(*pass_, current_.step(), current_.global_size());
+  if (!step_weight_of(current_)) return;
+  shard_->begin_batch(*pass_, step_weight_of(current_), current_.global_size());
   in_hand_ = true;
 }
 

@@ -12,8 +12,6 @@ BatchRange DatasetShard::iter_torch_batches(BatchOptions options) const {
 }
 
 BatchRange DatasetShard::iter_batches(BatchOptions options) const {
-  options.device.reset();
-  options.dtypes = {};
   return BatchRange(detail::data::open_batches(state_, options));
 }
 

@@ -92,7 +92,7 @@ class StreamBatches final : public BatchStream {
     }
     mine.generator = make_generator(pass.order.random_seed(-1 - mine.worker));
     auto read =
-        [next = shard().dataset.source()->open(mine, {.rows = rows, .order = pass.order, .dtypes = options().dtypes}),
+        [next = source_of(shard().dataset)->open(mine, {.rows = rows, .order = pass.order, .dtypes = options().dtypes}),
          rows, options = options()]() -> std::optional<ReadBatch> {
       const at::NoGradGuard no_grad;
       auto batch = next();

@@ -102,7 +102,7 @@ ColumnPreprocessor::ColumnPreprocessor(std::string kind, std::vector<std::string
 
 void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communicator) {
   constexpr std::int64_t rows = 256;
-  auto& source = *dataset.source();
+  auto& source = *source_of(dataset);
   const auto doing = [this](const std::string& name) { return "fitting " + kind_ + " on column \"" + name + "\""; };
   for (const auto& name : columns_)
     if (const auto why = objection(column_of(source, name, doing(name)).dtype); !why.empty())
