@@ -67,8 +67,8 @@ bool may_be_ours(std::string_view begun) {
   return may_begin(launch::telling) || may_begin(error_prefix) ||
          std::any_of(slurm_prefixes.begin(), slurm_prefixes.end(), may_begin) ||
          std::any_of(ssh_failures.begin(), ssh_failures.end(), may_begin) || may_begin("mpirun: ") ||
-         may_begin("mpiexec: ") ||
-         may_be_dashes(begun) || begun.front() == '[' || (begun.front() >= '0' && begun.front() <= '9');
+         may_begin("mpiexec: ") || may_be_dashes(begun) || begun.front() == '[' ||
+         (begun.front() >= '0' && begun.front() <= '9');
 }
 
 int signal_named(std::string_view name) {
@@ -196,6 +196,9 @@ bool LauncherOutput::keep(std::string_view line) {
     words_.failed_rank = rank;
     words_.lost.reset();
     if (signal != 0) words_.lost = {rank, host.data(), signal};
+    int code = 0;
+    words_.exit_code.reset();
+    if (std::sscanf(text.c_str() + fact, ": Exited with exit code %d", &code) == 1) words_.exit_code = code;
   } else if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
     words_.host = host.data();
     if (words_.launcher.empty()) words_.launcher = "Slurm has lost the node " + *words_.host;

@@ -32,6 +32,7 @@ struct Words {
   bool stopped = false;                    ///< on request, and there was nothing to save
   std::optional<LostRank> lost = {};       ///< the first one
   std::optional<int> failed_rank = {};     ///< the first one that ended with a code other than 0
+  std::optional<int> exit_code = {};       ///< of that rank, where the launcher says it
   std::string launcher = {};               ///< why the launcher could not start the ranks, or lost them
   std::optional<std::string> host = {};    ///< that it has lost or could not reach
   bool no_program = false;                 ///< the system cannot execute the program, at any start

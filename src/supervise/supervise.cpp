@@ -93,12 +93,14 @@ Introduction introduce(const SuperviseOptions& options, int ranks) {
           .full_workers = options.min_workers ? ranks : 0};
 }
 
-/// How long a launcher may take to end once the ranks have said how the job ends. It may wait for a daemon on a node
-/// that does not answer, or for a rank that does not end.
-constexpr std::chrono::seconds patience_after_the_end{60};
-/// Slurm gives ranks KillWait, 30 s by default, to end.
-std::chrono::seconds patience_after_a_failure(Launcher::Kind kind) {
-  return std::chrono::seconds(kind == Launcher::Kind::srun ? 60 : 10);
+/// How long the launcher may take to end once the ranks have said how the job ends, or one has failed; empty before
+/// that. It may wait for a daemon on a node that does not answer, or for a rank that does not end.
+std::optional<std::chrono::seconds> patience_with(const Words& words, Launcher::Kind kind) {
+  if (words.ended) return std::chrono::seconds(60);
+  // srun lets the other ranks go on. They cannot, but may have more to say.
+  if (words.failed_rank && kind == Launcher::Kind::srun) return std::chrono::seconds(1);
+  if (words.leaving || words.lost) return std::chrono::seconds(10);
+  return {};
 }
 
 /// One start, to its end: nothing of it is left then.
@@ -106,7 +108,9 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
   LauncherOutput output;
   const auto show = [&](const std::string& text) { std::cerr << text << std::flush; };
   bool told = false;
-  std::optional<Clock::time_point> deadline, end_of_patience, start_limit;
+  std::optional<Clock::time_point> deadline, start_limit;
+  std::optional<std::chrono::seconds> patience;
+  Clock::time_point end_of_patience;
   const auto load_limit = Clock::now() + options.start_limit;
   bool warned = false;
   // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
@@ -136,9 +140,11 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
       end.not_up = true;
       break;
     }
-    if (!end_of_patience && (words.ended || words.leaving || words.lost))
-      end_of_patience = Clock::now() + (words.ended ? patience_after_the_end : patience_after_a_failure(kind));
-    if (end_of_patience && Clock::now() >= *end_of_patience) break;
+    if (const auto now = patience_with(words, kind); now && now != patience) {
+      patience = now;
+      end_of_patience = Clock::now() + *patience;
+    }
+    if (patience && Clock::now() >= end_of_patience) break;
     const int timeout = deadline && !told ? 10 : 100;  // ms
     std::array<pollfd, 4> sources{{{signals.descriptor(), POLLIN, 0},
                                    {job.output(), POLLIN, 0},
@@ -164,6 +170,7 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
   job.end();
   show(output.take(job.read()) + output.finish());
   end.words = output.words();
+  if (end.words.exit_code) end.code = *end.words.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.words.leaving) end.code = *end.words.leaving;
   if (!ended_by_itself && end.words.ended) end.code = *end.words.ended;
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.

@@ -211,6 +211,7 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   LauncherOutput exits;
   exits.take("srun: error: n1: task 1: Exited with exit code 3\n");
   EXPECT_EQ(exits.words().failed_rank, 1);
+  EXPECT_EQ(exits.words().exit_code, 3);
   EXPECT_FALSE(exits.words().lost);
   for (const char* text :
        {"srun: error: n1: task 1: Exited with exit code 65\nsrun: error: n2: task 3: Terminated\n",
@@ -228,6 +229,7 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
     ASSERT_TRUE(killed.words().lost) << text;
     EXPECT_EQ(killed.words().lost->rank, 3) << text;
     EXPECT_EQ(killed.words().lost->signal, 9) << text;
+    EXPECT_FALSE(killed.words().exit_code) << text;
   }
   LauncherOutput node;
   EXPECT_EQ(node.take("srun: error: Node failure on n2\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED ***\n"), "");
@@ -302,6 +304,8 @@ TEST(Verdict, PreemptionsAreCountedApart) {
     EXPECT_TRUE(what_next(end, {.count = 1000}, {.ranks = 2, .max_preemptions = -1}, 2, false).again);
     EXPECT_FALSE(what_next(end, {.count = 1}, demand, 2, /*stop_wished=*/true).again);
   }
+  EXPECT_EQ(what_next(sigterm, {.count = 1}, demand, 2, false).wait.count(), 1) << "it may be meant for the whole job";
+  EXPECT_EQ(what_next(node, {.count = 1}, demand, 2, false).wait.count(), 0);
   EXPECT_FALSE(what_next({.code = 1}, {.count = 1}, demand, 2, false).again);
 }
 
@@ -471,6 +475,7 @@ TEST_F(LaunchCommandTest, InSlurm) {
   EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::srun);
   const auto made = command(Launcher::Kind::srun, 8);
   EXPECT_EQ(made.words[1], "--mpi=pmix");
+  EXPECT_EQ(made.words[2], "--kill-on-bad-exit=0") << "it asks the other ranks to save, and waits for KillWait";
   EXPECT_EQ(command(Launcher::Kind::srun, 4, {"n2"}).words[3], "--exclude=n2");
   EXPECT_EQ(ranks_without({"n2"}, options, 8, environment), 4);
   options.hosts = "n1";
