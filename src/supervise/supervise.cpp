@@ -11,6 +11,7 @@
 #include "supervise/job.hpp"
 #include "supervise/own_folders.hpp"
 #include "supervise/signals.hpp"
+#include "supervise/slurm_steps.hpp"
 #include "supervise/verdict.hpp"
 #include "sweep/progress.hpp"
 #include "train/failures.hpp"
@@ -27,6 +28,7 @@
 #include <ctime>
 #include <iostream>
 #include <random>
+#include <set>
 #include <utility>
 
 namespace muster {
@@ -132,8 +134,9 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
     const auto& words = output.words();
     if (!words.loaded && !warned && Clock::now() >= load_limit) {
       warned = true;
-      log::warn("no rank has started within " + std::to_string(options.start_limit.count()) +
-                " s: the launcher may wait for a host (ssh), the program for a file system");
+      log::warn("no rank has started within " + std::to_string(options.start_limit.count()) + " s: " +
+                (words.slurm.empty() ? "the launcher may wait for a host (ssh), the program for a file system"
+                                     : "the last that Slurm has said is \"" + words.slurm + "\""));
     }
     if (words.starting && !start_limit) start_limit = Clock::now() + options.start_limit;
     if (start_limit && !words.up && Clock::now() >= *start_limit) {
@@ -279,10 +282,13 @@ class Supervision {
  private:
   End start(int ranks) {
     End end;
+    auto command = launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment,
+                                  flag_variables());
+    // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
+    if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
     {
-      Job job(launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment,
-                             flag_variables()),
-              launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
+      Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
+      if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
       end = watch(job, launcher_.kind, signals_, options_);
     }
@@ -417,6 +423,7 @@ class Supervision {
   train::Failures failures_;      ///< of this muster run, without preemptions
   train::Failures preemptions_;   ///< of this muster run
   Hosts lost_hosts_;              ///< hosts that the next start leaves out
+  std::set<pid_t> sruns_;         ///< of all starts
   bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
   std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
   fs::path run_;                  ///< the run's folder, once a rank has reported it

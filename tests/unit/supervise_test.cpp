@@ -201,10 +201,11 @@ TEST(LauncherOutput, NamesTheHostThatCannotBeReached) {
 
 TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   LauncherOutput output;
-  EXPECT_EQ(
-      output.take("srun: error: n2: task 3: Killed\nsrun: Terminating StepId=5.0\nslurmstepd: error: *** STEP 5.0 "
-                  "ON n1 CANCELLED AT 2026-11-22T11:00:00 ***\nhere\n"),
-      "here\n");
+  EXPECT_EQ(output.take(
+                "srun: error: n2: task 3: Killed\nsrun: Terminating StepId=5.0\nslurmstepd: error: *** STEP 5.0 "
+                "ON n1 CANCELLED AT 2026-11-22T11:00:00 ***\nslurmstepd-n1: error:  mpi/pmix_v4: _errhandler: n1 [0]: "
+                "pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.1.0:1]\nhere\n"),
+            "here\n");
   ASSERT_TRUE(output.words().lost);
   EXPECT_EQ(output.words().lost->rank, 3);
   EXPECT_EQ(output.words().lost->signal, 9);
@@ -231,6 +232,15 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
     EXPECT_EQ(killed.words().lost->signal, 9) << text;
     EXPECT_FALSE(killed.words().exit_code) << text;
   }
+  LauncherOutput busy;
+  const std::string retrying = "srun: Job 6 step creation temporarily disabled, retrying (Requested nodes are busy)\n";
+  EXPECT_EQ(busy.take(retrying), retrying) << "it says why nothing starts";
+  EXPECT_EQ(busy.take(retrying), "") << "once";
+  EXPECT_EQ(busy.words().slurm + "\n", retrying);
+  LauncherOutput too_many;
+  EXPECT_EQ(too_many.take("srun: error: Unable to create step for job 6: More processors requested than permitted\n"),
+            "");
+  EXPECT_EQ(too_many.words().launcher, "Slurm cannot start the ranks: More processors requested than permitted");
   LauncherOutput node;
   EXPECT_EQ(node.take("srun: error: Node failure on n2\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED ***\n"), "");
   EXPECT_EQ(node.words().host, "n2");
@@ -476,7 +486,9 @@ TEST_F(LaunchCommandTest, InSlurm) {
   const auto made = command(Launcher::Kind::srun, 8);
   EXPECT_EQ(made.words[1], "--mpi=pmix");
   EXPECT_EQ(made.words[2], "--kill-on-bad-exit=0") << "it asks the other ranks to save, and waits for KillWait";
-  EXPECT_EQ(command(Launcher::Kind::srun, 4, {"n2"}).words[3], "--exclude=n2");
+  const auto without = command(Launcher::Kind::srun, 4, {"n2"}).words;
+  EXPECT_EQ(without[3], "--exclude=n2");
+  EXPECT_EQ(without[4], "--nodes=1") << "or srun asks for two, of which it has excluded one";
   EXPECT_EQ(ranks_without({"n2"}, options, 8, environment), 4);
   options.hosts = "n1";
   EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
