@@ -74,6 +74,7 @@ std::string cause_of(const End& end, const std::string& in_file) {
   if (!in_file.empty()) return in_file;
   if (!words.launcher.empty()) return words.launcher;
   if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
+  if (!words.loaded && !words.failed_rank && !words.slurm.empty()) return "no rank has started: " + words.slurm;
   return (words.failed_rank ? "rank " + std::to_string(*words.failed_rank) : "the program") + " ended with exit code " +
          std::to_string(end.code);
 }

@@ -403,6 +403,10 @@ TEST(Verdict, OneRootCause) {
   EXPECT_EQ(cause_of({.code = 65, .words = {.error = "opening x.h5"}}, "older"), "opening x.h5");
   EXPECT_EQ(cause_of({.code = 75}, "rank 1 (n1): stuck"), "rank 1 (n1): stuck");
   EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
+  EXPECT_EQ(cause_of({.code = 1, .words = {.slurm = "srun: error: No route"}}, ""),
+            "no rank has started: srun: error: No route");
+  EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1, .slurm = "srun: error: No route"}}, ""),
+            "rank 1 ended with exit code 7");
   end.words.run = "/runs/demo";
   EXPECT_EQ(where_to_look(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
   const auto stopped = static_cast<int>(ExitCode::stopped);
