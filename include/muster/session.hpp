@@ -163,7 +163,7 @@ class StepScope {
 /// Passed to the training function on every worker; lives as long as that call. All workers must make the calls that
 /// are marked collective, in the same order.
 ///
-/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM under srun, by `touch
+/// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in Slurm, by `touch
 /// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training
 /// pass, the next epoch or the next report, but not inside join() or while gradients are being accumulated for a later
 /// step. While two training passes are open, only an epoch or a report is a boundary. At the boundary, the State that

@@ -117,10 +117,8 @@ void Launch::State::choose_end() {
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
-  // A supervisor requests a stop by SIGUSR1; it ends the ranks by SIGTERM to srun, so SIGTERM is no stop request then.
-  const bool supervised = detail::launch::supervisor().has_value();
-  detail::launch::stop_signal::take_over(!supervised && detail::launch::started_by_srun(::getenv));
-  if (supervised) detail::launch::end_with_launcher();
+  detail::launch::stop_signal::take_over(/*terminate=*/detail::launch::started_by_srun(::getenv));
+  if (detail::launch::supervisor()) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
   detail::launch::tell_supervisor(detail::launch::telling_starting, "");
   state_->environment.emplace();

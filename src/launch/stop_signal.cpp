@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <cstddef>
+#include <cstdlib>
 #include <iterator>
 
 namespace muster::detail::launch::stop_signal {
@@ -43,12 +44,19 @@ bool ignored(int signal) noexcept {
   return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
+void install_over_default(int signal) noexcept {
+  struct sigaction now {};
+  if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
+}
+
+bool supervised_in_slurm_job() noexcept {
+  return std::getenv(supervised_variable) != nullptr && std::getenv("SLURM_JOB_ID") != nullptr;
+}
+
 [[gnu::constructor]] void stand_by() noexcept {
   loaded = seconds();
-  for (const int signal : of_a_stop) {
-    struct sigaction now {};
-    if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
-  }
+  for (const int signal : of_a_stop) install_over_default(signal);
+  if (supervised_in_slurm_job()) install_over_default(SIGTERM);
   tell(telling_loaded, "");  // from now on a wish to stop does no harm
 }
 
@@ -60,7 +68,7 @@ void take_over(bool terminate) noexcept {
   launched = 1;
   for (const int signal : of_a_stop)
     if (signal != SIGHUP || !ignored(signal)) install(signal);
-  if (terminate) install(SIGTERM);
+  if (terminate || supervised_in_slurm_job()) install(SIGTERM);
 }
 
 Loan::Loan() noexcept : launched_(launched != 0) {

@@ -53,16 +53,15 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }
 
 /// Runs between vfork and exec: only system calls are allowed.
-[[noreturn]] void become(char* const* words, char* const* variables, pid_t parent, int input, int error) {
+[[noreturn]] void become(char* const* words, char* const* variables, pid_t parent, const sigset_t& blocked, int input,
+                         int error) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
   // The launcher ignores these signals until it can pass them on to its ranks.
   for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
   ::signal(SIGPIPE, SIG_DFL);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   ::dup2(input, STDIN_FILENO);
   ::dup2(error, STDERR_FILENO);
   ::execve(words[0], words, variables);
@@ -110,8 +109,14 @@ Job::Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_rank
   ::fcntl(output_, F_SETFL, O_NONBLOCK);
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const pid_t self = ::getpid();
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  // Slurm sends SIGTERM to all processes of a job that it is about to end. The ranks save then, and mpirun would kill
+  // them; it does not pass its mask on to them. srun does not end its ranks in a job that is ending.
+  if (kind == Launcher::Kind::mpirun && !has_remote_ranks && std::getenv("SLURM_JOB_ID") != nullptr)
+    ::sigaddset(&blocked, SIGTERM);
   launcher_ = ::vfork();  // copies no page tables; copying libtorch's takes milliseconds
-  if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, nothing, ends[1]);
+  if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, blocked, nothing, ends[1]);
   ::close(ends[1]);
   ::close(nothing);
   if (launcher_ < 0) {
@@ -150,7 +155,7 @@ bool Job::ask_to_stop() {
 
 void Job::end() {
   // The ranks of srun are children of Slurm's daemons, those of mpirun on other hosts of its daemons: SIGTERM makes the
-  // launcher ask these to end them. mpirun removes its files in /dev/shm, too.
+  // launcher have these send SIGKILL to them. mpirun removes its files in /dev/shm, too.
   if (!ended() && (kind_ == Launcher::Kind::srun || has_remote_ranks_)) {
     ::kill(launcher_, SIGTERM);
     for (const auto begin = std::chrono::steady_clock::now();

@@ -25,6 +25,7 @@ class Job {
     close_output();
   }
 
+  pid_t launcher() const noexcept { return launcher_; }
   /// The launcher's stderr, for poll(); -1 when no process writes to it any more.
   int output() const noexcept { return output_; }
   /// Reads what is available of it now.

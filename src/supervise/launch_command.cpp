@@ -117,8 +117,14 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
   if (introduction.full_workers > 0)
     told.emplace_back(variable::full_workers, std::to_string(introduction.full_workers));
 
-  if (!mpirun) words.insert(words.end(), {"--mpi=pmix", "--kill-on-bad-exit=1"});
-  if (!mpirun && !lost.empty()) words.push_back("--exclude=" + joined({lost.begin(), lost.end()}));
+  // When a rank has failed, Job::end() has the others killed at once. --kill-on-bad-exit would send SIGTERM, by which
+  // Slurm asks ranks to save, and SIGKILL only after KillWait, 30 s by default.
+  if (!mpirun) words.insert(words.end(), {"--mpi=pmix", "--kill-on-bad-exit=0"});
+  if (!mpirun && !lost.empty()) {
+    // Without the number, srun asks for as many nodes as the job has.
+    const int nodes = number_in(environment, "SLURM_JOB_NUM_NODES") - static_cast<int>(lost.size());
+    words.insert(words.end(), {"--exclude=" + joined({lost.begin(), lost.end()}), "--nodes=" + std::to_string(nodes)});
+  }
   words.insert(words.end(), {"-n", std::to_string(ranks)});
   if (mpirun && !options.hosts.empty()) {
     std::vector<std::string> entries;

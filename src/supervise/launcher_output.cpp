@@ -29,6 +29,19 @@ constexpr std::array<std::string_view, 7> trouble_messages{
     "All nodes which are allocated", execve_failure};
 /// Slurm's lines begin with these.
 constexpr std::array<std::string_view, 2> slurm_prefixes{"srun: ", "slurmstepd"};
+/// What they say about the end of a step, which we report ourselves.
+constexpr std::array<std::string_view, 11> step_end_phrases{": *** STEP ",
+                                                            ": *** JOB ",
+                                                            "Job step aborted: ",
+                                                            "forcing job termination",
+                                                            "Terminating StepId=",
+                                                            "Force Terminated Step",
+                                                            "Complete StepId=",
+                                                            "got SIGCONT",
+                                                            "Timed out waiting for job step to complete",
+                                                            "setting nnodes to ",
+                                                            ": Error handler invoked: "};
+constexpr std::string_view no_step = "srun: error: Unable to create step for job ";
 constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
 /// ssh's messages about a host that it could not reach; the host's name follows.
 constexpr std::array<std::string_view, 2> ssh_failures{"ssh: connect to host ", "ssh: Could not resolve hostname "};
@@ -67,8 +80,8 @@ bool may_be_ours(std::string_view begun) {
   return may_begin(launch::telling) || may_begin(error_prefix) ||
          std::any_of(slurm_prefixes.begin(), slurm_prefixes.end(), may_begin) ||
          std::any_of(ssh_failures.begin(), ssh_failures.end(), may_begin) || may_begin("mpirun: ") ||
-         may_begin("mpiexec: ") ||
-         may_be_dashes(begun) || begun.front() == '[' || (begun.front() >= '0' && begun.front() <= '9');
+         may_begin("mpiexec: ") || may_be_dashes(begun) || begun.front() == '[' ||
+         (begun.front() >= '0' && begun.front() <= '9');
 }
 
 int signal_named(std::string_view name) {
@@ -196,9 +209,18 @@ bool LauncherOutput::keep(std::string_view line) {
     words_.failed_rank = rank;
     words_.lost.reset();
     if (signal != 0) words_.lost = {rank, host.data(), signal};
+    int code = 0;
+    words_.exit_code.reset();
+    if (std::sscanf(text.c_str() + fact, ": Exited with exit code %d", &code) == 1) words_.exit_code = code;
   } else if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
     words_.host = host.data();
     if (words_.launcher.empty()) words_.launcher = "Slurm has lost the node " + *words_.host;
+  } else if (text.starts_with(no_step)) {
+    if (words_.launcher.empty())
+      words_.launcher = "Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size()));
+  } else if (!has_any(line, step_end_phrases)) {
+    words_.slurm = text;
+    return !shown_of_slurm_.insert(text).second;
   }
   return true;
 }

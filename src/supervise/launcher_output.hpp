@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -32,8 +33,10 @@ struct Words {
   bool stopped = false;                    ///< on request, and there was nothing to save
   std::optional<LostRank> lost = {};       ///< the first one
   std::optional<int> failed_rank = {};     ///< the first one that ended with a code other than 0
+  std::optional<int> exit_code = {};       ///< of that rank, where the launcher says it
   std::string launcher = {};               ///< why the launcher could not start the ranks, or lost them
   std::optional<std::string> host = {};    ///< that it has lost or could not reach
+  std::string slurm = {};                  ///< the last line of Slurm's that is about something else
   bool no_program = false;                 ///< the system cannot execute the program, at any start
 };
 
@@ -61,11 +64,12 @@ class LauncherOutput {
 
   Words words_;
   std::optional<Unreachable> unreachable_;
-  std::string line_;        ///< the unfinished line, not shown yet
-  bool showing_ = false;    ///< true if the unfinished line is shown, since it is not for us
-  std::size_t dashes_ = 0;  ///< the number of dashes at its end so far
-  std::string opening_;     ///< the line of dashes above a message of the launcher; empty if it has been shown
-  std::string block_;       ///< the text of that message
+  std::set<std::string> shown_of_slurm_;  ///< lines of Slurm's, which repeats some
+  std::string line_;                      ///< the unfinished line, not shown yet
+  bool showing_ = false;                  ///< true if the unfinished line is shown, since it is not for us
+  std::size_t dashes_ = 0;                ///< the number of dashes at its end so far
+  std::string opening_;  ///< the line of dashes above a message of the launcher; empty if it has been shown
+  std::string block_;    ///< the text of that message
   bool in_block_ = false;
 };
 

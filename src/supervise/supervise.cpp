@@ -11,6 +11,7 @@
 #include "supervise/job.hpp"
 #include "supervise/own_folders.hpp"
 #include "supervise/signals.hpp"
+#include "supervise/slurm_steps.hpp"
 #include "supervise/verdict.hpp"
 #include "sweep/progress.hpp"
 #include "train/failures.hpp"
@@ -27,6 +28,7 @@
 #include <ctime>
 #include <iostream>
 #include <random>
+#include <set>
 #include <utility>
 
 namespace muster {
@@ -93,12 +95,14 @@ Introduction introduce(const SuperviseOptions& options, int ranks) {
           .full_workers = options.min_workers ? ranks : 0};
 }
 
-/// How long a launcher may take to end once the ranks have said how the job ends. It may wait for a daemon on a node
-/// that does not answer, or for a rank that does not end.
-constexpr std::chrono::seconds patience_after_the_end{60};
-/// Slurm gives ranks KillWait, 30 s by default, to end.
-std::chrono::seconds patience_after_a_failure(Launcher::Kind kind) {
-  return std::chrono::seconds(kind == Launcher::Kind::srun ? 60 : 10);
+/// How long the launcher may take to end once the ranks have said how the job ends, or one has failed; empty before
+/// that. It may wait for a daemon on a node that does not answer, or for a rank that does not end.
+std::optional<std::chrono::seconds> patience_with(const Words& words, Launcher::Kind kind) {
+  if (words.ended) return std::chrono::seconds(60);
+  // srun lets the other ranks go on. They cannot, but may have more to say.
+  if (words.failed_rank && kind == Launcher::Kind::srun) return std::chrono::seconds(1);
+  if (words.leaving || words.lost) return std::chrono::seconds(10);
+  return {};
 }
 
 std::string in_seconds(std::chrono::milliseconds time) {
@@ -110,7 +114,9 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
   LauncherOutput output;
   const auto show = [&](const std::string& text) { std::cerr << text << std::flush; };
   bool told = false;
-  std::optional<Clock::time_point> deadline, end_of_patience, start_limit;
+  std::optional<Clock::time_point> deadline, start_limit;
+  std::optional<std::chrono::seconds> patience;
+  Clock::time_point end_of_patience;
   const auto load_limit = Clock::now() + options.start_limit;
   bool warned = false;
   // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
@@ -132,17 +138,20 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
     const auto& words = output.words();
     if (!words.loaded && !warned && Clock::now() >= load_limit) {
       warned = true;
-      log::warn("no rank has started within " + in_seconds(options.start_limit) +
-                ": the launcher may wait for a host (ssh), the program for a file system");
+      log::warn("no rank has started within " + in_seconds(options.start_limit) + ": " +
+                (words.slurm.empty() ? "the launcher may wait for a host (ssh), the program for a file system"
+                                     : "the last that Slurm has said is \"" + words.slurm + "\""));
     }
     if (words.starting && !start_limit) start_limit = Clock::now() + options.start_limit;
     if (start_limit && !words.up && Clock::now() >= *start_limit) {
       end.not_up = true;
       break;
     }
-    if (!end_of_patience && (words.ended || words.leaving || words.lost))
-      end_of_patience = Clock::now() + (words.ended ? patience_after_the_end : patience_after_a_failure(kind));
-    if (end_of_patience && Clock::now() >= *end_of_patience) break;
+    if (const auto now = patience_with(words, kind); now && now != patience) {
+      patience = now;
+      end_of_patience = Clock::now() + *patience;
+    }
+    if (patience && Clock::now() >= end_of_patience) break;
     const int timeout = deadline && !told ? 10 : 100;  // ms
     std::array<pollfd, 4> sources{{{signals.descriptor(), POLLIN, 0},
                                    {job.output(), POLLIN, 0},
@@ -168,6 +177,7 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
   job.end();
   show(output.take(job.read()) + output.finish());
   end.words = output.words();
+  if (end.words.exit_code) end.code = *end.words.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.words.leaving) end.code = *end.words.leaving;
   if (!ended_by_itself && end.words.ended) end.code = *end.words.ended;
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
@@ -276,10 +286,13 @@ class Supervision {
  private:
   End start(int ranks) {
     End end;
+    auto command = launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment,
+                                  flag_variables());
+    // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
+    if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
     {
-      Job job(launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment,
-                             flag_variables()),
-              launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
+      Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
+      if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
       end = watch(job, launcher_.kind, signals_, options_);
     }
@@ -414,6 +427,7 @@ class Supervision {
   train::Failures failures_;      ///< of this muster run, without preemptions
   train::Failures preemptions_;   ///< of this muster run
   Hosts lost_hosts_;              ///< hosts that the next start leaves out
+  std::set<pid_t> sruns_;         ///< of all starts
   bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
   std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
   fs::path run_;                  ///< the run's folder, once a rank has reported it

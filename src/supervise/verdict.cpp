@@ -22,6 +22,10 @@ bool lost_a_rank(const End& end) {
   return end.words.lost.has_value() || end.launcher_signal != 0 || as_in_shells;
 }
 
+bool ended_by_sigterm(const End& end) {
+  return (end.words.lost && end.words.lost->signal == SIGTERM) || end.launcher_signal == SIGTERM;
+}
+
 }  // namespace
 
 int code_of(const End& end) {
@@ -39,9 +43,8 @@ bool is_failure(const End& end, bool stop_wished) {
 
 bool is_preemption(const End& end) {
   const auto& words = end.words;
-  const bool by_sigterm = (words.lost && words.lost->signal == SIGTERM) || end.launcher_signal == SIGTERM;
   if (words.host && end.host_is_excused) return true;
-  return !words.run.empty() && (words.host.has_value() || words.preempted || by_sigterm);
+  return !words.run.empty() && (words.host.has_value() || words.preempted || ended_by_sigterm(end));
 }
 
 Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished) {
@@ -53,6 +56,8 @@ Next what_next(const End& end, const train::Failures& failures, const Demand& de
     return next;
   next.again = true;
   next.wait = train::back_off(failures);
+  // Whoever ends a whole job sends SIGTERM to this process too: it may be on its way.
+  if (ended_by_sigterm(end) || end.words.preempted) next.wait = std::max(next.wait, std::chrono::seconds(1));
   if (!end.words.launcher.empty()) next.ranks = std::max(demand.min_workers, ranks / 2);
   return next;
 }
@@ -69,6 +74,7 @@ std::string cause_of(const End& end, const std::string& in_file) {
   if (!in_file.empty()) return in_file;
   if (!words.launcher.empty()) return words.launcher;
   if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
+  if (!words.loaded && !words.failed_rank && !words.slurm.empty()) return "no rank has started: " + words.slurm;
   return (words.failed_rank ? "rank " + std::to_string(*words.failed_rank) : "the program") + " ended with exit code " +
          std::to_string(end.code);
 }

@@ -201,16 +201,18 @@ TEST(LauncherOutput, NamesTheHostThatCannotBeReached) {
 
 TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   LauncherOutput output;
-  EXPECT_EQ(
-      output.take("srun: error: n2: task 3: Killed\nsrun: Terminating StepId=5.0\nslurmstepd: error: *** STEP 5.0 "
-                  "ON n1 CANCELLED AT 2026-11-22T11:00:00 ***\nhere\n"),
-      "here\n");
+  EXPECT_EQ(output.take(
+                "srun: error: n2: task 3: Killed\nsrun: Terminating StepId=5.0\nslurmstepd: error: *** STEP 5.0 "
+                "ON n1 CANCELLED AT 2026-11-22T11:00:00 ***\nslurmstepd-n1: error:  mpi/pmix_v4: _errhandler: n1 [0]: "
+                "pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.1.0:1]\nhere\n"),
+            "here\n");
   ASSERT_TRUE(output.words().lost);
   EXPECT_EQ(output.words().lost->rank, 3);
   EXPECT_EQ(output.words().lost->signal, 9);
   LauncherOutput exits;
   exits.take("srun: error: n1: task 1: Exited with exit code 3\n");
   EXPECT_EQ(exits.words().failed_rank, 1);
+  EXPECT_EQ(exits.words().exit_code, 3);
   EXPECT_FALSE(exits.words().lost);
   for (const char* text :
        {"srun: error: n1: task 1: Exited with exit code 65\nsrun: error: n2: task 3: Terminated\n",
@@ -228,7 +230,17 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
     ASSERT_TRUE(killed.words().lost) << text;
     EXPECT_EQ(killed.words().lost->rank, 3) << text;
     EXPECT_EQ(killed.words().lost->signal, 9) << text;
+    EXPECT_FALSE(killed.words().exit_code) << text;
   }
+  LauncherOutput busy;
+  const std::string retrying = "srun: Job 6 step creation temporarily disabled, retrying (Requested nodes are busy)\n";
+  EXPECT_EQ(busy.take(retrying), retrying) << "it says why nothing starts";
+  EXPECT_EQ(busy.take(retrying), "") << "once";
+  EXPECT_EQ(busy.words().slurm + "\n", retrying);
+  LauncherOutput too_many;
+  EXPECT_EQ(too_many.take("srun: error: Unable to create step for job 6: More processors requested than permitted\n"),
+            "");
+  EXPECT_EQ(too_many.words().launcher, "Slurm cannot start the ranks: More processors requested than permitted");
   LauncherOutput node;
   EXPECT_EQ(node.take("srun: error: Node failure on n2\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED ***\n"), "");
   EXPECT_EQ(node.words().host, "n2");
@@ -302,6 +314,8 @@ TEST(Verdict, PreemptionsAreCountedApart) {
     EXPECT_TRUE(what_next(end, {.count = 1000}, {.ranks = 2, .max_preemptions = -1}, 2, false).again);
     EXPECT_FALSE(what_next(end, {.count = 1}, demand, 2, /*stop_wished=*/true).again);
   }
+  EXPECT_EQ(what_next(sigterm, {.count = 1}, demand, 2, false).wait.count(), 1) << "it may be meant for the whole job";
+  EXPECT_EQ(what_next(node, {.count = 1}, demand, 2, false).wait.count(), 0);
   EXPECT_FALSE(what_next({.code = 1}, {.count = 1}, demand, 2, false).again);
 }
 
@@ -389,6 +403,10 @@ TEST(Verdict, OneRootCause) {
   EXPECT_EQ(cause_of({.code = 65, .words = {.error = "opening x.h5"}}, "older"), "opening x.h5");
   EXPECT_EQ(cause_of({.code = 75}, "rank 1 (n1): stuck"), "rank 1 (n1): stuck");
   EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
+  EXPECT_EQ(cause_of({.code = 1, .words = {.slurm = "srun: error: No route"}}, ""),
+            "no rank has started: srun: error: No route");
+  EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1, .slurm = "srun: error: No route"}}, ""),
+            "rank 1 ended with exit code 7");
   end.words.run = "/runs/demo";
   EXPECT_EQ(where_to_look(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
   const auto stopped = static_cast<int>(ExitCode::stopped);
@@ -471,7 +489,10 @@ TEST_F(LaunchCommandTest, InSlurm) {
   EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::srun);
   const auto made = command(Launcher::Kind::srun, 8);
   EXPECT_EQ(made.words[1], "--mpi=pmix");
-  EXPECT_EQ(command(Launcher::Kind::srun, 4, {"n2"}).words[3], "--exclude=n2");
+  EXPECT_EQ(made.words[2], "--kill-on-bad-exit=0") << "it asks the other ranks to save, and waits for KillWait";
+  const auto without = command(Launcher::Kind::srun, 4, {"n2"}).words;
+  EXPECT_EQ(without[3], "--exclude=n2");
+  EXPECT_EQ(without[4], "--nodes=1") << "or srun asks for two, of which it has excluded one";
   EXPECT_EQ(ranks_without({"n2"}, options, 8, environment), 4);
   options.hosts = "n1";
   EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);

@@ -1,0 +1,16 @@
+// The steps of a Slurm job that one `muster run` has started.
+#pragma once
+
+#include <sys/types.h>
+
+#include <set>
+#include <string>
+
+namespace muster::detail::supervise {
+
+/// Kills all steps of this job that these processes of srun have started on `host`, and waits a moment until they have
+/// ended. They go on when their srun is killed. Returns false if some may be left: Slurm does not answer, or waits for
+/// a node that is gone.
+bool end_steps(const std::set<pid_t>& sruns, const std::string& host);
+
+}  // namespace muster::detail::supervise
